@@ -1,0 +1,58 @@
+# The whole project from a fresh clone, with nothing but make and Python 3.11 or newer:
+#
+#   make demo    set up, then run the demo (under a minute)
+#   make test    set up, then run the whole test suite
+#   make check   lint, types, unit and architecture tests: the quick proof of a change
+#   make docs    build the documentation into docs/_build and run its code blocks
+#   make bench   qworker's own figures (see benchmarks/README.md)
+#   make clean   remove everything these commands made
+#
+# PYTHON=/path/to/python chooses the interpreter, VENV=dir the virtual environment, ARGS="-x -k word" adds to pytest's arguments.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+ARGS ?=
+FIND_PYTHON := .ci/find-python
+
+.PHONY: demo test check docs bench clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
+
+$(BIN)/python:
+	@python=$$(PYTHON="$(PYTHON)" sh $(FIND_PYTHON)) || exit 1; \
+	echo "Creating $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV)
+
+# One stamp for each set of dependencies: installing happens once, and again when pyproject.toml changes.
+$(VENV)/.ready-%: pyproject.toml | $(BIN)/python
+	@echo "Installing qworker$(if $(filter-out run,$*),[$*]) into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter-out run,$*),[$*])'
+	@touch $@
+
+demo: $(VENV)/.ready-run
+	@$(BIN)/python -m qworker start --demo
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(VENV)/.ready-test $(VENV)/.ready-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/architecture $(ARGS)
+
+docs: $(VENV)/.ready-test $(VENV)/.ready-docs
+	$(BIN)/python -m pytest -q tests/docs $(ARGS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: $(VENV)/.ready-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .tox .qworker .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
