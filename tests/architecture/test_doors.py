@@ -1,0 +1,73 @@
+"""What the package shows to the world: sealed names, light start, errors that travel."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import qworker
+from qworker import errors
+
+ERRORS = sorted(
+    {
+        found
+        for found in vars(errors).values()
+        if inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == errors.__name__
+    },
+    key=lambda found: found.__name__,
+)
+
+
+def test_every_public_name_is_there() -> None:
+    missing = [name for name in qworker.__all__ if not hasattr(qworker, name)]
+    assert not missing
+
+
+def test_public_names_are_sorted_and_unique() -> None:
+    assert len(set(qworker.__all__)) == len(qworker.__all__)
+    assert not [name for name in qworker.__all__ if name.startswith("_") and name != "__version__"]
+
+
+def test_dir_shows_the_public_names_before_they_are_loaded() -> None:
+    program = "import qworker; print(*sorted(set(qworker.__all__) - set(dir(qworker))))"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "\n"
+    )
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        qworker.no_such_thing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["sqlalchemy", "asyncio", "django", "celery", "http", "email", "uuid"])
+def test_the_front_door_is_light(module: str) -> None:
+    program = f"import sys, qworker; print({module!r} in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_errors_travel_between_processes(error: type[BaseException]) -> None:
+    original = error("what happened")
+    copy = pickle.loads(pickle.dumps(original))
+    assert type(copy) is error
+    assert copy.args == original.args
+    assert str(copy) == str(original)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_errors_have_our_root_or_a_reason(error: type[BaseException]) -> None:
+    # SoftTimeLimitExceeded and the two worker signals are raised *into* user code and must pass "except QWorkerError".
+    raised_into_code = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "TaskDirective"}
+    apart = raised_into_code & {base.__name__ for base in error.__mro__}
+    assert issubclass(error, errors.QWorkerError) or apart
+    assert error.__name__ not in dir(builtins) or error.__name__ == "TimeoutError"

@@ -1,0 +1,53 @@
+"""Fixtures that every kind of test shares. Comes from: pytest. Goes to: all of tests/."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# "ci" is the default because a suite that fails by the luck of the draw teaches people to run it again.
+# HYPOTHESIS_PROFILE=search looks further: random seeds and many examples.
+settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None, database=None)
+settings.register_profile(
+    "search", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own QWORKER_* variables must not change what a test sees."""
+    for name in [name for name in os.environ if name.startswith("QWORKER_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """A directory that is somebody's project: the current one, first on sys.path, gone from sys.modules afterwards.
+
+    Call it with file names and their text: ``project(**{"tasks.py": "..."})``; it returns the directory.
+    """
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(**files: str) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return tmp_path
+
+    yield write
+    for name in set(sys.modules) - before:
+        origin = getattr(sys.modules[name], "__file__", None)
+        if origin and Path(origin).is_relative_to(tmp_path):
+            del sys.modules[name]
