@@ -1,1 +1,10 @@
-""""""
+"""Helpers for the tests of projects that use qworker.
+
+Comes from:  nothing.
+Goes to:     test suites, ours and the users'.
+Thread:      any.
+"""
+
+from qworker.testing.clock import FakeClock
+
+__all__ = ["FakeClock"]

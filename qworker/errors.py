@@ -1,0 +1,317 @@
+"""The errors of qworker: what went wrong, where, and what to do next.
+
+    QWorkerError
+    ├── ConfigurationError       a setting, option or name given by the user is wrong
+    ├── PublishError             a message could not be sent
+    │   ├── EncodeError          an argument or result cannot be serialised
+    │   ├── QueueNotFound
+    │   └── DuplicateTask        a unique task is already waiting or running
+    ├── TransportError           the broker
+    │   ├── BrokerUnavailable
+    │   └── LeaseLost            another worker owns the message now
+    ├── MessageError             a message that arrived
+    │   ├── NotRegistered        no task of that name here
+    │   ├── InvalidTaskMessage   malformed; the reason says how
+    │   └── SecurityError        not accepted, unsigned, or signed by an unknown key
+    ├── TaskError                how a task ended, if not by its own exception
+    │   ├── TaskRevoked ── TaskExpired
+    │   ├── MaxRetriesExceeded, ChordError
+    │   └── TimeLimitExceeded, WorkerLost, Terminated
+    ├── ResultError ── ResultTimeout, ResultNotFound, BackendError, NotSupported
+    ├── ControlError
+    └── SpoolError
+    TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
+    SoftTimeLimitExceeded                      raised inside a task so that it can clean up
+    WorkerShutdown, WorkerTerminate            raised in the worker to stop it (SystemExit)
+
+Comes from:  everywhere.
+Goes to:     callers, logs, and the result store (under Celery's names: ``CELERY_NAMES``).
+Thread:      any. Every class survives pickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from billiard import exceptions as _billiard
+
+
+class QWorkerError(Exception):
+    """Base of every error of ours: ``str(error)`` is one message fit for a user."""
+
+
+# -- configuration --
+
+
+class ConfigurationError(QWorkerError):
+    """Something the user configured is wrong. ``setting`` names it and ``source`` says where it was given."""
+
+    def __init__(self, message: str = "", setting: str | None = None, source: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.source = source
+
+
+# -- sending --
+
+
+class PublishError(QWorkerError):
+    """The message was not sent; calling again is safe."""
+
+
+class EncodeError(PublishError):
+    """A value cannot be serialised. ``path`` says which ("args[0]['user']"), ``type_name`` what it is."""
+
+    def __init__(self, message: str = "", path: str | None = None, type_name: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.type_name = type_name
+
+
+class QueueNotFound(PublishError, KeyError):
+    """A queue that is not configured was named while ``task_create_missing_queues`` is off."""
+
+    __str__ = Exception.__str__
+
+
+class DuplicateTask(PublishError):
+    """A unique task was called while another holds its lock; ``task_id`` is the holder's."""
+
+    def __init__(self, message: str = "", task_id: str | None = None) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+# -- the broker --
+
+
+class TransportError(QWorkerError):
+    """The broker refused or could not do what was asked."""
+
+
+class BrokerUnavailable(TransportError):
+    """The broker cannot be reached or used; the message says why. Try again later."""
+
+
+class LeaseLost(TransportError):
+    """A message is no longer ours: its lease ran out and another worker may have it."""
+
+
+# -- messages that arrived --
+
+
+class MessageError(QWorkerError):
+    """A message that arrived cannot be run."""
+
+
+class NotRegistered(MessageError, KeyError):
+    """No task of that name is registered here. ``name`` is the unknown name, ``near`` the closest known."""
+
+    def __init__(self, name: str = "", near: Sequence[str] = ()) -> None:
+        super().__init__(name)
+        self.name = name
+        self.near = tuple(near)
+
+    def __str__(self) -> str:
+        text = f"no task named {self.name!r} is registered"
+        if self.near:
+            return f"{text}; did you mean {_either(self.near)}?"
+        return f"{text}; is the module that defines it imported (setting `imports` or `include`)?"
+
+
+class InvalidTaskMessage(MessageError):
+    """The message is malformed; the text is the reason kept beside it in the dead-letter queue."""
+
+
+class SecurityError(MessageError):
+    """The message is of a content type that is not accepted, or its signature is missing or wrong."""
+
+
+# -- how a task ended --
+
+
+class TaskError(QWorkerError):
+    """A task did not end by its own return or exception."""
+
+
+class TaskRevoked(TaskError):
+    """The task was revoked before it ran, or terminated while it ran."""
+
+
+class TaskExpired(TaskRevoked):
+    """The task was not started before its ``expires``."""
+
+    def __init__(self, message: str = "expired") -> None:
+        super().__init__(message)
+
+
+class MaxRetriesExceeded(TaskError):
+    """The task asked for one retry more than ``max_retries``."""
+
+    def __init__(self, *args: Any, task_args: Sequence[Any] = (), task_kwargs: Any = None) -> None:
+        super().__init__(*args)
+        self.task_args = task_args
+        self.task_kwargs = {} if task_kwargs is None else task_kwargs
+
+
+class ChordError(TaskError):
+    """A task in the header of a chord failed, so its body will not run."""
+
+
+class TimeLimitExceeded(TaskError, _billiard.TimeLimitExceeded):  # type: ignore[misc]
+    """The hard time limit passed and the process was killed; the argument is the limit in seconds."""
+
+
+class WorkerLost(TaskError, _billiard.WorkerLostError):  # type: ignore[misc]
+    """The process that ran the task died: killed, out of memory, exited, or crashed."""
+
+
+class Terminated(TaskError, _billiard.Terminated):  # type: ignore[misc]
+    """The process that ran the task was terminated on request."""
+
+
+class SoftTimeLimitExceeded(_billiard.SoftTimeLimitExceeded):  # type: ignore[misc]
+    """The soft time limit passed. Catch it to clean up; the hard limit still stands."""
+
+
+# -- results --
+
+
+class ResultError(QWorkerError):
+    """The result could not be had."""
+
+
+class ResultTimeout(ResultError, TimeoutError):
+    """The result was not ready in time; the task may still be running. Also the builtin TimeoutError."""
+
+
+class ResultNotFound(ResultError):
+    """No result is stored under that id; it may have expired, or never have been stored."""
+
+
+class BackendError(ResultError):
+    """The result store failed."""
+
+
+class NotSupported(ResultError, NotImplementedError):
+    """This result store or transport cannot do that; the message names one that can."""
+
+
+class ControlError(QWorkerError):
+    """A remote control command failed or was not answered."""
+
+
+class SpoolError(QWorkerError):
+    """A spool file or packet could not be written or read."""
+
+
+# -- directives: what a task says about itself --
+
+
+class TaskDirective(Exception):
+    """Raised by a task to decide what becomes of it; not a failure."""
+
+
+class Retry(TaskDirective):
+    """The task is to run again; raised by ``task.retry()`` after the next attempt was sent.
+
+    ``exc`` is the exception that caused it (or None), ``when`` the delay in seconds or an aware datetime
+    (or None: now), ``is_eager`` whether the task runs inline, ``sig`` the next call in that case.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        exc: BaseException | None = None,
+        when: float | datetime | None = None,
+        is_eager: bool = False,
+        sig: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exc = exc
+        self.when = when
+        self.is_eager = is_eager
+        self.sig = sig
+
+    def __str__(self) -> str:
+        if self.message:
+            return str(self.message)
+        text = f"Retry {self.humanize()}"
+        return f"{text}: {self.exc!r}" if self.exc is not None else text
+
+    def humanize(self) -> str:
+        """Say when: "now", "in 3s" or "at <time>"."""
+        if self.when is None:
+            return "now"
+        if isinstance(self.when, int | float):
+            return f"in {self.when:g}s"
+        return f"at {self.when}"
+
+
+class Ignore(TaskDirective):
+    """The task is done and its state is left as it is."""
+
+
+class Reject(TaskDirective):
+    """The message is refused: put back when ``requeue``, else dead-lettered with ``reason``."""
+
+    def __init__(self, reason: Any = None, requeue: bool = False) -> None:
+        super().__init__(reason, requeue)
+        self.reason = reason
+        self.requeue = requeue
+
+    def __str__(self) -> str:
+        return f"reject requeue={self.requeue}: {self.reason}"
+
+
+# -- stopping a worker --
+
+
+class WorkerShutdown(SystemExit):
+    """Stops the worker warmly."""
+
+
+class WorkerTerminate(SystemExit):
+    """Stops the worker at once."""
+
+
+# -- Celery's names --
+
+AlreadyRegistered = ConfigurationError
+ImproperlyConfigured = ConfigurationError
+InvalidTaskError = InvalidTaskMessage
+MaxRetriesExceededError = MaxRetriesExceeded
+OperationalError = BrokerUnavailable
+TaskPredicate = TaskDirective
+TaskRevokedError = TaskRevoked
+WorkerLostError = WorkerLost
+TimeoutError = ResultTimeout
+
+#: class of ours → (exc_type, exc_module) it is stored under, so that Celery's readers rebuild theirs.
+CELERY_NAMES: dict[type[BaseException], tuple[str, str]] = {
+    BackendError: ("BackendError", "celery.exceptions"),
+    ChordError: ("ChordError", "celery.exceptions"),
+    ConfigurationError: ("ImproperlyConfigured", "celery.exceptions"),
+    Ignore: ("Ignore", "celery.exceptions"),
+    InvalidTaskMessage: ("InvalidTaskError", "celery.exceptions"),
+    MaxRetriesExceeded: ("MaxRetriesExceededError", "celery.exceptions"),
+    NotRegistered: ("NotRegistered", "celery.exceptions"),
+    QueueNotFound: ("QueueNotFound", "celery.exceptions"),
+    Reject: ("Reject", "celery.exceptions"),
+    ResultTimeout: ("TimeoutError", "celery.exceptions"),
+    Retry: ("Retry", "celery.exceptions"),
+    SecurityError: ("SecurityError", "celery.exceptions"),
+    SoftTimeLimitExceeded: ("SoftTimeLimitExceeded", "billiard.exceptions"),
+    TaskExpired: ("TaskRevokedError", "celery.exceptions"),
+    TaskRevoked: ("TaskRevokedError", "celery.exceptions"),
+    Terminated: ("Terminated", "billiard.exceptions"),
+    TimeLimitExceeded: ("TimeLimitExceeded", "billiard.exceptions"),
+    WorkerLost: ("WorkerLostError", "billiard.exceptions"),
+}
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(repr(name) for name in names)

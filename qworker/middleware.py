@@ -1,0 +1,47 @@
+"""Middleware: the one way to change what is published and how a task is run.
+
+Comes from:  ``app.add_middleware`` and the setting ``middleware``.
+Goes to:     publishing (``publish``) and execution (``execute``).
+Thread:      publish in the caller's, execute in the child's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+
+class Middleware:
+    """Subclass, override one or both methods, and call ``call_next`` to go on (or do not, to stop).
+
+    ``options`` names the task options this middleware reads, so that ``@app.task(my_option=...)`` is
+    accepted. The first middleware of an app is the outermost.
+    """
+
+    options: tuple[str, ...] = ()
+
+    def publish(self, call_next: Callable[[Any], Any], message: Any) -> Any:
+        """Wrap the sending of a `TaskMessage`; return what ``call_next(message)`` returns."""
+        return call_next(message)
+
+    def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
+        """Wrap the run of a task; return what ``call_next(context)`` returns: the task's result."""
+        return call_next(context)
+
+
+def overrides(middleware: Middleware, method: str) -> bool:
+    """Whether `middleware` has its own `method` ("publish" or "execute")."""
+    own = getattr(type(middleware), method, None)
+    return own is not getattr(Middleware, method) or method in vars(middleware)
+
+
+def compose(
+    middlewares: Iterable[Middleware], method: str, final: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """One callable that runs `method` of each middleware around `final`; `final` itself if none has one."""
+    chain = final
+    for middleware in reversed(list(middlewares)):
+        if overrides(middleware, method):
+            chain = partial(getattr(middleware, method), chain)
+    return chain

@@ -1,0 +1,173 @@
+"""Names: task ids, task names, dotted paths, node names, queue names.
+
+Comes from:  nothing.
+Goes to:     client, configuration, worker, command line.
+Thread:      any; fork-safe because nothing random is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any
+
+from qworker.errors import ConfigurationError
+
+DEFAULT_NODE = "qworker"
+LONGEST_NAME = 255
+
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_FORBIDDEN_IN_QUEUE = frozenset("*?[]{}\\\"'`<>|;")
+_FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
+
+
+def task_id() -> str:
+    """A new random id: the text of a version 4 UUID."""
+    text = os.urandom(16).hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"
+
+
+def task_name(function: Callable[..., Any], main: str | None = None) -> str:
+    """Name of the task made from `function`: "module.function".
+
+    In the ``__main__`` module it is `main`, or else the name the module would be imported by, so that
+    ``python tasks.py`` calls what the worker knows as ``tasks.add``.
+    """
+    module = function.__module__
+    if module == "__main__":
+        module = main or _main_module()
+    return f"{module}.{function.__name__}"
+
+
+def _main_module() -> str:
+    running = sys.modules.get("__main__")
+    spec = getattr(running, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    path = getattr(running, "__file__", None)
+    return PurePath(path).stem if path else "__main__"
+
+
+def import_object(path: str) -> Any:
+    """The module or object at `path`: "package.module:attribute" or "package.module.attribute".
+
+    ConfigurationError when there is none; errors raised by the imported module itself pass unchanged.
+    """
+    module_name, colon, attributes = path.partition(":")
+    if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
+        raise ConfigurationError(f"{path!r} is not a Python path; write it as package.module:name")
+    if colon:
+        return _attribute(_module(module_name), attributes.split("."), path)
+    names = path.split(".")
+    for count in range(len(names), 0, -1):
+        try:
+            module = _module(".".join(names[:count]))
+        except ConfigurationError:
+            if count == 1:
+                raise
+        else:
+            return _attribute(module, names[count:], path)
+    raise AssertionError("unreachable: the loop ends by return or raise")
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        # Only *this* name missing is the user's mistake; a missing dependency of the module is its own.
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise
+        raise ConfigurationError(
+            f"there is no module named {error.name!r} (looked for {name!r}); "
+            "is it spelled right, installed, and started from the directory it is in?"
+        ) from None
+
+
+def _attribute(module: Any, names: list[str], path: str) -> Any:
+    found = module
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            hint = near(name, dir(found))
+            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
+            raise ConfigurationError(
+                f"{getattr(found, '__name__', found)} has no {name!r} (from {path!r}){did_you_mean}"
+            ) from None
+    return found
+
+
+def hostname() -> str:
+    """This machine's name."""
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    import socket  # only where there is no uname
+
+    return socket.gethostname()
+
+
+def node_name(template: str | None = None, index: int = 0) -> str:
+    """Full name of a node, "name@host".
+
+    `template` may hold %h (host name), %n (host name up to its first dot), %d (its domain), %i (`index` of
+    the process, 0 in the main one), %I (the same with a dash before it, nothing for 0) and %%. Without "@"
+    it is the part before it; None is the default name. ConfigurationError when the result is not a name.
+    """
+    host = hostname()
+    short, _, domain = host.partition(".")
+    values = {"h": host, "n": short, "d": domain, "i": str(index), "I": f"-{index}" if index else "", "%": "%"}
+    name = _expand(template or DEFAULT_NODE, values)
+    if "@" not in name:
+        name = f"{name}@{host}"
+    if not valid_node_name(name):
+        raise ConfigurationError(
+            f"{name!r} is not a node name; use letters, digits, '.', '-' and '_' as in 'worker1@%h'",
+            setting="hostname",
+        )
+    return name
+
+
+def _expand(template: str, values: dict[str, str]) -> str:
+    head, *rest = template.split("%")
+    parts = [head]
+    pending = iter(rest)
+    for part in pending:
+        if part:
+            parts.append(values.get(part[0], f"%{part[0]}") + part[1:])
+        else:  # "%%": the split left nothing between them
+            parts.append("%" + next(pending, ""))
+    return "".join(parts)
+
+
+def near(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """Up to `count` of `candidates` spelled most like `name`, best first; [] when none is close."""
+    from difflib import get_close_matches  # an error path; costs 5 ms to import
+
+    return get_close_matches(name, [candidate for candidate in candidates if candidate != name], count)
+
+
+def valid_queue_name(name: object) -> bool:
+    """Whether `name` can be a queue: 1 to 255 printable characters, no space, quote, bracket or wildcard."""
+    return _valid(name, _FORBIDDEN_IN_QUEUE)
+
+
+def valid_node_name(name: object) -> bool:
+    """Whether `name` is "name@host" of printable characters without space, quote, bracket or slash."""
+    if not isinstance(name, str) or not _valid(name, _FORBIDDEN_IN_NODE):
+        return False
+    left, at, right = name.partition("@")
+    return bool(left and at and right and "@" not in right)
+
+
+def _valid(name: object, forbidden: frozenset[str]) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and len(name.encode()) <= LONGEST_NAME
+        and not any(character.isspace() for character in name)
+        and forbidden.isdisjoint(name)
+    )

@@ -1,0 +1,93 @@
+"""How long to wait before trying again: pure arithmetic, no clock and no random source of its own.
+
+Comes from:  publishing, ``task.retry``/autoretry, reconnecting components.
+Goes to:     whoever sleeps or sets an ETA.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+_MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximum is reached long before
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Waits of ``interval_start + attempt * interval_step``, at most ``interval_max`` seconds, as kombu has them;
+    or, when ``backoff`` is set, of ``backoff * 2 ** attempt``, at most ``backoff_max`` seconds.
+
+    ``max_retries`` None means for ever. ``jitter`` spreads each wait evenly between nothing and itself.
+    """
+
+    max_retries: int | None = 3
+    interval_start: float = 0.0
+    interval_step: float = 0.2
+    interval_max: float = 0.2
+    backoff: float | None = None
+    backoff_max: float = 600.0
+    jitter: bool = False
+
+    def delay(self, attempt: int, random: Callable[[], float]) -> float:
+        """Seconds to wait before retry number `attempt` (0 is the first); `random()` is in [0, 1)."""
+        if self.backoff is not None:
+            return backoff_delay(self.backoff, attempt, self.backoff_max, self.jitter, random)
+        wait = min(self.interval_start + attempt * self.interval_step, self.interval_max)
+        return max(0.0, wait * random() if self.jitter else wait)
+
+    def allows(self, attempt: int) -> bool:
+        """Whether retry number `attempt` (0 is the first) may be made."""
+        return self.max_retries is None or attempt < self.max_retries
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> RetryPolicy:
+        """From the `retry_policy` dict of a call or setting; ConfigurationError names what is wrong in it.
+
+        Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored.
+        """
+        known = {field.name for field in fields(cls)}
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in _IGNORED:
+                continue
+            if name not in known:
+                hint = near(name, known)
+                tail = f"; did you mean {hint[0]!r}?" if hint else f"; it knows {', '.join(sorted(known))}"
+                raise ConfigurationError(f"{source} has no {name!r}{tail}", setting=source)
+            if not _suits(name, value):
+                raise ConfigurationError(f"{source}[{name!r}] cannot be {value!r}", setting=source)
+            given[name] = value
+        return cls(**given)
+
+
+_IGNORED = frozenset({"retry_errors", "timeout"})
+
+
+def _suits(name: str, value: Any) -> bool:
+    if name == "jitter":
+        return isinstance(value, bool)
+    if value is None:
+        return name in ("max_retries", "backoff")
+    if isinstance(value, bool) or not isinstance(value, int if name == "max_retries" else (int, float)):
+        return False
+    return 0 <= value < float("inf")
+
+
+def backoff_delay(
+    factor: float, retries: int, maximum: float, full_jitter: bool, random: Callable[[], float]
+) -> float:
+    """Seconds before the retry after `retries` earlier ones: ``factor * 2 ** retries``, at most `maximum`.
+
+    With `full_jitter`, evenly between 0 and that; `random()` is in [0, 1).
+    """
+    wait = min(float(maximum), factor * 2.0 ** min(max(retries, 0), _MANY_DOUBLINGS))
+    return max(0.0, wait * random() if full_jitter else wait)
+
+
+#: Reconnecting to a broker: for ever, 0.1 s doubling to 10 s, spread so that a fleet does not return at once.
+RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=10.0, jitter=True)

@@ -1,0 +1,157 @@
+"""Signals: observers of what happens in this process, under Celery's names.
+
+Comes from:  publishing, execution, the worker: ``if task_success.receivers: task_success.send(...)``.
+Goes to:     functions connected by the user.
+Thread:      the sender's. A receiver that raises is logged and changes nothing: observers observe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from qworker.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_VARKEYWORDS = 0x08  # CO_VARKEYWORDS, without importing inspect
+
+
+class _Receiver(NamedTuple):
+    key: Any
+    sender: Any
+    resolve: Callable[[], Callable[..., Any] | None]
+
+
+class Signal:
+    """One thing that happens. ``receivers`` is empty when nobody listens: look before building arguments."""
+
+    __slots__ = ("name", "receivers")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.receivers: list[_Receiver] = []
+
+    def __repr__(self) -> str:
+        return f"<Signal {self.name}>"
+
+    def connect(
+        self,
+        receiver: Callable[..., Any] | None = None,
+        sender: Any = None,
+        weak: bool = False,
+        dispatch_uid: Any = None,
+    ) -> Any:
+        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, bare or with options.
+
+        Only for `sender` if given: an object, or the name of a task. The same receiver (or `dispatch_uid`)
+        for the same sender is connected once. `weak` holds it by a weak reference. Returns the receiver.
+        """
+        if receiver is None:
+            return lambda function: self.connect(function, sender, weak, dispatch_uid)
+        _check_signature(self, receiver)
+        entry = _Receiver(_key(receiver, sender, dispatch_uid), sender, _reference(receiver, weak))
+        with _lock:  # replaced, never changed, so that send() needs no lock
+            self.receivers = [*(other for other in self.receivers if other.key != entry.key), entry]
+        return receiver
+
+    def disconnect(
+        self, receiver: Callable[..., Any] | None = None, sender: Any = None, dispatch_uid: Any = None
+    ) -> bool:
+        """Undo `connect` with the same arguments. False when it was not connected."""
+        key = _key(receiver, sender, dispatch_uid)
+        with _lock:
+            kept = [other for other in self.receivers if other.key != key]
+            found = len(kept) != len(self.receivers)
+            self.receivers = kept
+        return found
+
+    def has_listeners(self, sender: Any = None) -> bool:
+        """Whether anybody would be called by ``send(sender)``."""
+        return any(_wants(entry.sender, sender) for entry in self.receivers)
+
+    def send(self, sender: Any = None, **arguments: Any) -> list[tuple[Callable[..., Any], Any]]:
+        """Call every receiver; (receiver, what it returned or the exception it raised) in order."""
+        answers: list[tuple[Callable[..., Any], Any]] = []
+        for entry in self.receivers:
+            if not _wants(entry.sender, sender):
+                continue
+            receiver = entry.resolve()
+            if receiver is None:  # its owner is gone
+                with _lock:
+                    self.receivers = [other for other in self.receivers if other is not entry]
+                continue
+            answer: Any
+            try:
+                answer = receiver(signal=self, sender=sender, **arguments)
+            except Exception as error:  # an observer must not change what it observes
+                logger.exception("a receiver of signal %s raised: %r", self.name, receiver)
+                answer = error
+            answers.append((receiver, answer))
+        return answers
+
+
+def _wants(wanted: Any, sender: Any) -> bool:
+    if wanted is None or wanted is sender:
+        return True
+    if isinstance(wanted, str):
+        return bool(wanted == (sender if isinstance(sender, str) else getattr(sender, "name", None)))
+    return False
+
+
+def _identity(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    function = getattr(value, "__func__", None)  # a bound method is a new object at each access
+    return id(value) if function is None else (id(function), id(value.__self__))
+
+
+def _key(receiver: Any, sender: Any, dispatch_uid: Any) -> Any:
+    return (_identity(receiver) if dispatch_uid is None else ("uid", dispatch_uid), _identity(sender))
+
+
+def _reference(receiver: Callable[..., Any], weak: bool) -> Callable[[], Callable[..., Any] | None]:
+    if not weak:
+        return lambda: receiver
+    return weakref.WeakMethod(receiver) if hasattr(receiver, "__func__") else weakref.ref(receiver)  # type: ignore[arg-type]
+
+
+def _check_signature(signal: Signal, receiver: Any) -> None:
+    if not callable(receiver):
+        raise ConfigurationError(f"signal {signal.name}: {receiver!r} is not callable")
+    code = getattr(getattr(receiver, "__func__", receiver), "__code__", None)
+    if code is not None and not code.co_flags & _VARKEYWORDS:
+        raise ConfigurationError(
+            f"signal {signal.name}: {receiver.__name__}() must take **kwargs, because signals gain arguments"
+        )
+
+
+before_task_publish = Signal("before_task_publish")
+after_task_publish = Signal("after_task_publish")
+task_received = Signal("task_received")
+task_prerun = Signal("task_prerun")
+task_postrun = Signal("task_postrun")
+task_success = Signal("task_success")
+task_failure = Signal("task_failure")
+task_retry = Signal("task_retry")
+task_revoked = Signal("task_revoked")
+task_rejected = Signal("task_rejected")
+task_unknown = Signal("task_unknown")
+task_internal_error = Signal("task_internal_error")
+worker_init = Signal("worker_init")
+worker_ready = Signal("worker_ready")
+worker_shutting_down = Signal("worker_shutting_down")
+worker_shutdown = Signal("worker_shutdown")
+worker_process_init = Signal("worker_process_init")
+worker_process_shutdown = Signal("worker_process_shutdown")
+worker_before_create_process = Signal("worker_before_create_process")
+celeryd_init = Signal("celeryd_init")
+celeryd_after_setup = Signal("celeryd_after_setup")
+setup_logging = Signal("setup_logging")
+after_setup_logger = Signal("after_setup_logger")
+after_setup_task_logger = Signal("after_setup_task_logger")
+import_modules = Signal("import_modules")

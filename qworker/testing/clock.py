@@ -1,0 +1,48 @@
+"""FakeClock: time that moves only when a test says so.
+
+Comes from:  tests, which pass it wherever a `Clock` is asked for.
+Goes to:     the room under test.
+Thread:      any; a sleeper returns at once after moving the time itself.
+"""
+
+from __future__ import annotations
+
+import threading
+
+START = 1_700_000_000.0  # 2023-11-14T22:13:20+00:00
+
+
+class FakeClock:
+    """A `qworker.clock.Clock` that stands still. ``slept`` lists every sleep asked for, in seconds."""
+
+    def __init__(self, now: float = START, monotonic: float = 1000.0) -> None:
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        """Wall clock, epoch seconds."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Monotonic clock, seconds."""
+        return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        """Move the time on by `seconds` and return at once."""
+        self.slept.append(seconds)
+        self.advance(max(0.0, seconds))
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` (not negative) pass on both clocks."""
+        if seconds < 0:
+            raise ValueError("time does not go back; use jump() to set the wall clock")
+        with self._lock:
+            self._now += seconds
+            self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock on (or back, if negative) by `seconds`; the monotonic clock does not notice."""
+        with self._lock:
+            self._now += seconds
