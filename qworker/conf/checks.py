@@ -1,0 +1,146 @@
+"""Checks: settings that are each right and wrong together.
+
+Comes from:  all resolved values, and the source of each.
+Goes to:     Problems, beside those of single values, in `resolved.Settings.problems()`.
+Thread:      pure functions.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from qworker.conf.sources import Problem
+
+_SHORTEST_KEY = 32
+_UNSAFE = frozenset({"pickle", "application/x-python-serialize"})
+_BUILT_IN = frozenset({"json", "application/json"})
+
+Values = Mapping[str, Any]
+Finding = tuple[str, str, str]  # setting, message, severity
+
+
+def _limits(conf: Values) -> Iterator[Finding]:
+    soft, hard = conf["task_soft_time_limit"], conf["task_time_limit"]
+    if soft is not None and hard is not None and soft > hard:
+        yield (
+            "task_soft_time_limit",
+            f"task_soft_time_limit ({soft:g} s) is longer than task_time_limit ({hard:g} s), so it would never act",
+            "error",
+        )
+    if conf["message_warn_bytes"] > conf["message_max_bytes"]:
+        message = (
+            f"message_warn_bytes ({conf['message_warn_bytes']}) is more than "
+            f"message_max_bytes ({conf['message_max_bytes']}), so it would never warn"
+        )
+        yield "message_warn_bytes", message, "error"
+
+
+def _serializers(conf: Values) -> Iterator[Finding]:
+    accepted, accepted_results = conf["accept_content"], conf["result_accept_content"]
+    for setting in ("accept_content", "result_accept_content"):
+        if conf[setting] is not None and not conf[setting]:
+            yield setting, f'{setting} is empty, so nothing could be read; use ["json"]', "error"
+    used = {
+        "task_serializer": conf["task_serializer"],
+        "result_serializer": conf["result_serializer"],
+        **{f"accept_content ({name})": name for name in accepted},
+        **{f"result_accept_content ({name})": name for name in accepted_results or ()},
+    }
+    for where, name in used.items():
+        if name not in _BUILT_IN and not _registered(name):
+            yield (
+                where.partition(" ")[0],
+                f"{where} names {name!r}, a serializer that is not installed",
+                "error",
+            )
+    for setting, readable, reader in (
+        ("task_serializer", accepted, "accept_content"),
+        (
+            "result_serializer",
+            accepted if accepted_results is None else accepted_results,
+            "result_accept_content",
+        ),
+    ):
+        name = conf[setting]
+        if readable and name not in readable and _content_type(name) not in readable:
+            yield setting, f"{setting} is {name!r}, which {reader} {list(readable)} does not accept", "error"
+
+
+def _registered(name: str) -> bool:
+    from kombu.serialization import registry
+
+    return name in registry.name_to_type or name in registry.type_to_name
+
+
+def _content_type(name: str) -> str | None:
+    if name in _BUILT_IN:
+        return "application/json"
+    from kombu.serialization import registry
+
+    content_type = registry.name_to_type.get(name)
+    return content_type if isinstance(content_type, str) else None
+
+
+def _security(conf: Values) -> Iterator[Finding]:
+    keys = conf["security_key"]
+    for key in keys or ():
+        if len(key.encode()) < _SHORTEST_KEY:
+            message = (
+                f"security_key has a key of {len(key.encode())} bytes; use at least {_SHORTEST_KEY}, such as from "
+                'python -c "import secrets; print(secrets.token_urlsafe(48))"'
+            )
+            yield "security_key", message, "error"
+            break
+    if keys:
+        return
+    for setting in ("task_serializer", "result_serializer", "accept_content", "result_accept_content"):
+        value = conf[setting]
+        if _UNSAFE & ({value} if isinstance(value, str) else set(value or ())):
+            message = (
+                f"{setting} names pickle, with which whoever can send a message runs code in your workers; "
+                "set security_key too, so that only signed messages are read, or use json"
+            )
+            yield setting, message, "error"
+
+
+def _queues(conf: Values) -> Iterator[Finding]:
+    queues, default = conf["task_queues"], conf["task_default_queue"]
+    if not conf["task_create_missing_queues"] and default not in queues:
+        message = f"task_default_queue is {default!r}, which task_queues lacks and task_create_missing_queues forbids"
+        yield "task_default_queue", message, "error"
+    if conf["task_create_missing_queues"]:
+        return
+    for router in conf["task_routes"]:
+        for pattern, route in router.items() if isinstance(router, Mapping) else ():
+            queue = route if isinstance(route, str) else route.get("queue", default)
+            if getattr(queue, "name", queue) not in queues:
+                message = f"task_routes sends {pattern!r} to {queue!r}, a queue that task_queues lacks"
+                yield "task_routes", message, "error"
+
+
+def _advice(conf: Values) -> Iterator[Finding]:
+    if not conf["enable_utc"]:
+        yield "enable_utc", "enable_utc = False has no effect: messages always carry UTC", "note"
+    if conf["task_always_eager"]:
+        message = "task_always_eager is on: tasks run in the caller and no worker gets any"
+        yield "task_always_eager", message, "note"
+    if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:
+        message = "worker_shutdown_timeout is 0: a worker that is told to stop interrupts its tasks at once"
+        yield "worker_shutdown_timeout", message, "note"
+
+
+CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
+    _limits,
+    _serializers,
+    _security,
+    _queues,
+    _advice,
+)
+
+
+def check(values: Values, source: Callable[[str], str]) -> list[Problem]:
+    """What is wrong between settings; source(name) tells where a value came from."""
+    return [
+        Problem(setting, message, source(setting), severity)
+        for function in CHECKS
+        for setting, message, severity in function(values)
+    ]

@@ -1,0 +1,169 @@
+"""Compat: the names Celery gave to settings over the years, and what became of them here.
+
+Comes from:  a name as somebody wrote it, in any source.
+Goes to:     `sources.translate`, which keeps the value under the one name used here, or tells why it has no effect.
+Thread:      constants and one pure function.
+"""
+
+from typing import NamedTuple
+
+from qworker.conf.settings import SETTINGS
+
+# Upper-case names of Celery before 4.0, and those that never were CELERY_ + the new name.
+OLD_NAMES = {
+    "BROKER_BACKEND": "broker_url",
+    "BROKER_TRANSPORT": "broker_url",
+    "CELERY_ACCEPT_CONTENT": "accept_content",
+    "CELERY_ACKS_LATE": "task_acks_late",
+    "CELERY_ALWAYS_EAGER": "task_always_eager",
+    "CELERY_ANNOTATIONS": "task_annotations",
+    "CELERY_BACKEND": "result_backend",
+    "CELERY_CREATE_MISSING_QUEUES": "task_create_missing_queues",
+    "CELERY_DEFAULT_EXCHANGE": "task_default_exchange",
+    "CELERY_DEFAULT_QUEUE": "task_default_queue",
+    "CELERY_DEFAULT_RATE_LIMIT": "task_default_rate_limit",
+    "CELERY_DEFAULT_ROUTING_KEY": "task_default_routing_key",
+    "CELERY_EAGER_PROPAGATES": "task_eager_propagates",
+    "CELERY_EAGER_PROPAGATES_EXCEPTIONS": "task_eager_propagates",
+    "CELERY_ENABLE_UTC": "enable_utc",
+    "CELERY_IGNORE_RESULT": "task_ignore_result",
+    "CELERY_IMPORTS": "imports",
+    "CELERY_INCLUDE": "include",
+    "CELERY_MESSAGE_COMPRESSION": "task_compression",
+    "CELERY_QUEUES": "task_queues",
+    "CELERY_REDIRECT_STDOUTS": "worker_redirect_stdouts",
+    "CELERY_REDIRECT_STDOUTS_LEVEL": "worker_redirect_stdouts_level",
+    "CELERY_REJECT_ON_WORKER_LOST": "task_reject_on_worker_lost",
+    "CELERY_ROUTES": "task_routes",
+    "CELERY_SEND_EVENTS": "worker_send_task_events",
+    "CELERY_SEND_TASK_SENT_EVENT": "task_send_sent_event",
+    "CELERY_STORE_EAGER_RESULT": "task_store_eager_result",
+    "CELERY_STORE_ERRORS_EVEN_IF_IGNORED": "task_store_errors_even_if_ignored",
+    "CELERY_TASK_PUBLISH_RETRY": "task_publish_retry",
+    "CELERY_TASK_PUBLISH_RETRY_POLICY": "task_publish_retry_policy",
+    "CELERY_TASK_RESULT_EXPIRES": "result_expires",
+    "CELERY_TIMEZONE": "timezone",
+    "CELERY_TRACK_STARTED": "task_track_started",
+    "CELERYD_CONCURRENCY": "worker_concurrency",
+    "CELERYD_FORCE_HIJACK_ROOT_LOGGER": "worker_hijack_root_logger",
+    "CELERYD_HIJACK_ROOT_LOGGER": "worker_hijack_root_logger",
+    "CELERYD_LOG_COLOR": "worker_log_color",
+    "CELERYD_LOG_FORMAT": "worker_log_format",
+    "CELERYD_MAX_MEMORY_PER_CHILD": "worker_max_memory_per_child",
+    "CELERYD_MAX_TASKS_PER_CHILD": "worker_max_tasks_per_child",
+    "CELERYD_POOL": "worker_pool",
+    "CELERYD_PREFETCH_MULTIPLIER": "worker_prefetch_multiplier",
+    "CELERYD_TASK_LOG_FORMAT": "worker_task_log_format",
+    "CELERYD_TASK_SOFT_TIME_LIMIT": "task_soft_time_limit",
+    "CELERYD_TASK_TIME_LIMIT": "task_time_limit",
+    "CELERY_RESULT_DB_SHORT_LIVED_SESSIONS": "database_short_lived_sessions",
+    "CELERY_RESULT_DB_TABLENAMES": "database_table_names",
+    "CELERY_RESULT_ENGINE_OPTIONS": "database_engine_options",
+    "CELERY_RESULT_DBURI": "result_backend",
+    "CELERY_MAX_CACHED_RESULTS": "result_cache_max",
+    "CELERY_ENABLE_REMOTE_CONTROL": "worker_enable_remote_control",
+    "CELERY_DISABLE_RATE_LIMITS": "worker_disable_rate_limits",
+    "CELERY_WORKER_DIRECT": "worker_direct",
+    "CELERYD_STATE_DB": "worker_state_db",
+    "CELERYD_TIMER_PRECISION": "worker_timer_precision",
+    "CELERYD_AUTOSCALER": "worker_autoscaler",
+    "CELERYD_CONSUMER": "worker_consumer",
+    "CELERYD_AGENT": "worker_agent",
+    "CELERYD_WORKER_LOST_WAIT": "worker_lost_wait",
+    "CELERYBEAT_SCHEDULE": "beat_schedule",
+    "CELERYBEAT_SCHEDULER": "beat_scheduler",
+    "CELERYBEAT_SCHEDULE_FILENAME": "beat_schedule_filename",
+    "CELERYBEAT_MAX_LOOP_INTERVAL": "beat_max_loop_interval",
+}
+
+# Short names people type for the two that matter most, and renamings between Celery's new names.
+ALIASES = {
+    "broker": "broker_url",
+    "backend": "result_backend",
+    "broker_write_url": "broker_url",
+    "task_publish_retries": "task_publish_retry",
+    "worker_task_soft_time_limit": "task_soft_time_limit",
+    "worker_task_time_limit": "task_time_limit",
+}
+
+_BROKER = "the embedded broker has no such option"
+_NOT_YET = "not in this version of qworker"
+_UNNEEDED = "not needed: qworker does this by itself"
+
+# Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
+WITHOUT_EFFECT = {
+    "beat_": _NOT_YET,
+    "broker_": _BROKER,
+    "redis_": _NOT_YET,
+    "sentinel_": _NOT_YET,
+    "mongodb_": _NOT_YET,
+    "cassandra_": _NOT_YET,
+    "s3_": _NOT_YET,
+    "dynamodb_": _NOT_YET,
+    "couchbase_": _NOT_YET,
+    "elasticsearch_": _NOT_YET,
+    "cache_": _NOT_YET,
+    "event_": _NOT_YET,
+    "control_": _NOT_YET,
+    "security_": "qworker signs with `security_key` (HMAC), not with certificates",
+    "database_url": "write it as `result_backend`",
+    "deprecated_settings": _UNNEEDED,
+    "override_backends": _NOT_YET,
+    "result_backend_": _UNNEEDED,
+    "result_cache_max": _UNNEEDED,
+    "result_chord_": _NOT_YET,
+    "result_exchange": _NOT_YET,
+    "result_exchange_type": _NOT_YET,
+    "result_persistent": "results are kept on disk wherever the store has one",
+    "task_allow_error_cb_on_chord_header": _NOT_YET,
+    "task_default_delivery_mode": "messages are always durable",
+    "task_default_exchange_type": _BROKER,
+    "task_default_queue_type": _BROKER,
+    "task_remote_tracebacks": _NOT_YET,
+    "task_reject_on_error": "see `task_acks_on_failure_or_timeout`",
+    "worker_agent": "there are no boot steps here; use signals or middleware",
+    "worker_autoscaler": _NOT_YET,
+    "worker_cancel_long_running_tasks_on_connection_loss": _BROKER,
+    "worker_consumer": "there are no boot steps here; use signals or middleware",
+    "worker_deduplicate_successful_tasks": _UNNEEDED,
+    "worker_detect_quorum_queues": _BROKER,
+    "worker_direct": _NOT_YET,
+    "worker_disable_rate_limits": "leave the rate limits out instead",
+    "worker_disable_prefetch": "set `worker_prefetch_multiplier = 1`",
+    "worker_enable_prefetch_count_reduction": _UNNEEDED,
+    "worker_enable_remote_control": _NOT_YET,
+    "worker_enable_soft_shutdown_on_idle": _UNNEEDED,
+    "worker_eta_task_limit_": _UNNEEDED,
+    "worker_logfile": "use `qworker start --logfile`",
+    "worker_lost_wait": _UNNEEDED,
+    "worker_pidfile": "use `qworker start --pidfile`",
+    "worker_pool_putlocks": _UNNEEDED,
+    "worker_pool_restarts": _NOT_YET,
+    "worker_proc_": _UNNEEDED,
+    "worker_state_db": "revoked ids are kept in the broker",
+    "worker_timer": _UNNEEDED,
+    "worker_timer_precision": _UNNEEDED,
+    "worker_uid": "use your init system, or `su`",
+    "worker_umask": "use your init system, or `umask`",
+}
+
+
+class Known(NamedTuple):
+    """What a spelling means: a setting's name, or the reason why Celery's setting does nothing here."""
+
+    name: str
+    without_effect: str | None = None
+
+
+def understand(spelling: str) -> Known | None:
+    """The setting meant by a name as written: ours, Celery's new or old one, upper or lower case; None: nobody's."""
+    name = OLD_NAMES.get(spelling) or spelling.lower()
+    if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
+        name = name.removeprefix("celery_")
+    name = ALIASES.get(name, name)
+    if name in SETTINGS:
+        return Known(name)
+    for known, reason in WITHOUT_EFFECT.items():
+        if name == known or (known.endswith("_") and name.startswith(known)):
+            return Known(name, reason)
+    return None

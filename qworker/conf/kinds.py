@@ -1,0 +1,281 @@
+"""Kinds: strict readers for the values of settings.
+
+Comes from:  a raw value of any source: Python objects, TOML, environment text, command-line text.
+Goes to:     the value a setting holds, or `ValueError` with words that finish the sentence "NAME must be …".
+Thread:      pure functions, any thread.
+A reader converts only what is unambiguous: "10" is ten and "false" is False, but 1.5 is no integer and
+"maybe" is no boolean.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qworker.clock import seconds as to_seconds
+from qworker.naming import valid_queue_name
+
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*\Z", re.IGNORECASE)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_POLICY_KEYS = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+class Kind(NamedTuple):
+    """What a setting accepts: `label` for people and the reference, `read` to turn a raw value into it."""
+
+    label: str
+    read: Callable[[Any], Any]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be text that is not empty")
+    return value.strip()
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else str(value) if value in (0, 1) else ""
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("must be true or false")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+        return int(value)
+    raise ValueError("must be a whole number")
+
+
+def _duration(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError('must be a duration: seconds, or text such as "10s" or "1h30m"')
+    try:
+        result = to_seconds(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError('must be a duration: seconds, or text such as "10s" or "1h30m"') from None
+    if not 0 <= result < float("inf"):
+        raise ValueError("must be a duration of zero or more seconds")
+    return result
+
+
+def _durations(value: Any) -> tuple[float, ...]:
+    return tuple(_duration(item) for item in _list(value))
+
+
+def _bytes(value: Any, unit: int = 1) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('must be a size: a whole number, or text such as "200MB" or "16MiB"')
+    number, power, _ = match.groups()
+    if not power and not value.strip().lower().endswith("b"):
+        return int(float(number))
+    # People write MB and mean what their system monitor shows, so both MB and MiB are 1024².
+    return int(float(number) * 1024 ** _POWERS[power.lower()]) // unit
+
+
+def _kibibytes(value: Any) -> int:
+    return _bytes(value, unit=1024)
+
+
+def _url(value: Any) -> str:
+    """The shape only; whether a driver exists for the scheme is for the room that opens it."""
+    text = _text(value)
+    match = _URL.match(text)
+    if match is None:
+        raise ValueError('must be a URL such as "sqlite:///path/to/file.db"')
+    host = text[match.end() :].partition("/")[0].rpartition("@")[2]
+    if text.startswith(("sqlite:", "db+sqlite:")) or host.endswith("]") or "," in host or ";" in host:
+        return text  # a path, an address without a port, or several hosts: nothing to judge here
+    _, colon, port = host.rpartition(":")
+    if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError("has a port that is no number between 1 and 65535")
+    return text
+
+
+def _backend_url(value: Any) -> str:
+    """Celery also knows two backends by name alone."""
+    return {"disabled": "disabled://", "rpc": "rpc://"}.get(_text(value)) or _url(value)
+
+
+def _json(value: str, shape: type, example: str) -> Any:
+    try:
+        result = json.loads(value)
+    except ValueError:
+        result = None
+    if not isinstance(result, shape):
+        raise ValueError(f"must be JSON such as {example} when it is given as text")
+    return result
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        if value.lstrip().startswith("["):
+            return list(_json(value, list, '["a", "b"]'))
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)):
+        return list(value)
+    raise ValueError("must be a list")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = tuple(_list(value))
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError("must be a list of names")
+    return names
+
+
+def _secrets(value: Any) -> tuple[str, ...]:
+    """One key, or several of which the first signs and all verify, so that keys can be rotated."""
+    keys = (value,) if isinstance(value, str) else tuple(_list(value))
+    if not keys or not all(isinstance(key, (str, bytes)) and key for key in keys):
+        raise ValueError("must be a key, or a list of keys of which the first signs")
+    return tuple(key.decode() if isinstance(key, bytes) else key for key in keys)
+
+
+def _objects(value: Any) -> tuple[Any, ...]:
+    return tuple(_list(value))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = _json(value, dict, '{"key": "value"}')
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("must be a mapping with text as keys")
+    return dict(value)
+
+
+def _queue(value: Any) -> str:
+    name = _text(value)
+    if not valid_queue_name(name):
+        raise ValueError(f"has the queue name {name[:80]!r}; use letters, digits, dot, dash, underscore")
+    return name
+
+
+def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(queue, str):
+        return queue, {}
+    if isinstance(queue, Mapping) and "name" in queue:
+        options = dict(queue)
+        return options.pop("name"), options
+    name = getattr(queue, "name", None)  # a kombu.Queue, which people bring from Celery
+    if not isinstance(name, str):
+        raise ValueError('must name each queue: "mail", or {"name": "mail", "routing_key": "mail.#"}')
+    options = {"routing_key": getattr(queue, "routing_key", None) or name}
+    exchange = getattr(getattr(queue, "exchange", None), "name", "")
+    maximum = getattr(queue, "max_priority", None)
+    return name, options | ({"exchange": exchange} if exchange else {}) | (
+        {"max_priority": maximum} if maximum else {}
+    )
+
+
+def _queues(value: Any) -> dict[str, dict[str, Any]]:
+    """{name: options} from a mapping, a list of names, of mappings with "name", or of kombu.Queue."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _mapping(value)
+    pairs = (
+        [(name, {} if options is None else options) for name, options in value.items()]
+        if isinstance(value, Mapping)
+        else [_queue_declaration(queue) for queue in _list(value)]
+    )
+    queues: dict[str, dict[str, Any]] = {}
+    for name, options in pairs:
+        if not isinstance(options, Mapping):
+            raise ValueError(f"has options for queue {name!r} that are no mapping")
+        if queues.setdefault(_queue(name), dict(options)) != dict(options):
+            raise ValueError(f"declares queue {name!r} twice with different options")
+    return queues
+
+
+def _routes(value: Any) -> list[Any]:
+    """A list of routers, each a mapping pattern → queue name or options, a callable, or its dotted name."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _mapping(value)
+    routers: list[Any] = []
+    for router in [value] if isinstance(value, Mapping) or callable(value) else _list(value):
+        if isinstance(router, (tuple, list)) and len(router) == 2:
+            router = {router[0]: router[1]}  # Celery's pair (pattern, route)
+        if isinstance(router, Mapping):
+            for pattern, route in router.items():
+                if not isinstance(route, Mapping):
+                    _queue(route)
+                elif "queue" in route:
+                    _queue(getattr(route["queue"], "name", route["queue"]))
+                if not (isinstance(pattern, str) or hasattr(pattern, "match")):
+                    raise ValueError(
+                        f"has a pattern {pattern!r} that is neither text nor a regular expression"
+                    )
+        elif not callable(router) and not isinstance(router, str):
+            raise ValueError(f"has a router {router!r}; use a mapping, a function, or its dotted name")
+        routers.append(router)
+    return [router for router in routers if router != {}]
+
+
+def _rate(value: Any) -> str:
+    """ "10/s", "100/m", "5/h", or a number of tasks a second."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)
+    match = _RATE.match(value) if isinstance(value, str) else None
+    if match is None or float(match.group(1)) <= 0:
+        raise ValueError('must be a rate such as "10/s", "100/m" or "5/h"')
+    return f"{match.group(1)}/{(match.group(2) or 's').lower()}"
+
+
+def _policy(value: Any) -> dict[str, Any]:
+    policy = _mapping(value)
+    for key, number in policy.items():
+        if key not in _POLICY_KEYS:
+            raise ValueError(f"has the unknown key {key!r}; it knows {', '.join(_POLICY_KEYS)}")
+        if number is not None and (
+            isinstance(number, bool) or not isinstance(number, (int, float)) or number < 0
+        ):
+            raise ValueError(f"must have a number of zero or more for {key!r}")
+    return policy
+
+
+def _timezone(value: Any) -> str:
+    name = getattr(value, "key", value)
+    from zoneinfo import ZoneInfo
+
+    try:
+        ZoneInfo(_text(name))
+    except Exception:  # zoneinfo raises several families for names that are paths, directories or nonsense
+        raise ValueError('must be a time zone such as "UTC" or "Europe/Zurich"') from None
+    return _text(name)
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+TEXT = Kind("text", _text)
+BOOLEAN = Kind("true or false", _boolean)
+INTEGER = Kind("whole number", _integer)
+DURATION = Kind("duration (seconds)", _duration)
+DURATIONS = Kind("list of durations", _durations)
+BYTES = Kind("size (bytes)", _bytes)
+KIBIBYTES = Kind("size (KiB)", _kibibytes)
+URL = Kind("URL", _url)
+BACKEND_URL = Kind("URL", _backend_url)
+NAMES = Kind("list of names", _names)
+SECRETS = Kind("key or list of keys", _secrets)
+OBJECTS = Kind("list of objects or dotted names", _objects)
+MAPPING = Kind("mapping", _mapping)
+QUEUE = Kind("queue name", _queue)
+QUEUES = Kind("queues", _queues)
+ROUTES = Kind("routes", _routes)
+RATE = Kind("rate", _rate)
+POLICY = Kind("retry policy", _policy)
+TIMEZONE = Kind("time zone", _timezone)
+ANYTHING = Kind("anything", _anything)

@@ -1,0 +1,230 @@
+"""Settings: the values in force, each with the place it came from.
+
+Comes from:  sources, in this order: defaults, [tool.qworker], code (`config_from_object`, `update`), QWORKER_*, command line.
+Goes to:     everybody, as plain attributes of `app.conf`.
+Thread:      resolved once, by whoever first reads a setting; after that reading is an ordinary attribute look-up.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qworker.conf.checks import check
+from qworker.conf.secrets import is_secret, mask
+from qworker.conf.settings import SETTINGS, Declarations
+from qworker.conf.sources import (
+    Given,
+    Layer,
+    Problem,
+    Source,
+    from_environment,
+    from_mapping,
+    from_object,
+    from_pyproject,
+)
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+DEFAULT_SOURCE = "default"
+
+
+class Row(NamedTuple):
+    """One setting for people: value and default are masked."""
+
+    name: str
+    value: Any
+    default: Any
+    source: str
+
+
+class _Resolution(NamedTuple):
+    values: dict[str, Any]
+    extra: dict[str, Any]
+    given: dict[str, Given]
+    problems: list[Problem]
+
+
+class Settings(Declarations):
+    """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
+
+    Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells
+    all of them at once; `problems()` never raises.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        label: str = "QWorker(…)",
+        environ: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        hidden = self.__dict__
+        hidden["_pyproject"] = from_pyproject(directory)
+        hidden["_code"] = [from_mapping(values, label)] if values else []
+        hidden["_environment"] = from_environment(os.environ if environ is None else environ)
+        hidden["_command_line"] = []
+        hidden["_resolution"] = None
+
+    # -- giving values -----------------------------------------------------------------------------------------
+
+    def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Gives values in code. The environment and the command line still win over them."""
+        self._add("_code", from_mapping({**(values or {}), **more}, "app.conf"))
+
+    def load(self, origin: Any, namespace: str | None = None) -> None:
+        """Gives the values of an object, a mapping, a module, or the dotted name of one (read when needed)."""
+        self._add("_code", from_object(origin, namespace))
+
+    def command_line(self, values: Mapping[str, Any]) -> None:
+        """Gives values that win over all others; those that are None are left out."""
+        given = {name: value for name, value in values.items() if value is not None}
+        self._add("_command_line", from_mapping(given, "command line"))
+
+    def _add(self, level: str, source: Source) -> None:
+        sources = self.__dict__[level]
+        sources.append(source)
+        if self.__dict__["_resolution"] is None:
+            return
+        try:
+            self._resolve()
+        except ConfigurationError:
+            sources.remove(source)  # what was in force stays in force
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    # -- reading values ----------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for names that are no attribute yet: all settings before the first look, and unknown ones.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self.__dict__["_resolution"] is None:
+            self._resolve()
+            if name in self.__dict__:
+                return self.__dict__[name]
+        nearest = near(name, SETTINGS)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise AttributeError(f"there is no setting {name!r}{hint}")
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a setting, or the default given here when there is no such setting."""
+        return getattr(self, name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in SETTINGS or name in self._looked_up().extra
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SETTINGS)
+
+    def __len__(self) -> int:
+        return len(SETTINGS)
+
+    def keys(self) -> list[str]:
+        """The names of all settings."""
+        return list(SETTINGS)
+
+    def __repr__(self) -> str:
+        changed = {row.name: row.value for row in self.rows() if row.source != DEFAULT_SOURCE}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+    # -- telling about values ----------------------------------------------------------------------------------
+
+    def source(self, name: str) -> str:
+        """Where the value of a setting came from: "default", "environment variable QWORKER_…", …"""
+        if name not in SETTINGS:
+            raise KeyError(name)
+        given = self._looked_up().given.get(name)
+        return given.source if given else DEFAULT_SOURCE
+
+    def problems(self) -> list[Problem]:
+        """Everything that is wrong, worst first; [] when all is well. Never raises."""
+        order = ("error", "warning", "note")
+        return sorted(self._looked_up().problems, key=lambda problem: order.index(problem.severity))
+
+    def validate(self) -> None:
+        """Raises one ConfigurationError that tells all errors; warnings and notes are let pass."""
+        errors = [problem for problem in self.problems() if problem.severity == "error"]
+        if not errors:
+            return
+        if len(errors) == 1:
+            message = str(errors[0])
+        else:
+            message = f"{len(errors)} settings are wrong:" + "".join(f"\n  - {problem}" for problem in errors)
+        raise ConfigurationError(message, setting=errors[0].setting or None, source=errors[0].source or None)
+
+    def rows(self, changed_only: bool = False) -> list[Row]:
+        """Every setting with its value and source, secrets masked."""
+        resolution = self._looked_up()
+        return [
+            Row(name, mask(name, resolution.values[name]), mask(name, setting.default), self.source(name))
+            for name, setting in SETTINGS.items()
+            if not changed_only or name in resolution.given
+        ]
+
+    def as_dict(self, mask: bool = True) -> dict[str, Any]:
+        """All values by name; with mask=False secrets are shown."""
+        if mask:
+            return {row.name: row.value for row in self.rows()}
+        return dict(self._looked_up().values)
+
+    # -- resolving ---------------------------------------------------------------------------------------------
+
+    def _looked_up(self) -> _Resolution:
+        return self.__dict__["_resolution"] or self._read()
+
+    def _resolve(self) -> None:
+        """Reads all sources and makes the values plain attributes; ConfigurationError when one is wrong."""
+        resolution = self._read()
+        hidden = self.__dict__
+        before, hidden["_resolution"] = hidden["_resolution"], resolution
+        try:
+            self.validate()
+        except ConfigurationError:
+            hidden["_resolution"] = before
+            raise
+        hidden.update(resolution.extra)
+        hidden.update(resolution.values)
+
+    def _read(self) -> _Resolution:
+        hidden = self.__dict__
+        layers: list[Layer] = [
+            source()
+            for source in (
+                hidden["_pyproject"],
+                *hidden["_code"],
+                hidden["_environment"],
+                *hidden["_command_line"],
+            )
+        ]
+        values = {name: setting.fresh_default() for name, setting in SETTINGS.items()}
+        extra: dict[str, Any] = {}
+        given: dict[str, Given] = {}
+        problems: list[Problem] = []
+        for layer in layers:
+            problems += layer.problems
+            extra |= layer.extra
+            given |= layer.values
+        for name, (raw, source) in given.items():
+            try:
+                values[name] = SETTINGS[name].read(raw)
+            except ValueError as error:
+                shown = "" if is_secret(name) else f", and is {mask(name, raw)!r}"
+                problems.append(Problem(name, f"{name} {error}{shown[:200]}", source, "error"))
+
+        def source_of(name: str) -> str:
+            return given[name].source if name in given else DEFAULT_SOURCE
+
+        return _Resolution(values, extra, given, problems + check(values, source_of))

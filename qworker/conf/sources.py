@@ -1,0 +1,181 @@
+"""Sources: where values of settings are given, and under which name.
+
+Comes from:  `[tool.qworker]` in pyproject.toml, a configuration object or module, code, `QWORKER_*`, the command line.
+Goes to:     `resolved.Settings`, as layers in which a later one wins over an earlier one.
+Thread:      read once, by whoever first looks at a setting.
+A source never raises for what it holds: what is wrong becomes a Problem, so that all are told at once.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from qworker.conf.compat import understand
+from qworker.conf.settings import SETTINGS
+from qworker.naming import import_object, near
+
+ENVIRONMENT_PREFIX = "QWORKER_"
+# Variables of ours that are no settings.
+ENVIRONMENT_RESERVED = frozenset({"APP", "DEBUG"})
+PYPROJECT_RESERVED = frozenset({"app"})
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong. severity: "error" stops, "warning" is a likely mistake, "note" is advice."""
+
+    setting: str
+    message: str
+    source: str
+    severity: str
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.source})" if self.source else self.message
+
+
+class Given(NamedTuple):
+    """A raw value as some source gives it, with that source's name for people."""
+
+    value: Any
+    source: str
+
+
+class Layer(NamedTuple):
+    """What one source gives: raw values by setting, values of names nobody knows, and what was wrong."""
+
+    values: dict[str, Given]
+    extra: dict[str, Any]
+    problems: list[Problem]
+
+
+Source = Callable[[], Layer]
+
+
+def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: bool = False) -> Layer:
+    """One layer out of names as people write them.
+
+    label(spelling) names the source of a value. With guess, a name is only taken for a mistake when it looks
+    like a setting: a module also holds imports, helpers and other people's constants.
+    """
+    values: dict[str, Given] = {}
+    extra: dict[str, Any] = {}
+    problems: list[Problem] = []
+    spellings: dict[str, str] = {}
+    for spelling, value in raw.items():
+        source = label(spelling)
+        known = understand(spelling)
+        if known is None:
+            nearest = near(spelling.lower(), SETTINGS)
+            if guess and not nearest:
+                continue
+            extra[spelling] = value
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            problems.append(Problem(spelling, f"unknown setting {spelling!r}{hint}", source, "warning"))
+        elif known.without_effect:
+            extra[known.name] = value
+            message = f"{spelling} has no effect: {known.without_effect}"
+            problems.append(Problem(known.name, message, source, "note"))
+        elif known.name in values and values[known.name].value != value:
+            message = f"{known.name} is given twice, as {spellings[known.name]} and as {spelling}; keep one"
+            problems.append(Problem(known.name, message, source, "error"))
+        else:
+            values[known.name] = Given(value, source)
+            spellings[known.name] = spelling
+    return Layer(values, extra, problems)
+
+
+def from_mapping(raw: Mapping[str, Any], label: str) -> Source:
+    """A source of values given in code or on the command line."""
+    copy = dict(raw)
+    return lambda: translate(copy, lambda spelling: label)
+
+
+def from_object(origin: Any, namespace: str | None = None) -> Source:
+    """A source that reads an object, a mapping, a module, or the dotted name of one, when first asked.
+
+    namespace "CELERY" takes only names that start with CELERY_, as in Django's settings.
+    """
+    return lambda: _read_object(origin, namespace)
+
+
+def _read_object(origin: Any, namespace: str | None) -> Layer:
+    label = origin if isinstance(origin, str) else _label(origin)
+    if isinstance(origin, str):
+        try:
+            origin = import_object(origin)
+        except Exception as error:  # a configuration module is somebody's code: it may raise anything
+            message = f"cannot load the configuration {label!r}: {type(error).__name__}: {error}"
+            return Layer({}, {}, [Problem("", message, label, "error")])
+    raw = dict(origin) if isinstance(origin, Mapping) else _attributes(origin)
+    if namespace:
+        prefix = namespace.rstrip("_").upper() + "_"
+        raw = {
+            _without(prefix, name): value for name, value in raw.items() if name.upper().startswith(prefix)
+        }
+    return translate(raw, lambda spelling: label, guess=not isinstance(origin, Mapping) and not namespace)
+
+
+def _without(prefix: str, name: str) -> str:
+    short = name[len(prefix) :].lower()
+    known = understand(short)
+    return short if known is not None or understand(name) is None else name
+
+
+def _label(origin: Any) -> str:
+    name = getattr(origin, "__name__", None)
+    return f"{name}" if isinstance(name, str) else f"a {type(origin).__name__}"
+
+
+def _attributes(origin: Any) -> dict[str, Any]:
+    values = {name: getattr(origin, name) for name in dir(origin) if not name.startswith("_")}
+    code = (ModuleType, type, FunctionType, BuiltinFunctionType)
+    return {name: value for name, value in values.items() if not isinstance(value, code) or name in SETTINGS}
+
+
+def from_environment(environ: Mapping[str, str]) -> Source:
+    """A source of the variables QWORKER_*: QWORKER_BROKER_URL is broker_url."""
+
+    def read() -> Layer:
+        raw = {
+            name[len(ENVIRONMENT_PREFIX) :].lower(): value
+            for name, value in environ.items()
+            if name.startswith(ENVIRONMENT_PREFIX)
+            and name[len(ENVIRONMENT_PREFIX) :] not in ENVIRONMENT_RESERVED
+        }
+        return translate(raw, lambda spelling: f"environment variable {ENVIRONMENT_PREFIX}{spelling.upper()}")
+
+    return read
+
+
+def read_tool_table(directory: Path) -> dict[str, Any]:
+    """The table [tool.qworker] of pyproject.toml in that directory; {} when there is none. ValueError: bad TOML."""
+    try:
+        text = (directory / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    if "tool.qworker" not in text:
+        return {}  # spares the import of tomllib
+    import tomllib
+
+    table = tomllib.loads(text).get("tool", {}).get("qworker", {})
+    if not isinstance(table, dict):
+        raise ValueError("tool.qworker must be a table")
+    return table
+
+
+def from_pyproject(directory: Path | None = None) -> Source:
+    """A source of [tool.qworker] in pyproject.toml of a directory; None: the working directory."""
+
+    def read() -> Layer:
+        label = "pyproject.toml"
+        try:
+            table = read_tool_table(directory or Path.cwd())
+        except ValueError as error:
+            message = f"cannot read pyproject.toml: {error}"
+            return Layer({}, {}, [Problem("", message, label, "error")])
+        except OSError:  # the working directory is gone
+            table = {}
+        raw = {name: value for name, value in table.items() if name not in PYPROJECT_RESERVED}
+        return translate(raw, lambda spelling: f"{label} [tool.qworker]")
+
+    return read
