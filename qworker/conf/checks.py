@@ -26,12 +26,6 @@ def _limits(conf: Values) -> Iterator[Finding]:
             f"task_soft_time_limit ({soft:g} s) is longer than task_time_limit ({hard:g} s), so it would never act",
             "error",
         )
-    if conf["message_warn_bytes"] > conf["message_max_bytes"]:
-        message = (
-            f"message_warn_bytes ({conf['message_warn_bytes']}) is more than "
-            f"message_max_bytes ({conf['message_max_bytes']}), so it would never warn"
-        )
-        yield "message_warn_bytes", message, "error"
 
 
 def _serializers(conf: Values) -> Iterator[Finding]:

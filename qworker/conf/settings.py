@@ -6,8 +6,7 @@ Thread:      built once at import, never changed.
 Names are Celery's wherever Celery has one. Durations are float seconds, sizes are bytes unless the line says KiB.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker.conf import kinds
 from qworker.conf.kinds import Kind
@@ -16,8 +15,7 @@ LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
 TASK_LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(task_name)s[%(task_id)s]: %(message)s"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The declaration of one setting. `minimum` is inclusive; `nullable`: None may be given and means the default."""
 
     name: str

@@ -1,0 +1,370 @@
+"""Settings: strict values, one order of sources, provenance, all problems at once, Celery's names, secrets."""
+
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from qworker.conf import SETTINGS, Settings, mask, mask_urls, reference
+from qworker.errors import ConfigurationError
+
+KEY = "k" * 32
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+
+
+@pytest.fixture
+def make(tmp_path):
+    def settings(values=None, environ=None, pyproject=None, **more):
+        if pyproject is not None:
+            (tmp_path / "pyproject.toml").write_text(pyproject)
+        return Settings({**(values or {}), **more}, environ=environ or {}, directory=tmp_path)
+
+    return settings
+
+
+def messages(settings, severity="error"):
+    return [problem.message for problem in settings.problems() if problem.severity == severity]
+
+
+def test_defaults_are_valid_and_their_source_is_default(make):
+    conf = make()
+    assert conf.problems() == []
+    assert conf.task_default_queue == "celery"
+    assert conf.source("task_default_queue") == "default"
+    for name, setting in SETTINGS.items():
+        assert conf[name] == setting.default
+        if setting.default is not None:
+            assert setting.read(setting.default) == setting.default, name
+
+
+def test_values_are_plain_attributes_after_the_first_look(make):
+    conf = make()
+    assert "task_serializer" not in vars(conf)
+    assert conf.task_serializer == "json"
+    assert vars(conf)["task_serializer"] == "json"
+    assert not hasattr(Settings, "task_serializer")
+
+
+def test_later_sources_win(make):
+    pyproject = "[tool.qworker]\napp = 'proj'\nworker_concurrency = 1\ntask_default_queue = 'a'\ntask_serializer='json'\n"
+    conf = make({"worker_concurrency": 2}, {"QWORKER_WORKER_CONCURRENCY": "3"}, pyproject)
+    assert (conf.task_default_queue, conf.source("task_default_queue")) == (
+        "a",
+        "pyproject.toml [tool.qworker]",
+    )
+    assert conf.worker_concurrency == 3
+    assert conf.source("worker_concurrency") == "environment variable QWORKER_WORKER_CONCURRENCY"
+    conf.update(worker_concurrency=5)
+    assert conf.worker_concurrency == 3
+    conf.command_line({"worker_concurrency": 4, "task_time_limit": None})
+    assert (conf.worker_concurrency, conf.source("worker_concurrency")) == (4, "command line")
+    assert conf.source("task_time_limit") == "default"
+    assert conf.problems() == []
+
+
+def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
+    conf = make(task_default_queue="a")
+    conf.load({"task_default_queue": "b"})
+    assert conf.task_default_queue == "b"
+    conf.task_default_queue = "c"
+    assert conf.task_default_queue == "c"
+    conf["task_default_queue"] = "d"
+    assert (conf.task_default_queue, conf.source("task_default_queue")) == ("d", "app.conf")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("task_always_eager", "true", True),
+        ("task_always_eager", "Off", False),
+        ("task_always_eager", "0", False),
+        ("task_always_eager", 1, True),
+        ("worker_concurrency", "10", 10),
+        ("worker_concurrency", "none", None),
+        ("task_time_limit", "1h30m", 5400.0),
+        ("task_time_limit", timedelta(minutes=1), 60.0),
+        ("result_expires", 60, 60.0),
+        ("task_unknown_delays", "1s, 2m", (1.0, 120.0)),
+        ("message_max_bytes", "2MB", 2 * 1024**2),
+        ("message_max_bytes", "1.5 KiB", 1536),
+        ("worker_max_memory_per_child", "200MB", 200 * 1024),
+        ("worker_max_memory_per_child", 12000, 12000),
+        ("accept_content", "json, yaml", ("json", "yaml")),
+        ("accept_content", '["json"]', ("json",)),
+        ("security_key", KEY, (KEY,)),
+        ("security_key", [KEY, KEY + "2"], (KEY, KEY + "2")),
+        ("result_backend", "disabled", "disabled://"),
+        ("broker_url", "sqlite:////tmp/x:y.db", "sqlite:////tmp/x:y.db"),
+        ("broker_url", "redis://[::1]", "redis://[::1]"),
+        ("task_default_rate_limit", "100/m", "100/m"),
+        ("task_default_rate_limit", 5, "5/s"),
+        ("task_queues", ["a", "b"], {"a": {}, "b": {}}),
+        ("task_queues", '{"a": {"max_priority": 3}}', {"a": {"max_priority": 3}}),
+        ("task_queues", None, {}),
+        ("task_routes", {"a.*": "x"}, [{"a.*": "x"}]),
+        ("task_routes", [("a.*", {"queue": "x"}), "proj.route"], [{"a.*": {"queue": "x"}}, "proj.route"]),
+        (
+            "task_publish_retry_policy",
+            {"max_retries": 1},
+            {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0},
+        ),
+        ("timezone", "Europe/Zurich", "Europe/Zurich"),
+    ],
+)
+def test_values_are_converted_when_unambiguous(make, name, given, expected):
+    conf = make({name: given})
+    assert conf[name] == expected
+    assert type(conf[name]) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("task_always_eager", "maybe", "true or false"),
+        ("task_always_eager", 2, "true or false"),
+        ("task_always_eager", None, "must not be None"),
+        ("worker_concurrency", True, "whole number"),
+        ("worker_concurrency", 1.5, "whole number"),
+        ("worker_concurrency", "1e9", "whole number"),
+        ("worker_concurrency", 0, "at least 1"),
+        ("worker_concurrency", 10**6, "at most 1024"),
+        ("task_time_limit", "soon", "duration"),
+        ("task_time_limit", -1, "duration"),
+        ("task_time_limit", float("nan"), "duration"),
+        ("task_time_limit", True, "duration"),
+        ("result_expires", 0, "at least 1"),
+        ("result_expires", None, "must not be None"),
+        ("message_max_bytes", "many", "size"),
+        ("message_max_bytes", -5, "size"),
+        ("broker_url", "", "not empty"),
+        ("broker_url", "localhost:6379", "must be a URL"),
+        ("broker_url", "redis://h:99999/0", "port"),
+        ("broker_url", "redis://h:http/0", "port"),
+        ("worker_pool", "gevent", "one of prefork, threads, solo"),
+        ("accept_content", 5, "list"),
+        ("accept_content", [5], "list of names"),
+        ("task_default_queue", "a b", "queue name"),
+        ("task_queues", ["a", {"name": "a", "x": 1}], "twice"),
+        ("task_queues", {"a#*": {}}, "queue name"),
+        ("task_queues", {"a": 5}, "no mapping"),
+        ("task_queues", [5], "name each queue"),
+        ("task_queues", "{", "JSON"),
+        ("task_routes", [5], "router"),
+        ("task_routes", {"a": ""}, "not empty"),
+        ("task_default_rate_limit", "fast", "rate"),
+        ("task_default_rate_limit", "0/s", "rate"),
+        ("task_publish_retry_policy", {"max_retry": 1}, "unknown key"),
+        ("task_publish_retry_policy", {"max_retries": "x"}, "number"),
+        ("timezone", "Mars/Base", "time zone"),
+        ("timezone", "../etc/passwd", "time zone"),
+        ("security_key", [], "key"),
+    ],
+)
+def test_wrong_values_are_refused_with_words(make, name, given, words):
+    conf = make({name: given})
+    (message,) = messages(conf)
+    assert name in message
+    assert words in message
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        conf.task_serializer  # noqa: B018  any look at the settings tells
+    assert (caught.value.setting, caught.value.source) == (name, "QWorker(…)")
+
+
+def test_all_problems_are_told_at_once_with_their_sources(make):
+    conf = make(
+        {"worker_concurrency": 0, "task_serialiser": "json"},
+        {"QWORKER_TASK_TIME_LIMIT": "x", "QWORKER_BROKR_URL": "x"},
+    )
+    assert [(problem.setting, problem.severity) for problem in conf.problems()] == [
+        ("worker_concurrency", "error"),
+        ("task_time_limit", "error"),
+        ("task_serialiser", "warning"),
+        ("brokr_url", "warning"),
+    ]
+    assert "did you mean task_serializer?" in messages(conf, "warning")[0]
+    with pytest.raises(ConfigurationError, match="2 settings are wrong") as caught:
+        conf.validate()
+    assert "worker_concurrency" in str(caught.value)
+    assert "environment variable QWORKER_TASK_TIME_LIMIT" in str(caught.value)
+
+
+def test_a_wrong_update_leaves_what_was_in_force(make):
+    conf = make(worker_concurrency=2)
+    assert conf.worker_concurrency == 2
+    with pytest.raises(ConfigurationError):
+        conf.update(worker_concurrency="x")
+    assert conf.worker_concurrency == 2
+    conf.update(task_time_limit=3)
+    assert (conf.worker_concurrency, conf.task_time_limit) == (2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task_time_limit": 1, "task_soft_time_limit": 5}, "5 s) is longer than task_time_limit (1 s"),
+        ({"accept_content": []}, "accept_content is empty"),
+        ({"accept_content": ["json", "pickle"]}, "security_key"),
+        ({"accept_content": ["json", "nonsense"]}, "not installed"),
+        ({"task_serializer": "yaml"}, "does not accept"),
+        ({"result_serializer": "yaml"}, "does not accept"),
+        ({"security_key": "short"}, "5 bytes; use at least 32"),
+        ({"task_create_missing_queues": False}, "task_default_queue"),
+        (
+            {"task_create_missing_queues": False, "task_queues": ["celery"], "task_routes": {"a": "b"}},
+            "a queue that task_queues lacks",
+        ),
+    ],
+)
+def test_contradictions_are_refused(make, values, words):
+    assert any(words in message for message in messages(make(values))), messages(make(values))
+
+
+def test_what_only_looks_like_a_contradiction_is_allowed(make):
+    good = {
+        "task_time_limit": 5,
+        "task_soft_time_limit": 5,
+        "security_key": KEY,
+        "accept_content": ["application/json", "pickle"],
+        "task_serializer": "json",
+        "result_accept_content": ["pickle"],
+        "result_serializer": "pickle",
+    }
+    assert make(good).problems() == []
+
+
+def test_old_and_new_names_of_celery_are_understood(make):
+    conf = make(
+        {
+            "BROKER_URL": "sqlite:///x.db",
+            "CELERYD_CONCURRENCY": 3,
+            "CELERY_TASK_RESULT_EXPIRES": 60,
+            "TASK_TIME_LIMIT": 9,
+            "CELERY_TASK_TRACK_STARTED": True,
+            "backend": "disabled://",
+        }
+    )
+    assert conf.problems() == []
+    assert (conf.broker_url, conf.worker_concurrency, conf.result_expires) == ("sqlite:///x.db", 3, 60.0)
+    assert (conf.task_time_limit, conf.task_track_started, conf.result_backend) == (9.0, True, "disabled://")
+
+
+def test_celery_settings_without_effect_are_noted_with_the_reason(make):
+    conf = make(worker_state_db="x", CELERYBEAT_SCHEDULE={}, broker_pool_limit=3)
+    assert messages(conf, "error") == messages(conf, "warning") == []
+    assert len(messages(conf, "note")) == 3
+    assert conf.broker_pool_limit == 3  # and can be read, as in Celery
+
+
+def test_one_setting_under_two_names_must_agree(make):
+    assert make(CELERY_ACKS_LATE=True, task_acks_late=True).problems() == []
+    (message,) = messages(make(CELERY_ACKS_LATE=True, task_acks_late=False))
+    assert "CELERY_ACKS_LATE" in message
+    assert "task_acks_late" in message
+
+
+def test_modules_and_objects(make):
+    module = ModuleType("celeryconfig")
+    vars(module).update(task_default_queue="m", BASE_DIR="/", Path=Path, helper=len, task_serialiser="json")
+    conf = make()
+    conf.load(module)
+    conf.load(SimpleNamespace(worker_concurrency=7))
+    assert (conf.task_default_queue, conf.source("task_default_queue")) == ("m", "celeryconfig")
+    assert (conf.worker_concurrency, conf.source("worker_concurrency")) == (7, "a SimpleNamespace")
+    assert [problem.setting for problem in conf.problems()] == ["task_serialiser"]
+
+
+def test_namespace_takes_only_its_names(make):
+    conf = make()
+    django = SimpleNamespace(
+        CELERY_BROKER_URL="sqlite:///d.db",
+        CELERY_ACKS_LATE=False,
+        CELERY_TASK_TIME_LIMIT=4,
+        CELERY_TIMEZON="UTC",
+        DEBUG=True,
+    )
+    conf.load(django, namespace="CELERY")
+    assert (conf.broker_url, conf.task_acks_late, conf.task_time_limit) == ("sqlite:///d.db", False, 4.0)
+    assert messages(conf, "warning") == ["unknown setting 'timezon'; did you mean timezone?"]
+
+
+def test_a_configuration_module_that_is_missing_or_raises_is_an_error(make, tmp_path, monkeypatch):
+    (tmp_path / "broken_conf_module.py").write_text("1/0")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, words in (
+        ("no_such_conf_module", "no_such_conf_module"),
+        ("broken_conf_module", "ZeroDivisionError"),
+    ):
+        conf = make()
+        conf.load(name)
+        (message,) = messages(conf)
+        assert words in message
+
+
+def test_bad_pyproject_is_an_error(make):
+    assert "pyproject.toml" in messages(make(pyproject="[tool.qworker]\nx = ="))[0]
+    assert "table" in messages(make(pyproject="[tool]\nqworker = 5 # tool.qworker"))[0]
+    assert make(pyproject="[project]\nname = 5 5").problems() == []  # not ours to judge
+
+
+def test_unknown_names_can_be_read_when_given_and_are_told_when_not(make):
+    conf = make(my_own=5)
+    assert (conf.my_own, "my_own" in conf, conf.get("other", 1)) == (5, True, 1)
+    with pytest.raises(AttributeError, match="did you mean task_serializer"):
+        conf.task_serialiser  # noqa: B018
+    with pytest.raises(KeyError):
+        conf["nonsense"]
+    with pytest.raises(KeyError):
+        conf.source("nonsense")
+
+
+def test_defaults_that_can_change_are_not_shared(make):
+    one, other = make(), make()
+    one.task_queues["x"] = {}
+    assert other.task_queues == {}
+    assert SETTINGS["task_queues"].default == {}
+
+
+def test_secrets_are_masked_everywhere_people_look(make):
+    conf = make(
+        broker_url="redis://me:hunter2@h/0",
+        security_key=KEY,
+        result_backend="db+postgresql://u:hunter2@h/d?password=hunter2",
+        database_engine_options={"connect_args": {"password": "hunter2"}},
+    )
+    for text in (repr(conf), str(conf.as_dict()), str(conf.rows())):
+        assert "hunter2" not in text
+        assert KEY not in text
+        assert "********" in text
+    assert conf.as_dict(mask=False)["broker_url"] == "redis://me:hunter2@h/0"
+    wrong = make(broker_url="redis://me:hunter2@h:x/0", security_key=[5])
+    assert len(messages(wrong)) == 2
+    assert "hunter2" not in str(wrong.problems())
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("redis://:pa/s@s@h:6379/0", "redis://:********@h:6379/0"),
+        ("at amqp://u:p@h//, failed", "at amqp://u:********@h//, failed"),
+        ("http://h:80/path", "http://h:80/path"),
+        ("https://h/?api_key=abc&x=1", "https://h/?api_key=********&x=1"),
+        ("plain", "plain"),
+    ],
+)
+def test_urls_in_text_are_masked(text, masked):
+    assert mask_urls(text) == masked
+
+
+def test_names_that_hold_secrets():
+    assert mask("api_token", "x") == mask("secret_key", "x") == mask("PASSWORD", ["x"]) == "********"
+    assert mask("routing_key", "x") == "x"
+    assert mask("options", {"routing_key": "a", "auth": "b"}) == {"routing_key": "a", "auth": "********"}
+    assert mask("security_key", None) is None
+
+
+def test_the_committed_reference_is_what_the_code_declares():
+    assert PAGE.read_text() == reference.render(), (
+        "run: python -m qworker.conf.reference > docs/reference/settings.md"
+    )
+    assert all(f"### `{name}`" in PAGE.read_text() for name in SETTINGS)
