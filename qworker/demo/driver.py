@@ -1,0 +1,270 @@
+"""Runs the demo: a worker in its own process and directory, tasks published, results gathered, everything cleaned up.
+
+Comes from:  ``qworker start --demo``.
+Goes to:     tasks (published), report and page (what came back).
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from qworker import AsyncResult, __version__
+from qworker.demo import page, tasks
+from qworker.demo.analysis import choose_files, write_samples
+from qworker.demo.report import Part, Report, Run, join, text
+from qworker.demo.screen import Screen
+
+DEADLINE_SECONDS = 110.0
+APPOINTMENT_SECONDS = 3.0
+ASYNC_CALLS = 200
+NOTIFICATIONS = 25
+DRAIN_SECONDS = 10.0
+
+Results = dict[str, list[AsyncResult[Any]]]
+
+
+class DemoFailed(Exception):
+    """The demo could not go on; the text is for the person who ran it."""
+
+
+def run(
+    concurrency: int | None = None, out: str | os.PathLike[str] | None = None, stream: TextIO | None = None
+) -> int:
+    """Run the whole demo and return a process exit code: 0 when everything ended as it should.
+
+    concurrency: children of the worker; None is one for each core.
+    out:         the HTML report to write; None is ``.qworker/demo/report.html`` here, or the temporary directory
+                 where this one cannot be written.
+    stream:      where the words go; None is standard output.
+    """
+    screen = Screen(stream or sys.stdout)
+    target = _report_path(out)
+    children = concurrency or os.cpu_count() or 1
+    try:
+        with tempfile.TemporaryDirectory(prefix="qworker-demo-", ignore_cleanup_errors=True) as name:
+            directory = Path(name)
+            with _own_settings(directory):
+                report = _show(screen, directory, children)
+    except DemoFailed as error:
+        screen.say(f"The demo stopped: {error}")
+        return 1
+    except KeyboardInterrupt:
+        screen.say("Interrupted; the worker was stopped and its files are gone.")
+        return 130
+    page.write(report, target)
+    screen.say()
+    for line in text(report, ascii_only=screen.ascii_only):
+        screen.say(line)
+    screen.say()
+    screen.say(f"The same with a timeline: {target}")
+    wrong = _surprises(report)
+    for sentence in wrong:
+        screen.say(f"NOT AS EXPECTED: {sentence}")
+    return 1 if wrong else 0
+
+
+def _show(screen: Screen, directory: Path, children: int) -> Report:
+    files = write_samples(directory) + choose_files()
+    screen.say(
+        f"qworker {__version__} on Python {platform.python_version()}: one worker with {children} "
+        f"{'child' if children == 1 else 'children'}, and one SQLite file in place of a server."
+    )
+    with _worker(directory, children) as process:
+        started = time.time()
+        published = _publish(files, directory, due=started + APPOINTMENT_SECONDS)
+        count = sum(len(results) for results in published.values())
+        screen.say(
+            f"Published {count:,} tasks in {(time.time() - started) * 1000:.0f} ms; {len(files):,} are files to read."
+        )
+        metas = _gather(screen, process, published, directory)
+        ended = time.time()
+    parts = _parts(published, metas)
+    analysed = next(part for part in parts if part.name == "analyse")
+    facts = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "children": str(children),
+        "started": str(started),
+    }
+    return join(parts, analysed.runs, ended - started, facts)
+
+
+def _publish(files: Sequence[Path], directory: Path, due: float) -> Results:
+    """Everything is published at once: the worker decides what runs when."""
+    return {
+        "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
+        "die_once": [tasks.die_once.delay(str(directory / "died"))],
+        "read_flaky": [tasks.read_flaky.delay(str(files[0]))],
+        "digest": tasks.digest.apply_many([((number,), {}) for number in range(ASYNC_CALLS)]),
+        "notify": tasks.notify.apply_many([((number,), {}) for number in range(NOTIFICATIONS)]),
+        "analyse": tasks.analyse.apply_many([((str(path),), {}) for path in files]),
+    }
+
+
+def _gather(
+    screen: Screen, process: subprocess.Popen[bytes], published: Results, directory: Path
+) -> dict[str, Mapping[str, Any]]:
+    """Wait until each task has an end, drawing progress meanwhile. Returns what is stored, by task id."""
+    waiting = {result.id for results in published.values() for result in results}
+    files = {result.id for result in published["analyse"]}
+    total = len(waiting)
+    metas: dict[str, Mapping[str, Any]] = {}
+    started = time.monotonic()
+    while waiting:
+        ready = tasks.app.backend.wait(waiting, timeout=0.25)
+        metas.update(ready)
+        waiting.difference_update(ready)
+        read = len(files & metas.keys())
+        elapsed = time.monotonic() - started
+        screen.progress(
+            len(metas), total, f"{read}/{len(files)} files, {read / elapsed if elapsed else 0:.0f}/s"
+        )
+        if process.poll() is not None:
+            raise DemoFailed(f"the worker ended with code {process.returncode}.\n{_last_lines(directory)}")
+        if elapsed > DEADLINE_SECONDS:
+            raise DemoFailed(
+                f"{len(waiting)} tasks had no end after {elapsed:.0f} s.\n{_last_lines(directory)}"
+            )
+        if ready and waiting:
+            time.sleep(
+                0.05
+            )  # results come by the hundred: looking at each alone would take time from the work
+    return metas
+
+
+TITLES = {
+    "analyse": "modules read, one task each",
+    "read_flaky": "a disk that fails twice",
+    "digest": "async tasks",
+    "notify": "rate-limited calls",
+    "appointment": "an appointment",
+    "die_once": "a task that kills its process",
+}
+
+
+def _parts(published: Results, metas: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+    parts = []
+    for name, title in TITLES.items():
+        runs = [_run(name, metas[result.id]) for result in published[name]]
+        part = Part(name, title, runs)
+        parts.append(replace(part, note=_note(part)))
+    return parts
+
+
+def _run(part: str, meta: Mapping[str, Any]) -> Run:
+    if meta["status"] == "SUCCESS":
+        return Run(part, True, meta["result"], int(meta["result"]["retries"]))
+    error = meta["result"]
+    message = error["exc_message"] if isinstance(error, Mapping) else getattr(error, "args", error)
+    words = " ".join(map(str, message)) if isinstance(message, list | tuple) else str(message)
+    return Run(part, False, words, int(meta.get("retries") or 0))
+
+
+def _note(part: Part) -> str:
+    """What this part shows, with the figure that proves it."""
+    values = [run.value for run in part.runs if run.ok]
+    if not values:
+        return "none ended well"
+    match part.name:
+        case "analyse":
+            return f"{part.ok / part.seconds:.0f} a second" if part.seconds else ""
+        case "read_flaky":
+            return f"ended well at attempt {values[0]['retries'] + 1}"
+        case "digest":
+            return f"each waits {tasks.WAIT_SECONDS} s; one by one: {len(values) * tasks.WAIT_SECONDS:.0f} s"
+        case "notify":
+            return f"{(len(values) - 1) / part.seconds if part.seconds else 0:.1f}/s where {tasks.RATE} is allowed"
+        case "appointment":
+            return f"in {APPOINTMENT_SECONDS:.0f} s; started {values[0]['late'] * 1000:.0f} ms after its time"
+        case "die_once":
+            return "process killed and replaced; the task ran again"
+    return ""
+
+
+def _surprises(report: Report) -> list[str]:
+    """What a working worker would never show; each a sentence."""
+    wrong = []
+    for part in report.parts:
+        failed = len(part.runs) - part.ok
+        if failed and part.name != "analyse":
+            wrong.append(f"{failed} of {len(part.runs)} failed: {part.title}")
+    analysed = report.parts[0]
+    if analysed.ok < 0.9 * len(analysed.runs):
+        wrong.append(f"only {analysed.ok} of {len(analysed.runs)} modules could be read")
+    if not analysed.retried:
+        wrong.append("no file was retried, though one is not UTF-8")
+    (appointment,) = (part for part in report.parts if part.name == "appointment")
+    if any(run.ok and run.value["late"] < 0 for run in appointment.runs):
+        wrong.append("the appointment began before its time")
+    return wrong
+
+
+@contextlib.contextmanager
+def _own_settings(directory: Path) -> Iterator[None]:
+    """Nothing of the user's project reaches the demo, and nothing of the demo stays: own directory, own variables."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith("QWORKER_")}
+    for name in kept:
+        del os.environ[name]
+    os.environ["QWORKER_BROKER_URL"] = f"sqlite:///{directory / 'demo.db'}"
+    try:
+        with contextlib.chdir(directory):
+            yield
+    finally:
+        tasks.app.close()
+        del os.environ["QWORKER_BROKER_URL"]
+        os.environ.update(kept)
+
+
+@contextlib.contextmanager
+def _worker(directory: Path, children: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker as anybody starts one; stopped, gently first, when the block ends."""
+    command = [sys.executable, "-m", "qworker", "start", "-A", "qworker.demo.tasks:app"]
+    command += ["--concurrency", str(children), "--loglevel", "INFO"]
+    # The package may be a checkout that is importable only from where the demo was started.
+    home = str(Path(page.__file__).parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    with (directory / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(DRAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_lines(directory: Path, count: int = 15) -> str:
+    lines = (directory / "worker.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    return "The last lines of its log:\n" + "\n".join("  " + line for line in lines[-count:])
+
+
+def _report_path(out: str | os.PathLike[str] | None) -> Path:
+    """An absolute path whose directory exists and can be written."""
+    if out is not None:
+        path = Path(out).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+    for base in (Path.cwd() / ".qworker" / "demo", Path(tempfile.gettempdir()) / "qworker-demo"):
+        with contextlib.suppress(OSError):
+            base.mkdir(parents=True, exist_ok=True)
+            if os.access(base, os.W_OK):
+                return base / "report.html"
+    return Path(tempfile.mkdtemp(prefix="qworker-demo-")) / "report.html"
