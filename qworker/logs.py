@@ -1,0 +1,283 @@
+"""Logs: how lines look and where they go. Only this room sets handlers; all others just log.
+
+Comes from:  `setup` in the worker before its processes begin, `redirect_stdouts` in each of them.
+Goes to:     the terminal or a file, as text or as one JSON object a line.
+Thread:      set up from the main thread; formatting happens on whichever thread logs.
+Passwords in URLs are masked, control characters are escaped, and every line after the first of a record is
+indented, so that nothing a stranger puts into a message can pass for a record of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from json import dumps
+from logging.handlers import WatchedFileHandler
+from time import gmtime, strftime
+from typing import IO, TYPE_CHECKING, Any
+
+from qworker import signals
+from qworker.conf.secrets import mask, mask_urls
+from qworker.current import current_context
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+TASK_LOGGER = "qworker.task"
+REDIRECTED_LOGGER = "qworker.redirected"
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_COLORS = {"DEBUG": "\033[34m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[35m"}
+_RESET = "\033[0m"
+_PROBE = logging.LogRecord("qworker", logging.INFO, __file__, 1, "probe", (), None)
+_USUAL_FIELDS = frozenset(vars(_PROBE)) | {"message", "asctime", "taskName", "task_id", "task_name"}
+
+
+def get_task_logger(name: str) -> logging.Logger:
+    """A logger for a module of tasks; its level follows the logger "qworker.task" unless it has its own.
+
+    Any other logger does as well: what is logged while a task runs carries the task's name and id.
+    """
+    logger = logging.getLogger(name)
+    if name != TASK_LOGGER and logger.parent is logging.root:
+        logger.parent = logging.getLogger(TASK_LOGGER)
+    return logger
+
+
+def parse_level(level: str | int) -> int:
+    """The number of a log level given by name (any case) or number; ConfigurationError for anything else."""
+    text = str(level).strip().upper()
+    if text.isdecimal() and int(text) <= logging.CRITICAL:
+        return int(text)
+    number = logging.getLevelNamesMapping().get(text)
+    if number is None:
+        hint = near(text, _LEVELS) or [", ".join(_LEVELS)]
+        raise ConfigurationError(f"there is no log level {level!r}; use {hint[0]}", setting="loglevel")
+    return number
+
+
+def setup(
+    conf: Settings,
+    level: str | int = "INFO",
+    logfile: str | None = None,
+    json: bool | None = None,
+    node: str | None = None,
+) -> None:
+    """Sends all logging of this process to `logfile`, or to standard error when it is None.
+
+    json None means the setting `worker_log_json`; node is this worker's name, which JSON lines carry.
+    Somebody who connects to the signal `setup_logging` does all this instead. ConfigurationError when the
+    level, the format or the file cannot be used.
+    """
+    number = parse_level(level)
+    root = logging.getLogger()
+    arguments = {"loglevel": number, "logfile": logfile, "format": conf.worker_log_format}
+    if signals.setup_logging.receivers:
+        signals.setup_logging.send(None, **arguments)
+        return
+    handler = _handler(logfile)
+    as_json = conf.worker_log_json if json is None else json
+    handler.setFormatter(JsonFormatter(node) if as_json else _line_formatter(conf, handler))
+    target = root
+    if conf.worker_hijack_root_logger or not root.handlers:
+        _discard(root)
+    else:  # the user's handlers stay as they are; ours only gets what the worker itself says
+        target = logging.getLogger("qworker")
+        target.propagate = False
+        _discard(target)
+    target.addHandler(handler)
+    target.setLevel(number)
+    signals.after_setup_logger.send(None, logger=target, **arguments)
+    signals.after_setup_task_logger.send(None, logger=logging.getLogger(TASK_LOGGER), **arguments)
+
+
+def _discard(logger: logging.Logger) -> None:
+    for handler in logger.handlers[:]:
+        logger.removeHandler(handler)
+        if isinstance(handler.formatter, LineFormatter | JsonFormatter):
+            handler.close()  # ours from before; the user's may still be in use elsewhere
+
+
+def _handler(logfile: str | None) -> logging.Handler:
+    if logfile is None:
+        return logging.StreamHandler(sys.__stderr__ or sys.stderr)
+    path = os.path.abspath(logfile)
+    try:
+        # Opened for appending, so that all processes may write; reopened when logrotate moves it away.
+        return WatchedFileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write the log file {path}: {error.strerror}", setting="logfile"
+        ) from None
+
+
+def _line_formatter(conf: Settings, handler: logging.Handler) -> LineFormatter:
+    color = _in_color(conf.worker_log_color, handler)
+    return LineFormatter(_checked(conf, "worker_log_format"), _checked(conf, "worker_task_log_format"), color)
+
+
+def _checked(conf: Settings, setting: str) -> logging.Formatter:
+    try:
+        formatter = logging.Formatter(conf[setting])
+        formatter.format(_with_task(_PROBE, "name", "id"))
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{setting} cannot be used: {error}; it is {conf[setting]!r}"
+        raise ConfigurationError(message, setting, conf.source(setting)) from None
+    return formatter
+
+
+def _in_color(wanted: bool | None, handler: logging.Handler) -> bool:
+    if wanted is not None:
+        return wanted
+    stream = getattr(handler, "stream", None)
+    usable = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return usable and stream is not None and not isinstance(handler, logging.FileHandler) and stream.isatty()
+
+
+def _with_task(record: logging.LogRecord, name: str | None, task_id: str | None) -> logging.LogRecord:
+    record.__dict__.setdefault("task_name", name)
+    record.__dict__.setdefault("task_id", task_id)
+    return record
+
+
+def _safe(text: str) -> str:
+    """Masked, without control characters, and with every line but the first indented."""
+    text = mask_urls(text)
+    if text.isprintable():
+        return text
+    text = text.replace("\n", "\n    ")
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+class LineFormatter(logging.Formatter):
+    """Lines for people; a second format, with the task's name and id, for what is logged while a task runs."""
+
+    def __init__(self, plain: logging.Formatter, in_task: logging.Formatter, color: bool = False) -> None:
+        super().__init__()
+        self._plain = plain
+        self._in_task = in_task
+        self._color = color
+
+    def format(self, record: logging.LogRecord) -> str:
+        context = current_context()
+        if context is None:
+            line = self._plain.format(_with_task(record, None, None))
+        else:
+            line = self._in_task.format(_with_task(record, context.task, context.id))
+        line = _safe(line)
+        color = _COLORS.get(record.levelname) if self._color else None
+        return f"{color}{line}{_RESET}" if color else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, process, and node, task and exception if any.
+
+    What is given as `extra=` becomes a key too, masked by its name.
+    """
+
+    def __init__(self, node: str | None = None) -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        context = current_context()
+        fields: dict[str, Any] = {
+            "time": strftime("%Y-%m-%dT%H:%M:%S", gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": mask_urls(record.getMessage()),
+            "process": record.process,
+        }
+        if self._node:
+            fields["node"] = self._node
+        if context is not None:
+            fields["task_name"] = context.task
+            fields["task_id"] = context.id
+        if record.exc_info:
+            fields["exception"] = mask_urls(self.formatException(record.exc_info))
+        for name, value in vars(record).items():
+            if name not in _USUAL_FIELDS:
+                fields.setdefault(name, mask(name, value))
+        return dumps(fields, default=str, ensure_ascii=False, skipkeys=True)
+
+
+def redirect_stdouts(conf: Settings) -> None:
+    """Makes everything that is printed go to the log, when the setting `worker_redirect_stdouts` is on."""
+    if not conf.worker_redirect_stdouts:
+        return
+    level = parse_level(conf.worker_redirect_stdouts_level)
+    logger = logging.getLogger(REDIRECTED_LOGGER)
+    sys.stdout = _LogStream(logger, level, sys.__stdout__)
+    sys.stderr = _LogStream(logger, level, sys.__stderr__)
+
+
+class _LogStream:
+    """A text stream whose lines are log records."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    closed = False
+    mode = "w"
+    name = "<log>"
+
+    def __init__(self, logger: logging.Logger, level: int, original: IO[str] | None) -> None:
+        self._logger = logger
+        self._level = level
+        self._original = original
+        # Per thread: half a line waits for its end, and a handler that prints must not log what it prints.
+        self._local = threading.local()
+
+    def write(self, text: str) -> int:
+        local = self._local
+        if getattr(local, "busy", False):
+            return 0
+        *lines, local.rest = (getattr(local, "rest", "") + text).split("\n")
+        self._log(lines)
+        return len(text)
+
+    def _log(self, lines: list[str]) -> None:
+        self._local.busy = True
+        try:
+            for line in lines:
+                if line.strip():
+                    self._logger.log(self._level, "%s", line)
+        finally:
+            self._local.busy = False
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Logs what has no line end yet."""
+        rest, self._local.rest = getattr(self._local, "rest", ""), ""
+        if rest and not getattr(self._local, "busy", False):
+            self._log([rest])
+
+    def close(self) -> None:
+        """Does nothing: streams of a process stay open."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        """The descriptor of the stream behind this one, which subprocesses inherit. OSError when it has none."""
+        if self._original is None:
+            raise OSError("there is no stream behind the log")
+        return self._original.fileno()
