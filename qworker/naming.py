@@ -118,7 +118,14 @@ def node_name(template: str | None = None, index: int = 0) -> str:
     """
     host = hostname()
     short, _, domain = host.partition(".")
-    values = {"h": host, "n": short, "d": domain, "i": str(index), "I": f"-{index}" if index else "", "%": "%"}
+    values = {
+        "h": host,
+        "n": short,
+        "d": domain,
+        "i": str(index),
+        "I": f"-{index}" if index else "",
+        "%": "%",
+    }
     name = _expand(template or DEFAULT_NODE, values)
     if "@" not in name:
         name = f"{name}@{host}"

@@ -60,7 +60,9 @@ def printable(text: str) -> str:
     """`text` with every control, bidirectional, or otherwise unprintable character escaped."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
 
 
 class _Full(Exception):
@@ -118,7 +120,12 @@ def _write(value: Any, write: Callable[[str], None], depth: int, seen: set[int])
 
 
 def _write_items(
-    container: Any, items: Iterable[Any], write: Callable[[str], None], depth: int, seen: set[int], pairs: bool
+    container: Any,
+    items: Iterable[Any],
+    write: Callable[[str], None],
+    depth: int,
+    seen: set[int],
+    pairs: bool,
 ) -> None:
     for position, item in enumerate(items):
         if position:

@@ -1,0 +1,104 @@
+"""Exceptions as data: how a failure is stored, in Celery's shape, and raised again elsewhere.
+
+Comes from:  execution and the worker (``exception_to_dict``), results (``exception_from_dict``).
+Goes to:     the result store; the caller of ``AsyncResult.get``.
+Thread:      any.
+Nothing is ever imported, and nothing but an Exception class ever called, because a stored result says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+from qworker import errors
+from qworker.json_dialect import dumps
+from qworker.safe_repr import printable, safe_repr
+
+MAX_ARGUMENT = (
+    16 * 1024
+)  #: characters of JSON that one argument of an exception may take; longer ones are cut
+_LONGEST_NAME = 200
+
+_OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired}
+
+
+def exception_to_dict(exc: BaseException) -> dict[str, Any]:
+    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it plain JSON.
+
+    Arguments that JSON cannot hold, or that are very long, become their bounded representation.
+    """
+    kind = type(exc)
+    name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
+    return {"exc_type": name, "exc_message": [_argument(value) for value in exc.args], "exc_module": module}
+
+
+def _argument(value: Any) -> Any:
+    if type(value) is str and len(value) <= MAX_ARGUMENT:
+        return value
+    try:
+        if len(dumps(value)) <= MAX_ARGUMENT:
+            return value
+    except Exception:  # whatever keeps it from being JSON, its representation is enough
+        pass
+    return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
+
+
+def exception_from_dict(stored: Any) -> BaseException:
+    """The exception that `stored` (as made by `exception_to_dict`, here or by Celery) describes.
+
+    Its class is looked for among the modules already imported; if it is not there, or is not an Exception
+    class, one of that name, deriving from Exception, stands in. Never raises.
+    """
+    if not isinstance(stored, dict):
+        return Exception(stored)
+    name, module = _text(stored.get("exc_type"), "Exception"), _text(stored.get("exc_module"), "builtins")
+    message = stored.get("exc_message")
+    args = tuple(message) if isinstance(message, list | tuple) else () if message is None else (message,)
+    kind = _OURS.get((name, module)) or _loaded_class(name, module)
+    if kind is errors.TaskRevoked and args == ("expired",):
+        kind = errors.TaskExpired
+    if kind is None:
+        kind = _stand_in(name, module)
+    return _instance(kind, args)
+
+
+def _text(value: Any, default: str) -> str:
+    return printable(value)[:_LONGEST_NAME] if isinstance(value, str) and value else default
+
+
+def _loaded_class(name: str, module: str) -> type[BaseException] | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        # vars(), not getattr(): a module's or metaclass's __getattr__ might import something
+        try:
+            found = vars(found).get(part)
+        except TypeError:
+            return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+@lru_cache(256)  # the same stored name gives the same class, so that `except type(error)` works
+def _stand_in(name: str, module: str) -> type[BaseException]:
+    return type(name.rpartition(".")[2], (_StandIn,), {"__module__": module, "__qualname__": name})
+
+
+class _StandIn(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exception_from_dict, (exception_to_dict(self),)
+
+
+def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    try:
+        made = kind(*args)
+        if isinstance(made, BaseException):
+            return made
+    except Exception:  # a constructor of the user's, with other parameters than its args
+        pass
+    try:
+        made = kind.__new__(kind, *args)
+        made.args = args
+    except Exception:  # a __new__ of the user's
+        return _stand_in(kind.__qualname__, kind.__module__)(*args)
+    return made

@@ -1,0 +1,89 @@
+"""JSON in kombu's dialect, at C speed: datetime, Decimal, UUID and bytes as ``{"__type__", "__value__"}``.
+
+Comes from:  serialization, protocol, exceptions.
+Goes to:     message headers and bodies, stored results.
+Thread:      any.
+Written and read by the C encoder and scanner without importing kombu until a value needs it: kombu costs 50 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from json import encoder as _json_encoder
+from json import scanner as _json_scanner
+from typing import Any
+
+MAX_DEPTH = 200  #: of nested lists and objects
+
+
+@lru_cache(1)
+def _dialect() -> tuple[Callable[[Any], Any], Callable[[dict[str, Any]], Any]]:
+    """kombu's (default, object_hook), which know the tagged types and those users register with it."""
+    from kombu.utils.json import JSONEncoder, object_hook
+
+    return JSONEncoder().default, object_hook
+
+
+def _default(value: Any) -> Any:
+    return _dialect()[0](value)
+
+
+def _build_dumps() -> Callable[[Any], str]:
+    make = getattr(_json_encoder, "c_make_encoder", None)
+    if make is None:
+        return json.JSONEncoder(separators=(",", ":"), default=_default).encode
+    # Built once (json.dumps builds one per call). No markers: they would be shared by threads, and a value
+    # that contains itself ends in RecursionError all the same.
+    chunks = make(None, _default, _json_encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    join = "".join
+    return lambda value: join(chunks(value, 0))
+
+
+#: Compact ASCII JSON text of a value, in kombu's dialect. TypeError, ValueError or RecursionError if impossible.
+dumps: Callable[[Any], str] = _build_dumps()
+
+_plain = json.JSONDecoder()
+_scan: Callable[[str, int], tuple[Any, int]] = (
+    _json_scanner.c_make_scanner(_plain) if _json_scanner.c_make_scanner else _plain.scan_once
+)
+
+
+@lru_cache(1)
+def _tagged_decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(object_hook=_dialect()[1])
+
+
+def loads(text: str) -> Any:
+    """Value of JSON `text`, in kombu's dialect. ValueError or RecursionError (or, of a registered type,
+    whatever its decoder raises) when it is malformed."""
+    if "__type__" in text:
+        return _tagged_decoder().decode(text)
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:  # leading white space, or no value at all
+        return _plain.decode(text)
+    return value if end == len(text) else _plain.decode(text)
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+
+
+def too_deep(data: bytes, limit: int = MAX_DEPTH) -> bool:
+    """Whether JSON `data` nests deeper than `limit` (or its brackets do not match). Free for flat data."""
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    outside = _STRINGS.sub(b"", data) if b"\\" in data else b"".join(data.split(b'"')[::2])
+    nest = outside.translate(_SQUARE, _NOT_BRACKETS)
+    for _ in range(limit):
+        inner = nest.replace(b"[]", b"")  # every round takes away the innermost level
+        if not inner:
+            return False
+        if len(inner) == len(nest):
+            return True
+        nest = inner
+    return True

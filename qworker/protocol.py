@@ -1,0 +1,332 @@
+"""Messages: Celery's protocol 2, written; protocols 2 and 1, read.
+
+Comes from:  publishing (TaskMessage or HeaderTemplate → Wire), transports (Wire → headers, Body).
+Goes to:     transports; the listener and the child.
+Thread:      any; pure.
+Reading is in `wire` and `foreign`; their names are here too, so that this is the one room to import from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any, Protocol
+
+from qworker.clock import isoformat
+from qworker.errors import InvalidTaskMessage, PublishError
+from qworker.foreign import from_kombu, from_v1, to_kombu
+from qworker.json_dialect import MAX_DEPTH, dumps, too_deep
+from qworker.naming import hostname, task_id
+from qworker.safe_repr import repr_args, repr_kwargs
+from qworker.serialization import JSON, compress, encode_json, explain
+from qworker.serialization import encode as encode_value
+from qworker.wire import (
+    MAX_ID,
+    NO_EMBED,
+    Body,
+    Verifier,
+    Wire,
+    check_headers,
+    decode_body,
+    parse_headers,
+    parse_properties,
+    read_object,
+)
+
+__all__ = [
+    "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1", "origin",
+    "parse_headers", "parse_properties", "receive", "retry_headers", "rewire", "to_kombu",
+]  # fmt: skip
+
+_EMPTY: Mapping[str, Any] = {}
+
+
+class SupportsSigning(Protocol):
+    """What is asked of a `qworker.signing.Signer` here."""
+
+    def sign(
+        self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
+    ) -> str:
+        """Signature for the header ``signature``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMessage:
+    """A call, ready to be sent. `eta` and `expires` are ISO 8601 text or None; `timelimit` is (hard, soft) seconds.
+
+    None for `root_id`, `origin`, `argsrepr` and `kwargsrepr` means the usual: the id, this process, their repr.
+    `headers` are the caller's own, beside the protocol's. `callbacks`, `errbacks`, `chain` and `chord` hold
+    signature dicts. `priority` is for the transport: it is not part of the Wire.
+    """
+
+    task: str
+    id: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[Any] | None = None
+    errbacks: Sequence[Any] | None = None
+    chain: Sequence[Any] | None = None
+    chord: Any = None
+    eta: str | None = None
+    expires: str | None = None
+    shadow: str | None = None
+    group: str | None = None
+    group_index: int | None = None
+    retries: int = 0
+    timelimit: tuple[float | None, float | None] = (None, None)
+    root_id: str | None = None
+    parent_id: str | None = None
+    ignore_result: bool = False
+    replaced_task_nesting: int = 0
+    stamped_headers: Sequence[str] | None = None
+    stamps: Mapping[str, Any] = field(default_factory=dict)
+    origin: str | None = None
+    argsrepr: str | None = None
+    kwargsrepr: str | None = None
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    reply_to: str | None = None
+    priority: int = 0
+    serializer: str = "json"
+    compression: str | None = None
+
+
+# -- writing --
+
+
+def origin() -> str:
+    """Name of this process as a sender, "gen<pid>@<host>"."""
+    return _origin
+
+
+def _after_fork() -> None:
+    global _origin, _origin_json
+    _origin = f"gen{os.getpid()}@{hostname()}"
+    _origin_json = quote(_origin)
+
+
+_origin = _origin_json = ""
+_after_fork()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def encode(message: TaskMessage, signer: SupportsSigning | None = None) -> Wire:
+    """The Wire of `message`, signed if there is a `signer`.
+
+    EncodeError names the argument that cannot be serialised; PublishError says which other field is wrong.
+    """
+    headers = _headers(message)
+    body, properties = _body(message)
+    if message.compression is not None:
+        headers["compression"], body = compress(body, message.compression)
+    return rewire(headers, properties, body, signer)
+
+
+def rewire(
+    headers: dict[str, Any], properties: Mapping[str, Any], body: bytes, signer: SupportsSigning | None = None
+) -> Wire:
+    """A Wire of parsed parts, as after `retry_headers`; `body` is already serialised. Signed if there is a `signer`.
+
+    PublishError when a header would be refused by the receiver.
+    """
+    try:
+        headers = check_headers(headers)
+    except InvalidTaskMessage as error:
+        raise PublishError(f"cannot send task {headers.get('task')}: {error}") from None
+    if signer is not None:
+        headers["signature"] = signer.sign(headers, body, properties)
+    text = encode_json(headers, {"headers": headers}).decode()
+    return Wire(text, _properties_text(properties, headers["id"]), body)
+
+
+def _headers(message: TaskMessage) -> dict[str, Any]:
+    headers: dict[str, Any] = {
+        "lang": "py",
+        "task": message.task,
+        "id": message.id,
+        "shadow": message.shadow,
+        "eta": message.eta,
+        "expires": message.expires,
+        "group": message.group,
+        "group_index": message.group_index,
+        "retries": message.retries,
+        "timelimit": message.timelimit,
+        "root_id": message.root_id or message.id,
+        "parent_id": message.parent_id,
+        "argsrepr": repr_args(message.args) if message.argsrepr is None else message.argsrepr,
+        "kwargsrepr": repr_kwargs(dict(message.kwargs)) if message.kwargsrepr is None else message.kwargsrepr,
+        "origin": message.origin or _origin,
+        "ignore_result": message.ignore_result,
+        "replaced_task_nesting": message.replaced_task_nesting,
+        "stamped_headers": message.stamped_headers,
+        "stamps": dict(message.stamps),
+    }
+    extra = dict(message.headers)
+    extra.update((name, message.stamps.get(name)) for name in message.stamped_headers or ())
+    if not extra:
+        return headers
+    reserved = headers.keys() & extra.keys()
+    if reserved:
+        raise PublishError(
+            f"headers= of task {message.task} cannot hold {sorted(reserved)[0]!r}: the protocol uses that name; "
+            "choose another, or the option of apply_async() that sets it"
+        )
+    return headers | extra
+
+
+def _body(message: TaskMessage) -> tuple[bytes, dict[str, Any]]:
+    """The serialised body and the properties that describe it."""
+    embed = {
+        "callbacks": message.callbacks,
+        "errbacks": message.errbacks,
+        "chain": message.chain,
+        "chord": message.chord,
+    }
+    args, kwargs = message.args, dict(message.kwargs)
+    value = (args, kwargs, embed)
+    if message.serializer == "json":
+        content_type, content_encoding = JSON, "utf-8"
+        body = encode_json(value, {"args": args, "kwargs": kwargs, **embed})
+    else:
+        content_type, content_encoding, body = encode_value(
+            value, message.serializer, f"body of {message.task}"
+        )
+    properties = {
+        "content_type": content_type,
+        "content_encoding": content_encoding,
+        "correlation_id": message.id,
+    }
+    if message.reply_to is not None:
+        properties["reply_to"] = message.reply_to
+    return body, properties
+
+
+def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
+    for name, value in properties.items():
+        if value != _DEFAULTS.get(name, id if name == "correlation_id" else None):
+            return dumps(dict(properties))
+    return None
+
+
+_DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
+_MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
+_VARYING = ("id", "eta", "expires", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin")
+_NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
+
+
+class HeaderTemplate:
+    """The headers of one task's calls, written once with holes: a call costs microseconds.
+
+    Built from a `prototype` with all that is constant for those calls (task, shadow, timelimit, ignore_result,
+    headers, serializer…). ``wire()`` gives what ``encode()`` of the same message gives.
+    """
+
+    __slots__ = ("_is_plain", "_pieces", "prototype")
+
+    def __init__(self, prototype: TaskMessage) -> None:
+        self.prototype = prototype
+        marked = _headers(replace(prototype, **dict.fromkeys(_VARYING, _MARK)))
+        check_headers({**marked, "eta": None, "expires": None})
+        text = encode_json(marked, {"headers": prototype.headers}).decode()
+        self._pieces = tuple(text.split(quote(_MARK)))
+        self._is_plain = (
+            prototype.serializer == "json"
+            and prototype.compression is None
+            and prototype.reply_to is None
+            and prototype.origin is None
+            and all(getattr(prototype, name) is None for name in NO_EMBED)
+        )
+
+    def wire(
+        self,
+        id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        root_id: str | None = None,
+        parent_id: str | None = None,
+        eta: str | None = None,
+        expires: str | None = None,
+        signer: SupportsSigning | None = None,
+    ) -> Wire:
+        """The Wire of one call. EncodeError and PublishError as `encode`."""
+        if not self._is_plain or signer is not None:
+            return encode(self._message(id, args, kwargs, root_id, parent_id, eta, expires), signer)
+        if type(id) is not str or not 0 < len(id) <= MAX_ID or not id.isprintable():
+            raise PublishError(f"task_id must be printable text of 1 to {MAX_ID} characters, not {id!r:.80}")
+        try:
+            arguments = dumps((args, kwargs))
+        except Exception as error:  # __json__ and registered encoders are the user's code
+            raise explain({"args": args, "kwargs": kwargs}, error) from error
+        body = (arguments[:-1] + _NO_EMBED_JSON).encode()
+        if len(body) > MAX_DEPTH and too_deep(body):
+            raise explain({"args": args, "kwargs": kwargs}, RecursionError())
+        quoted = quote(id)
+        head, p1, p2, p3, p4, p5, p6, p7, tail = self._pieces
+        headers = (
+            f"{head}{quoted}{p1}{'null' if eta is None else quote(eta)}"
+            f"{p2}{'null' if expires is None else quote(expires)}"
+            f"{p3}{quoted if root_id is None else quote(root_id)}"
+            f"{p4}{'null' if parent_id is None else quote(parent_id)}"
+            f"{p5}{quote(repr_args(args))}{p6}{quote(repr_kwargs(kwargs))}{p7}{_origin_json}{tail}"
+        )
+        return Wire(headers, None, body)
+
+    def _message(
+        self,
+        id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        root_id: str | None,
+        parent_id: str | None,
+        eta: str | None,
+        expires: str | None,
+    ) -> TaskMessage:
+        return replace(
+            self.prototype, id=id, args=args, kwargs=kwargs, root_id=root_id, parent_id=parent_id, eta=eta,
+            expires=expires,
+        )  # fmt: skip
+
+
+# -- the next attempt --
+
+_DROPPED = frozenset({"signature", "redelivered", "x-death", "x-first-death-exchange", "x-first-death-queue",
+                      "x-first-death-reason", "x-last-death-exchange", "x-last-death-queue",
+                      "x-last-death-reason", "x-delivery-count"})  # fmt: skip
+
+
+def retry_headers(
+    headers: Mapping[str, Any], eta: str | float | None, retries: int, parent_id: str | None
+) -> dict[str, Any]:
+    """Headers of the next attempt: same id, root, group, stamps, limits, `expires` and custom headers.
+
+    `eta` is epoch seconds, ISO 8601 text or None (at once). What a broker added is left behind, and the
+    signature, which no longer holds. The body may be sent again as it came (``compression`` stays).
+    """
+    kept = {name: value for name, value in headers.items() if name not in _DROPPED}
+    kept["eta"] = isoformat(eta) if isinstance(eta, int | float) else eta
+    kept["retries"] = retries
+    kept["parent_id"] = parent_id
+    return kept
+
+
+# -- reading either protocol --
+
+
+def receive(
+    headers: str,
+    properties: str | None,
+    body: bytes,
+    accept: frozenset[str],
+    signer: Verifier | None = None,
+) -> tuple[dict[str, Any], dict[str, Any], Body | None]:
+    """(headers, properties, None) of a protocol 2 message, whose body stays as it is; for protocol 1, whose
+    headers are in its body, the Body too. InvalidTaskMessage or SecurityError with the reason."""
+    parsed = parse_properties(properties)
+    given = read_object(headers, "headers")
+    if "task" in given:
+        return check_headers(given), parsed, None
+    compression = given.get("compression")
+    upgraded, decoded = from_v1(parsed, body, accept, signer, compression=compression)
+    return upgraded, parsed, decoded

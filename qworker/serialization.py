@@ -1,0 +1,270 @@
+"""Values to bytes and back: content types over kombu's registry, bounded and refusing what is not accepted.
+
+Comes from:  protocol (bodies), backends (results).
+Goes to:     the wire and the result store.
+Thread:      any.
+JSON is `json_dialect`'s; every other content type is kombu's, imported when one is first met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
+from qworker.exceptions import exception_from_dict, exception_to_dict
+from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
+from qworker.naming import near
+
+__all__ = [
+    "JSON", "MAX_BYTES", "MAX_DEPTH", "check_accepted", "compress", "content_types", "decode", "decompress", "dumps", "encode",
+    "encode_json", "exception_from_dict", "exception_to_dict", "explain", "loads", "too_deep",
+]  # fmt: skip
+
+JSON = "application/json"
+MAX_BYTES = 16 * 1024 * 1024  #: of one message body, decompressed
+
+#: serializer name → content type, for those kombu ships; others are asked of kombu's registry
+CONTENT_TYPES = {
+    "json": JSON,
+    "pickle": "application/x-python-serialize",
+    "yaml": "application/x-yaml",
+    "msgpack": "application/x-msgpack",
+}
+_NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
+# A short list, because some codecs of Python are slow on hostile input (idna) or are not text at all.
+_ENCODINGS = {
+    "utf-8": "utf-8", "utf8": "utf-8", "binary": "utf-8", "us-ascii": "ascii", "ascii": "ascii",
+    "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16", "utf-32": "utf-32",
+}  # fmt: skip
+
+
+# -- encoding --
+
+
+def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[str, str, bytes]:
+    """(content type, content encoding, bytes) of `value`. EncodeError says which part of `what` cannot be."""
+    if serializer == "json":
+        return JSON, "utf-8", encode_json(value, {what: value})
+    from kombu import serialization
+
+    try:
+        content_type, content_encoding, payload = serialization.dumps(value, serializer)
+    except serialization.SerializerNotInstalled:
+        raise _unknown_serializer(serializer) from None
+    except Exception as error:  # serializers are third-party code and raise what they like
+        raise EncodeError(
+            f"{what} cannot be serialised with {serializer}: {_short(error)}", what, type(value).__name__
+        ) from error
+    return content_type, content_encoding, payload.encode() if isinstance(payload, str) else payload
+
+
+def encode_json(value: Any, parts: Mapping[str, Any]) -> bytes:
+    """UTF-8 JSON of `value`; the names of `parts` tell the user where in it an unserialisable object is."""
+    try:
+        data = dumps(value).encode()
+    except Exception as error:  # __json__ and registered encoders are the user's code
+        raise explain(parts, error) from error
+    if too_deep(data):
+        raise explain(parts, RecursionError())
+    return data
+
+
+def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
+    """The EncodeError for `cause`, naming the first object within `parts` (name → value) that JSON cannot hold."""
+    for name, part in parts.items():
+        found = _first_bad(part, name, 0)
+        if found is not None:
+            path, culprit, reason = found
+            kind = type(culprit).__name__
+            if reason is None:
+                reason = f"{kind} is not JSON"
+            return EncodeError(
+                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), give {kind} "
+                "a __json__() method, or choose a serializer that can",
+                path,
+                kind,
+            )
+    if isinstance(cause, RecursionError):
+        names = " or ".join(parts)
+        return EncodeError(f"{names} nests deeper than {MAX_DEPTH} levels, or contains itself; flatten it")
+    return EncodeError(f"{' and '.join(parts)} cannot be serialised as JSON: {_short(cause)}")
+
+
+def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str | int | float | bool | type(None)):
+                return f"a key of {path}", key, f"a {type(key).__name__} cannot be the key of an object"
+            found = _first_bad(item, f"{path}[{key!r:.80}]", depth + 1)
+            if found is not None:
+                return found
+        return None
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            found = _first_bad(item, f"{path}[{index}]", depth + 1)
+            if found is not None:
+                return found
+        return None
+    try:
+        dumps(value)
+    except TypeError:
+        return path, value, None
+    except Exception as error:  # __json__ and registered encoders are the user's code
+        return path, value, _short(error)
+    return None
+
+
+# -- decoding --
+
+
+def decode(
+    data: bytes, content_type: str, content_encoding: str, accept: frozenset[str], limit: int = MAX_BYTES
+) -> Any:
+    """Value of `data`. `accept` holds serializer names or content types.
+
+    SecurityError when the content type is not accepted (before a byte is looked at); InvalidTaskMessage, with
+    the reason, for anything that does not decode or exceeds `limit` bytes or MAX_DEPTH.
+    """
+    check_accepted(content_type, accept)
+    if len(data) > limit:
+        raise InvalidTaskMessage(f"body of {len(data)} bytes is over the limit of {limit}")
+    if content_type == JSON:
+        return _decode_json(data, content_encoding)
+    from kombu import serialization
+
+    try:
+        return serialization.loads(data, content_type, content_encoding, accept={content_type})
+    except Exception as error:  # decoders are third-party code and raise what they like
+        raise InvalidTaskMessage(f"body is not valid {content_type}: {_short(error)}") from error
+
+
+def _decode_json(data: bytes, content_encoding: str) -> Any:
+    encoding = _ENCODINGS.get(content_encoding) or _ENCODINGS.get(str(content_encoding).lower())
+    if encoding is None:
+        raise InvalidTaskMessage(
+            f"content encoding {content_encoding!r:.80} is not one of {', '.join(_ENCODINGS)}"
+        )
+    if too_deep(data):
+        raise InvalidTaskMessage(f"body nests deeper than {MAX_DEPTH} levels, or its brackets do not match")
+    try:
+        return loads(data.decode(encoding))
+    except Exception as error:  # decoders of registered types are the user's code
+        raise InvalidTaskMessage(f"body is not valid JSON: {_short(error)}") from error
+
+
+def content_types(names: Iterable[str], setting: str = "accept_content") -> frozenset[str]:
+    """Content types of serializer `names` (or content types) as `decode` takes them.
+
+    ConfigurationError when one is unknown.
+    """
+    return frozenset(CONTENT_TYPES.get(name) or _registered(name, setting) for name in names)
+
+
+def _registered(name: str, setting: str) -> str:
+    if name in _NAMES:
+        return name
+    from kombu.serialization import registry
+
+    found = registry.name_to_type.get(name) or (name if name in registry.type_to_name else None)
+    if found is None:
+        raise _unknown_serializer(name, setting)
+    return str(found)
+
+
+def _unknown_serializer(name: str, setting: str = "task_serializer") -> ConfigurationError:
+    from kombu.serialization import registry
+
+    known = sorted(registry.name_to_type)
+    hint = near(name, known) if isinstance(name, str) else []
+    tail = f"did you mean {hint[0]!r}?" if hint else f"there are {', '.join(known)}"
+    return ConfigurationError(f"no serializer is named {name!r}; {tail}", setting=setting)
+
+
+def check_accepted(content_type: str, accept: frozenset[str]) -> None:
+    """SecurityError unless `accept` (serializer names or content types) holds `content_type`."""
+    if content_type in accept or _NAMES.get(content_type) in accept:
+        return
+    name = _NAMES.get(content_type, content_type)
+    raise SecurityError(
+        f"content type {content_type!r:.100} is not accepted; add {name!r:.100} to the setting accept_content only if "
+        "everyone who can write to the broker is trusted"
+    )
+
+
+# -- compression --
+
+
+def compress(data: bytes, method: str) -> tuple[str, bytes]:
+    """(MIME name for the header ``compression``, compressed bytes). ConfigurationError for an unknown method."""
+    from kombu import compression
+
+    try:
+        compressed, mime = compression.compress(data, method)
+    except KeyError:
+        known = ", ".join(sorted({*compression._aliases}))
+        raise ConfigurationError(
+            f"no compression is named {method!r}; there are {known}", setting="task_compression"
+        ) from None
+    return mime, compressed
+
+
+def decompress(data: bytes, mime: str, limit: int = MAX_BYTES) -> bytes:
+    """Bytes of `data` compressed as `mime`; stops at `limit`. InvalidTaskMessage for anything wrong."""
+    open_ = _DECOMPRESSORS.get(mime)
+    if open_ is None:
+        raise InvalidTaskMessage(f"compression {mime!r:.80} is not one of {', '.join(_DECOMPRESSORS)}")
+    try:
+        stream = open_()
+        plain: bytes = stream.decompress(data, limit + 1)
+        complete = stream.eof
+    except Exception as error:  # zlib, bz2, lzma and zstd each have their own, and lzma a memory limit
+        raise InvalidTaskMessage(f"body does not decompress as {mime}: {_short(error)}") from error
+    if len(plain) > limit:
+        raise InvalidTaskMessage(f"body decompresses to more than the limit of {limit} bytes")
+    if not complete:
+        raise InvalidTaskMessage(f"body ends in the middle of its {mime} data")
+    return plain
+
+
+def _zlib() -> Any:
+    import zlib
+
+    return zlib.decompressobj(wbits=47)  # zlib's own header or gzip's: other languages send the latter
+
+
+def _bz2() -> Any:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _lzma() -> Any:
+    import lzma
+
+    return lzma.LZMADecompressor(memlimit=128 * 1024 * 1024)
+
+
+def _zstd() -> Any:
+    from backports import zstd  # type: ignore[import-not-found]
+
+    return zstd.ZstdDecompressor()
+
+
+# brotli is missing because its decompressor cannot be stopped at a size in the versions people have.
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "application/x-gzip": _zlib, "gzip": _zlib, "zlib": _zlib,
+    "application/x-bz2": _bz2, "bzip2": _bz2,
+    "application/x-lzma": _lzma, "lzma": _lzma,
+    "application/zstd": _zstd, "zstd": _zstd,
+}  # fmt: skip
+
+
+def _short(error: BaseException) -> str:
+    """One bounded line about `error`, without what it might quote from a hostile message beyond repair."""
+    if isinstance(error, RecursionError):
+        return "it nests too deep, or contains itself"
+    text = str(error).partition("\n")[0][:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,327 @@
+"""What a message is in the store, and reading it: nothing that arrives is trusted before it passed here.
+
+Comes from:  transports (three columns: headers text, properties text, body bytes).
+Goes to:     the listener (headers only), the child (body).
+Thread:      any; pure.
+Whatever the bytes are, only InvalidTaskMessage and SecurityError come out, with a reason for the dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from qworker.clock import to_epoch
+from qworker.errors import InvalidTaskMessage
+from qworker.json_dialect import MAX_DEPTH, loads, too_deep
+from qworker.safe_repr import printable, safe_repr
+from qworker.serialization import JSON, MAX_BYTES, check_accepted, decode, decompress
+
+MAX_HEADERS = 256 * 1024  #: characters of the headers text
+MAX_ID = 255  #: characters of task names and ids
+_MAX_TEXT = 1024
+_MAX_REPR = 4096
+_MAX_COUNT = 2**31
+
+
+class Wire(NamedTuple):
+    """A message as it is stored: `headers` is JSON text; `properties` too, or None when all are default."""
+
+    headers: str
+    properties: str | None
+    body: bytes
+
+
+class Body(NamedTuple):
+    """A decoded body; `embed` holds callbacks, errbacks, chain and chord, each None if there is none."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    embed: dict[str, Any]
+
+
+class Verifier(Protocol):
+    """What is asked of a `qworker.signing.Signer` here."""
+
+    def verify(
+        self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
+    ) -> None:
+        """SecurityError unless the message is signed with a known key."""
+
+
+# -- headers --
+
+
+def valid_id(value: object) -> bool:
+    """Whether `value` can be a task name or id: printable text of 1 to 255 characters."""
+    return type(value) is str and 0 < len(value) <= MAX_ID and value.isprintable()
+
+
+def _text(value: Any) -> bool:
+    return type(value) is str and len(value) <= _MAX_TEXT and value.isprintable()
+
+
+def _any_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _time(value: Any) -> bool:
+    if type(value) is not str:
+        return False
+    try:
+        to_epoch(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MAX_COUNT
+
+
+def _limits(value: Any) -> bool:
+    return type(value) in (list, tuple) and len(value) == 2 and all(map(_limit, value))
+
+
+def _limit(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value < _MAX_COUNT)
+
+
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _names(value: Any) -> bool:
+    return type(value) in (list, tuple) and all(type(name) is str for name in value)
+
+
+def _table(value: Any) -> bool:
+    return type(value) is dict
+
+
+_Check = Callable[[Any], bool]
+_WORDS: dict[_Check, str] = {
+    valid_id: f"printable text of 1 to {MAX_ID} characters",
+    _text: f"printable text of at most {_MAX_TEXT} characters",
+    _any_text: "text",
+    _time: "a time in ISO 8601",
+    _count: f"a whole number below {_MAX_COUNT}",
+    _limits: "two numbers of seconds, [hard, soft]",
+    _flag: "true or false",
+    _names: "a list of names",
+    _table: "an object",
+}
+
+#: the headers of protocol 2 in Celery's order: name → (check of a value that is not null, value if absent or null)
+HEADERS: dict[str, tuple[_Check, Any]] = {
+    "lang": (_text, "py"),
+    "task": (valid_id, None),
+    "id": (valid_id, None),
+    "shadow": (_text, None),
+    "eta": (_time, None),
+    "expires": (_time, None),
+    "group": (_text, None),
+    "group_index": (_count, None),
+    "retries": (_count, 0),
+    "timelimit": (_limits, [None, None]),
+    "root_id": (_text, None),
+    "parent_id": (_text, None),
+    "argsrepr": (_any_text, None),
+    "kwargsrepr": (_any_text, None),
+    "origin": (_text, None),
+    "ignore_result": (_flag, False),
+    "replaced_task_nesting": (_count, 0),
+    "stamped_headers": (_names, None),
+    "stamps": (_table, {}),
+}
+_CHECKS = tuple((name, check, default is not None) for name, (check, default) in HEADERS.items())
+_REPRS = ("argsrepr", "kwargsrepr")
+
+
+def parse_headers(text: str) -> dict[str, Any]:
+    """The headers of a protocol 2 message: Celery's 19 (always all there, checked) and any others as they came.
+
+    InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or holds a header of the wrong
+    kind. A message without `task` may be one of protocol 1: see `protocol.receive`.
+    """
+    return check_headers(read_object(text, "headers"))
+
+
+def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    """`headers` themselves, completed where one is absent; InvalidTaskMessage when one is of the wrong kind."""
+    for name, check, needed in _CHECKS:
+        try:
+            value = headers[name]
+        except KeyError:
+            return check_headers(_completed(headers))
+        if value is None:
+            if needed:
+                return check_headers(_completed(headers))
+        elif not check(value):
+            raise InvalidTaskMessage(f"header {name!r} is {safe_repr(value, 100)}, not {_WORDS[check]}")
+    if headers["task"] is None or headers["id"] is None:
+        missing = "task" if headers["task"] is None else "id"
+        raise InvalidTaskMessage(f"header {missing!r} is missing")
+    for name in _REPRS:  # for people only, so mended rather than refused
+        value = headers[name]
+        if value is not None and (len(value) > _MAX_REPR or not value.isprintable()):
+            headers[name] = printable(value[:_MAX_REPR])
+    return headers
+
+
+def _completed(headers: dict[str, Any]) -> dict[str, Any]:
+    completed = dict(headers)
+    for name, (_, default) in HEADERS.items():
+        if completed.get(name) is None:
+            completed[name] = default.copy() if isinstance(default, list | dict) else default
+    return completed
+
+
+# -- properties --
+
+_PROPERTIES: tuple[tuple[str, _Check], ...] = (
+    ("content_type", _text),
+    ("content_encoding", _text),
+    ("correlation_id", _text),
+    ("reply_to", _text),
+    ("priority", _count),
+    ("delivery_info", _table),
+)
+
+
+def parse_properties(text: str | None) -> dict[str, Any]:
+    """The properties, of which `content_type` and `content_encoding` are always there; None is all default.
+
+    InvalidTaskMessage when `text` is not a JSON object or one is of the wrong kind.
+    """
+    if text is None:
+        return {"content_type": JSON, "content_encoding": "utf-8"}
+    properties = read_object(text, "properties")
+    for name, check in _PROPERTIES:
+        value = properties.get(name)
+        if value is not None and not check(value):
+            raise InvalidTaskMessage(f"property {name!r} is {safe_repr(value, 100)}, not {_WORDS[check]}")
+    properties["content_type"] = properties.get("content_type") or JSON
+    properties["content_encoding"] = properties.get("content_encoding") or "utf-8"
+    return properties
+
+
+def read_object(text: Any, what: str) -> dict[str, Any]:
+    """The JSON object in `text`, which is called `what` in the InvalidTaskMessage raised if there is none."""
+    if type(text) is not str:
+        text = _as_text(text, what)
+    if len(text) > MAX_HEADERS:
+        raise InvalidTaskMessage(f"{what} of {len(text)} characters are over the limit of {MAX_HEADERS}")
+    if text.count("[") + text.count("{") > MAX_DEPTH and too_deep(text.encode("utf-8", "replace")):
+        raise InvalidTaskMessage(
+            f"{what} nest deeper than {MAX_DEPTH} levels, or their brackets do not match"
+        )
+    try:
+        value = loads(text)
+    except Exception as error:  # decoders of registered types are the user's code
+        raise InvalidTaskMessage(f"{what} are not valid JSON: {type(error).__name__}") from error
+    if type(value) is not dict:
+        raise InvalidTaskMessage(f"{what} are {safe_repr(value, 100)}, not an object")
+    return value
+
+
+def _as_text(value: Any, what: str) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            raise InvalidTaskMessage(f"{what} are not UTF-8") from None
+    raise InvalidTaskMessage(f"{what} are {safe_repr(value, 100)}, not text")
+
+
+# -- body --
+
+NO_EMBED: dict[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+def decode_body(
+    body: bytes,
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    accept: frozenset[str],
+    signer: Verifier | None = None,
+    limit: int = MAX_BYTES,
+) -> Body:
+    """Arguments and embedded calls of a protocol 2 message whose headers and properties were parsed.
+
+    `accept` holds serializer names or content types; with a `signer` the signature is verified first.
+    SecurityError or InvalidTaskMessage say why the message is refused; `limit` is in bytes, decompressed.
+    """
+    if signer is not None:
+        signer.verify(headers, body, properties)
+    value = decode_payload(body, headers.get("compression"), properties, accept, limit)
+    if isinstance(value, dict) and "args" in value:
+        return body_of(value.get("args"), value.get("kwargs"), value)
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise InvalidTaskMessage(f"body is {safe_repr(value, 100)}, not [args, kwargs, embed]")
+    return body_of(*value)
+
+
+def decode_payload(
+    body: bytes, compression: Any, properties: Mapping[str, Any], accept: frozenset[str], limit: int
+) -> Any:
+    """The value in a body of either protocol, decompressed if `compression` names a method."""
+    content_type = properties.get("content_type") or JSON
+    check_accepted(content_type, accept)
+    if type(body) is not bytes:
+        body = _as_bytes(body)
+    if compression is not None:
+        if type(compression) is not str:
+            raise InvalidTaskMessage(f"header 'compression' is {safe_repr(compression, 100)}, not text")
+        if len(body) > limit:
+            raise InvalidTaskMessage(f"body of {len(body)} bytes is over the limit of {limit}")
+        body = decompress(body, compression, limit)
+    return decode(body, content_type, properties.get("content_encoding") or "utf-8", accept, limit)
+
+
+def _as_bytes(body: Any) -> bytes:
+    if isinstance(body, str):
+        return body.encode("utf-8", "surrogatepass")
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    raise InvalidTaskMessage(f"body is {safe_repr(body, 100)}, not bytes")
+
+
+def body_of(args: Any, kwargs: Any, embed: Any) -> Body:
+    """A Body of decoded parts; None stands for an empty one. InvalidTaskMessage when one is of the wrong kind."""
+    if args is None:
+        args = ()
+    elif not isinstance(args, list | tuple):
+        raise InvalidTaskMessage(f"args are {safe_repr(args, 100)}, not a list")
+    if kwargs is None:
+        kwargs = {}
+    elif not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
+        raise InvalidTaskMessage(f"kwargs are {safe_repr(kwargs, 100)}, not an object with names as keys")
+    if embed == NO_EMBED:
+        return Body(tuple(args), kwargs, embed)
+    return Body(tuple(args), kwargs, _embed(embed))
+
+
+def _embed(embed: Any) -> dict[str, Any]:
+    if embed is None:
+        return dict(NO_EMBED)
+    if not isinstance(embed, dict):
+        raise InvalidTaskMessage(f"embed is {safe_repr(embed, 100)}, not an object")
+    checked: dict[str, Any] = {}
+    for name in NO_EMBED:
+        value = embed.get(name)
+        calls = [value] if name == "chord" and value is not None else value
+        if calls is not None and not (isinstance(calls, list | tuple) and all(map(_is_signature, calls))):
+            raise InvalidTaskMessage(f"embedded {name} is {safe_repr(value, 100)}, not made of signatures")
+        checked[name] = value
+    return checked
+
+
+def _is_signature(value: Any) -> bool:
+    return isinstance(value, dict) and valid_id(value.get("task"))
+
+
+__all__ = [
+    "HEADERS", "MAX_HEADERS", "MAX_ID", "NO_EMBED", "Body", "Verifier", "Wire", "body_of",
+    "check_headers", "decode_body", "decode_payload", "parse_headers", "parse_properties", "read_object", "valid_id",
+]  # fmt: skip
