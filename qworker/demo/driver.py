@@ -107,9 +107,9 @@ def _publish(files: Sequence[Path], directory: Path, due: float) -> Results:
         "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
         "die_once": [tasks.die_once.delay(str(directory / "died"))],
         "read_flaky": [tasks.read_flaky.delay(str(files[0]))],
-        "digest": tasks.digest.apply_many([((number,), {}) for number in range(ASYNC_CALLS)]),
-        "notify": tasks.notify.apply_many([((number,), {}) for number in range(NOTIFICATIONS)]),
-        "analyse": tasks.analyse.apply_many([((str(path),), {}) for path in files]),
+        "digest": tasks.digest.apply_many([(number,) for number in range(ASYNC_CALLS)]),
+        "notify": tasks.notify.apply_many([(number,) for number in range(NOTIFICATIONS)]),
+        "analyse": tasks.analyse.apply_many([(str(path),) for path in files]),
     }
 
 

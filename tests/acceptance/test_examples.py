@@ -1,0 +1,122 @@
+"""Each example, run as its README says: a worker that finds the app by itself, and the script beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples"
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the example that the test is named after, where it can write."""
+    name = request.node.name.removeprefix("test_")
+    return Path(shutil.copytree(EXAMPLES / name, tmp_path / name))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
+
+
+def script(directory: Path, name: str) -> str:
+    done = subprocess.run(
+        [sys.executable, name], cwd=directory, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def worker(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``qworker start``, with nothing said about the app; stopped gently, and its exit code and log looked at."""
+    log = directory / "worker.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qworker", "start"],
+            cwd=directory,
+            env=environment(),
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield process
+        assert process.poll() is None, log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, log.read_text()
+        assert "Traceback" not in log.read_text(), log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_log_digest(example: Path) -> None:
+    script(example, "make_logs.py")  # returns after its timer has finished the growing file
+    growing = example / "logs" / "growing.log"
+    finished = growing.read_text()
+    growing.write_text(finished.rstrip("\n"))
+    with worker(example):
+        digest = subprocess.Popen(
+            [sys.executable, "digest.py"], cwd=example, env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        wait_for(example / "worker.log", "StillGrowing")
+        growing.write_text(finished)
+        out, _ = digest.communicate(timeout=60)
+    assert digest.returncode == 0
+    assert "42 files, 80,002 lines" in out
+    assert re.search(r"left out: logs/picture\.log: line 1 is not a log line", out)
+    assert re.search(r"status +200 +[\d,]+ +█+", out)
+
+
+def test_thumbnails(example: Path) -> None:
+    script(example, "make_pictures.py")
+    with worker(example):
+        out = script(example, "make_thumbnails.py")
+    assert "21 thumbnails" in out
+    assert "small-00.png: 80 × 80" in out
+    assert "broken.png: pictures/broken.png is not a PNG picture" in out
+    made = sorted(path.name for path in (example / "thumbnails").iterdir())
+    assert len(made) == 22
+    assert "index.html" in made
+    assert not [name for name in made if name.endswith(".part")]
+
+
+def test_async_checker(example: Path) -> None:
+    site = subprocess.Popen(
+        [sys.executable, "slow_site.py"], cwd=example, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert site.stdout is not None
+        assert site.stdout.readline().startswith("http://127.0.0.1:")
+        with worker(example):
+            out = script(example, "check.py")
+    finally:
+        site.terminate()
+        site.communicate()
+    assert "200: 180 pages" in out
+    assert "404: 20 pages" in out
+    seconds = re.search(r"200 pages in ([\d.]+) s", out)
+    # One after the other they would take 110 seconds.
+    assert seconds is not None
+    assert float(seconds[1]) < 20
+
+
+def wait_for(path: Path, words: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while words not in path.read_text():
+        assert time.monotonic() < deadline, f"{words!r} never appeared in:\n{path.read_text()}"
+        time.sleep(0.05)
