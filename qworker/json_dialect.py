@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from json import encoder as _json_encoder
-from json import scanner as _json_scanner
 from typing import Any
 
 MAX_DEPTH = 200  #: of nested lists and objects
@@ -46,9 +45,7 @@ def _build_dumps() -> Callable[[Any], str]:
 dumps: Callable[[Any], str] = _build_dumps()
 
 _plain = json.JSONDecoder()
-_scan: Callable[[str, int], tuple[Any, int]] = (
-    _json_scanner.c_make_scanner(_plain) if _json_scanner.c_make_scanner else _plain.scan_once
-)
+_scan: Callable[[str, int], tuple[Any, int]] = vars(_plain)["scan_once"]  # the C scanner, where there is one
 
 
 @lru_cache(1)

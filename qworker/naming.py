@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from pathlib import PurePath
 from typing import Any
 
 from qworker.errors import ConfigurationError
@@ -48,7 +47,7 @@ def _main_module() -> str:
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     path = getattr(running, "__file__", None)
-    return PurePath(path).stem if path else "__main__"
+    return os.path.splitext(os.path.basename(path))[0] if path else "__main__"
 
 
 def import_object(path: str) -> Any:

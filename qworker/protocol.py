@@ -131,14 +131,18 @@ def rewire(
 
     PublishError when a header would be refused by the receiver.
     """
-    try:
-        headers = check_headers(headers)
-    except InvalidTaskMessage as error:
-        raise PublishError(f"cannot send task {headers.get('task')}: {error}") from None
+    headers = _checked(headers)
     if signer is not None:
         headers["signature"] = signer.sign(headers, body, properties)
     text = encode_json(headers, {"headers": headers}).decode()
     return Wire(text, _properties_text(properties, headers["id"]), body)
+
+
+def _checked(headers: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return check_headers(headers)
+    except InvalidTaskMessage as error:
+        raise PublishError(f"task {headers.get('task')!r:.80} cannot be sent: {error}") from None
 
 
 def _headers(message: TaskMessage) -> dict[str, Any]:
@@ -212,7 +216,6 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
 _MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
-_VARYING = ("id", "eta", "expires", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin")
 _NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
 
 
@@ -227,8 +230,20 @@ class HeaderTemplate:
 
     def __init__(self, prototype: TaskMessage) -> None:
         self.prototype = prototype
-        marked = _headers(replace(prototype, **dict.fromkeys(_VARYING, _MARK)))
-        check_headers({**marked, "eta": None, "expires": None})
+        marked = _headers(
+            replace(
+                prototype,
+                id=_MARK,
+                eta=_MARK,
+                expires=_MARK,
+                root_id=_MARK,
+                parent_id=_MARK,
+                argsrepr=_MARK,
+                kwargsrepr=_MARK,
+                origin=_MARK,
+            )
+        )
+        _checked({**marked, "eta": None, "expires": None})
         text = encode_json(marked, {"headers": prototype.headers}).decode()
         self._pieces = tuple(text.split(quote(_MARK)))
         self._is_plain = (
@@ -267,7 +282,7 @@ class HeaderTemplate:
         headers = (
             f"{head}{quoted}{p1}{'null' if eta is None else quote(eta)}"
             f"{p2}{'null' if expires is None else quote(expires)}"
-            f"{p3}{quoted if root_id is None else quote(root_id)}"
+            f"{p3}{quote(root_id) if root_id else quoted}"
             f"{p4}{'null' if parent_id is None else quote(parent_id)}"
             f"{p5}{quote(repr_args(args))}{p6}{quote(repr_kwargs(kwargs))}{p7}{_origin_json}{tail}"
         )

@@ -32,28 +32,32 @@ def repr_args(args: tuple[Any, ...], limit: int = LIMIT) -> str:
     """Representation of positional arguments, "(1, 2)"."""
     if not args:
         return "()"
-    size = 0
-    for value in args:
-        kind = type(value)
-        if kind is str:
-            size += len(value)
-        elif kind not in _PLAIN:
-            return _bounded(tuple(args), limit)
-    if size <= limit:
-        try:
-            text = repr(args if type(args) is tuple else tuple(args))
-        except ValueError:
-            return _bounded(tuple(args), limit)
-        if len(text) <= limit:
-            return text
-    return _bounded(tuple(args), limit)
+    return _fast_repr(args, args, limit) or _bounded(tuple(args), limit)
 
 
 def repr_kwargs(kwargs: dict[str, Any], limit: int = LIMIT) -> str:
     """Representation of keyword arguments, "{'x': 1}"."""
     if not kwargs:
         return "{}"
-    return _bounded(kwargs, limit)
+    return _fast_repr(kwargs, kwargs.values(), limit) or _bounded(kwargs, limit)
+
+
+def _fast_repr(container: object, values: Iterable[object], limit: int) -> str | None:
+    """Python's own repr when that is sure to be short and harmless, else None."""
+    size = 0
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            size += len(value)  # type: ignore[arg-type]
+        elif kind not in _PLAIN:
+            return None
+    if size > limit:
+        return None
+    try:
+        text = repr(container)
+    except ValueError:  # an int of too many digits
+        return None
+    return text if len(text) <= limit else None
 
 
 def printable(text: str) -> str:

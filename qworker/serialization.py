@@ -47,10 +47,11 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
     if serializer == "json":
         return JSON, "utf-8", encode_json(value, {what: value})
     from kombu import serialization
+    from kombu.exceptions import SerializerNotInstalled
 
     try:
-        content_type, content_encoding, payload = serialization.dumps(value, serializer)
-    except serialization.SerializerNotInstalled:
+        content_type, content_encoding, payload = serialization.dumps(value, serializer)  # type: ignore[no-untyped-call]
+    except SerializerNotInstalled:
         raise _unknown_serializer(serializer) from None
     except Exception as error:  # serializers are third-party code and raise what they like
         raise EncodeError(
@@ -136,7 +137,7 @@ def decode(
     from kombu import serialization
 
     try:
-        return serialization.loads(data, content_type, content_encoding, accept={content_type})
+        return serialization.loads(data, content_type, content_encoding, accept={content_type})  # type: ignore[no-untyped-call]
     except Exception as error:  # decoders are third-party code and raise what they like
         raise InvalidTaskMessage(f"body is not valid {content_type}: {_short(error)}") from error
 
@@ -202,7 +203,7 @@ def compress(data: bytes, method: str) -> tuple[str, bytes]:
     from kombu import compression
 
     try:
-        compressed, mime = compression.compress(data, method)
+        compressed, mime = compression.compress(data, method)  # type: ignore[no-untyped-call]
     except KeyError:
         known = ", ".join(sorted({*compression._aliases}))
         raise ConfigurationError(

@@ -117,7 +117,7 @@ def _key(receiver: Any, sender: Any, dispatch_uid: Any) -> Any:
 def _reference(receiver: Callable[..., Any], weak: bool) -> Callable[[], Callable[..., Any] | None]:
     if not weak:
         return lambda: receiver
-    return weakref.WeakMethod(receiver) if hasattr(receiver, "__func__") else weakref.ref(receiver)  # type: ignore[arg-type]
+    return weakref.WeakMethod(receiver) if hasattr(receiver, "__func__") else weakref.ref(receiver)
 
 
 def _check_signature(signal: Signal, receiver: Any) -> None:
