@@ -1,0 +1,132 @@
+"""The enqueueing process of one cell, run in the peer's environment: `python -m benchmarks.producer ADAPTER`.
+
+Takes one JSON object a line on standard input ({"do": name, ...}), answers one a line on standard output, and ends
+at end of file. What the adapter prints goes to standard error. Loops that are timed run here, so that nothing of
+the harness stands between two calls.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+from benchmarks.bodies import RECORD
+
+
+def _records() -> int:
+    try:
+        return os.stat(os.environ["BENCHMARK_RECORDS"]).st_size // RECORD.size
+    except FileNotFoundError:
+        return 0
+
+
+def _await_records(expected: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while _records() < expected:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def prepare(adapter: ModuleType) -> dict[str, Any]:
+    """Make what the peer needs. Answers whether it has a bulk call."""
+    adapter.prepare()
+    return {"bulk": hasattr(adapter, "send_many")}
+
+
+def fill(
+    adapter: ModuleType, task: str, base: int, count: int, extra: list[Any], batch: int, limit: float
+) -> dict[str, Any]:
+    """Enqueue `count` calls, one at a time when `batch` is 0; stops after `limit` seconds. Answers how many, how long."""
+    indices = iter(range(base, base + count))
+    sent = 0
+    began = time.monotonic()
+    while sent < count and time.monotonic() - began < limit:
+        # The clock is read once in so many calls, to cost nothing.
+        chunk = list(islice(indices, batch or 200))
+        if batch:
+            adapter.send_many(task, [(index, *extra) for index in chunk])
+        else:
+            for index in chunk:
+                adapter.send(task, index, *extra)
+        sent += len(chunk)
+    return {"sent": sent, "seconds": time.monotonic() - began}
+
+
+def send(adapter: ModuleType, task: str, args: list[Any]) -> dict[str, Any]:
+    """Enqueue one call. Answers the monotonic time just before it, in nanoseconds."""
+    called = time.monotonic_ns()
+    adapter.send(task, *args)
+    return {"called": called}
+
+
+def one_by_one(
+    adapter: ModuleType,
+    task: str,
+    base: int,
+    count: int,
+    extra: list[Any],
+    gap: float,
+    patience: float,
+    limit: float,
+) -> dict[str, Any]:
+    """Enqueue a call, wait for its record, rest about `gap` seconds, and again. Answers the times of the calls."""
+    calls: list[int] = []
+    began = time.monotonic()
+    for index in range(base, base + count):
+        seen = _records()
+        called = time.monotonic_ns()
+        adapter.send(task, index, *extra)
+        calls.append(called)
+        if not _await_records(seen + 1, patience) or time.monotonic() - began > limit:
+            break
+        # A varying rest, lest it keeps step with a poll of the peer.
+        time.sleep(gap * (0.5 + (index * 0.618) % 1.0))
+    return {"calls": calls}
+
+
+def schedule(
+    adapter: ModuleType, task: str, base: int, count: int, first: float, rate: float
+) -> dict[str, Any]:
+    """Enqueue `count` calls due from `first` (epoch seconds) on, `rate` a second; a rate of 0 makes all due at once."""
+    began = time.monotonic()
+    for offset in range(count):
+        due = first + (offset / rate if rate else 0.0)
+        adapter.send_at(due, task, base + offset, due)
+    return {"seconds": time.monotonic() - began}
+
+
+def finish(adapter: ModuleType) -> dict[str, Any]:
+    """Remove what `prepare` made outside the cell's directory."""
+    getattr(adapter, "finish", lambda: None)()
+    return {}
+
+
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    function.__name__: function for function in (prepare, fill, send, one_by_one, schedule, finish)
+}
+
+
+def main() -> None:
+    """Serve commands until the harness closes our input."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    adapter = importlib.import_module(f"benchmarks.adapters.{sys.argv[1]}")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = COMMANDS[request.pop("do")](adapter, **request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Runs the cells one after the other and gathers what they give.
+
+Rounds go over all peers before the next round begins, so a slow spell of the machine hits them alike. Workloads
+are the outer loop: the cells that are compared stand close together in time.
+"""
+
+import datetime
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import environments, limits
+from benchmarks.cell import Cell, CellError
+from benchmarks.peers import PEERS, Peer
+from benchmarks.results import CellResult, Results
+from benchmarks.workloads import WORKLOADS
+
+RUNS = Path(__file__).resolve().parent / ".runs"
+
+
+def plan(peers: Sequence[str], workloads: Sequence[str], rounds: int) -> Iterator[tuple[int, str, Peer]]:
+    """The cells in the order they are run: (round, workload, peer)."""
+    for number in range(1, rounds + 1):
+        for workload in workloads:
+            for name in peers:
+                if workload in PEERS[name].workloads:
+                    yield number, workload, PEERS[name]
+
+
+def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: float, out: Path) -> Results:
+    """Make the environments, run every cell, and keep `out`/results.json up to date after each one."""
+    results = Results(
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        scale=scale,
+        rounds=rounds,
+        machine=machine(),
+    )
+    for name in peers:
+        environments.ensure(PEERS[name])
+        results.peers[name] = {"version": environments.version(PEERS[name]), "note": PEERS[name].note}
+    out.mkdir(parents=True, exist_ok=True)
+    results.limits = limits.measure(RUNS)
+    cells = list(plan(peers, workloads, rounds))
+    for place, (number, workload, peer) in enumerate(cells, 1):
+        result = _cell(number, workload, peer, scale)
+        results.cells.append(result)
+        results.save(out / "results.json")
+        print(f"[{place}/{len(cells)}] {describe(result)}", file=sys.stderr, flush=True)
+    return results
+
+
+def _cell(number: int, workload: str, peer: Peer, scale: float) -> CellResult:
+    result = CellResult(peer.name, workload, number, noise=limits.noise())
+    began = time.monotonic()
+    try:
+        with Cell(peer, workload, scale, RUNS) as cell:
+            result.figures = WORKLOADS[workload](cell)
+            result.tasks, result.lost, result.repeated = cell.tasks, cell.lost, cell.repeated
+    except CellError as error:
+        result.error = str(error)
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
+
+
+def describe(result: CellResult) -> str:
+    """One line for the terminal about a cell that is done."""
+    head = f"{result.workload:12} {result.peer:18} {result.seconds:6.1f} s "
+    if result.error:
+        return f"{head} failed: {result.error}"
+    figures = ", ".join(f"{name} {value:,.6g}" for name, value in result.figures.items())
+    wrong = f"  LOST {result.lost} REPEATED {result.repeated}" if result.lost or result.repeated else ""
+    return f"{head} {figures}{wrong}"
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": f"{os.cpu_count()} × {_processor()}",
+        "memory": f"{memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
