@@ -15,8 +15,6 @@ from benchmarks.workloads import WORKLOADS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 1 when a cell failed, 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
-    # Asked to end, we must still pass through the cells' clean-up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return int(options.command(options))
 
 
@@ -96,6 +94,8 @@ def _setup(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # Asked to end, we must still pass through the cells' clean-up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found = run.execute(options.peers, options.workloads, options.rounds, options.scale, options.out)
     print(markdown.document(found))
     for path in report.write(found, options.out):

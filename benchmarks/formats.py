@@ -13,8 +13,9 @@ def number(metric: Metric, value: float) -> str:
     digits = metric.digits
     while value and round(value, digits) == 0 and digits < 4:
         digits += 1
-    text = f"{value:,.{digits}f}"
-    return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
+    if round(value, digits) == 0:
+        return f"{0:.{metric.digits}f}"
+    return f"{value:,.{digits}f}".replace("-", "−")
 
 
 def figure(metric: Metric, spread: Spread | None, unit: bool = True) -> str:

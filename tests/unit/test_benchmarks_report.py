@@ -1,0 +1,326 @@
+"""The benchmarks' arithmetic and report, on made-up figures: nothing is measured here."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chart, findings, formats, markdown, page, records, report, results
+from benchmarks.__main__ import main
+from benchmarks.bodies import RECORD
+from benchmarks.judgement import MISS, PASS, UNKNOWN, best_peer, judge, judge_all
+from benchmarks.metrics import METRICS, TARGETS, Goal, Target
+from benchmarks.peers import EVERYTHING, PEERS
+from benchmarks.results import CellResult, Results, Spread
+from benchmarks.run import describe, plan
+from benchmarks.summary import median, percentile
+from benchmarks.workloads import WORKLOADS
+
+
+def outcome(**figures: dict[str, float | list[float]]) -> Results:
+    """Results from keyword arguments metric={peer: value, or values of the rounds}."""
+    found = Results(started="2030-01-02T03:04:05+00:00", machine={"processor": "2 × test"})
+    for metric, peers in figures.items():
+        for peer, values in peers.items():
+            found.peers.setdefault(peer, {"version": "1.0", "note": f"note on {peer}"})
+            for number, value in enumerate(values if isinstance(values, list) else [values], 1):
+                found.cells.append(
+                    CellResult(peer, METRICS[metric].workload, number, {metric: value}, tasks=100, noise=8.0)
+                )
+    return found
+
+
+def target(metric: str, subject: str = "qworker") -> Target:
+    return next(found for found in TARGETS if (found.metric, found.subject) == (metric, subject))
+
+
+# --- statistics
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(0, 1), (1, 1), (50, 50), (95, 95), (99, 99), (99.5, 100), (100, 100)]
+)
+def test_percentile_is_the_nearest_rank(rank: float, expected: int) -> None:
+    assert percentile(list(range(100, 0, -1)), rank) == expected
+
+
+def test_percentile_of_one_value_is_that_value() -> None:
+    assert [percentile([7.0], rank) for rank in (0, 50, 99)] == [7.0, 7.0, 7.0]
+
+
+def test_statistics_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="percentile"):
+        percentile([], 50)
+    with pytest.raises(ValueError, match="median"):
+        median([])
+
+
+# --- records
+
+
+def test_records_are_read_and_losses_and_repeats_counted(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    begun = RECORD.pack(12, 1, 5, 0)
+    runs = [RECORD.pack(task, 1, 5, 9) for task in (10, 11, 11, 12, 99)]
+    path.write_bytes(begun + b"".join(runs) + b"half a rec")
+    assert records.count(path) == 6
+    found = records.ended(records.read(path), base=10, expected=4)
+    assert [record.task for record in found] == [10, 11, 11, 12]
+    assert records.tally(found, 4) == records.Tally(expected=4, lost=1, repeated=1)
+
+
+def test_no_file_means_no_records(tmp_path: Path) -> None:
+    assert records.read(tmp_path / "none") == []
+    assert records.count(tmp_path / "none") == 0
+
+
+def test_a_record_is_24_bytes() -> None:
+    assert RECORD.size == 24
+
+
+# --- results
+
+
+def test_results_survive_the_file(tmp_path: Path) -> None:
+    before = outcome(noop_rate={"qworker": [1.0, 3.0], "huey-sqlite": 2.0})
+    before.cells[0].error = "it said no"
+    before.save(tmp_path / "results.json")
+    assert results.load(tmp_path / "results.json") == before
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text('{"schema": 0}')
+    with pytest.raises(ValueError, match="schema 0"):
+        results.load(tmp_path / "old.json")
+
+
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    found = outcome(noop_rate={"qworker": [10.0, 40.0, 20.0]})
+    assert found.figure("noop_rate", "qworker") == Spread(median=20.0, least=10.0, most=40.0)
+    assert found.figure("noop_rate", "huey-sqlite") is None
+
+
+def test_cells_on_a_busy_machine_are_named() -> None:
+    found = outcome(noop_rate={"qworker": [1.0, 2.0, 3.0]})
+    found.cells[1].noise = 13.0
+    assert found.noisy() == [found.cells[1]]
+    assert "1 of 3 cells" in "".join(findings.warnings(found))
+
+
+# --- judgement
+
+
+def test_a_target_relative_to_two_peers_takes_both() -> None:
+    peers = {"huey-sqlite": 4_000.0, "celery-sqlalchemy": 300.0}
+    assert judge(outcome(noop_rate={"qworker": 10_000.0, **peers}), target("noop_rate")).verdict == PASS
+    assert judge(outcome(noop_rate={"qworker": 9_999.0, **peers}), target("noop_rate")).verdict == MISS
+    peers["celery-sqlalchemy"] = 400.0
+    row = judge(outcome(noop_rate={"qworker": 10_000.0, **peers}), target("noop_rate"))
+    assert (row.verdict, row.required) == (MISS, 12_000.0)
+
+
+def test_a_target_whose_peer_is_missing_is_not_met_but_can_be_missed() -> None:
+    only_huey = {"huey-sqlite": 4_000.0}
+    assert (
+        judge(outcome(noop_rate={"qworker": 20_000.0, **only_huey}), target("noop_rate")).verdict == UNKNOWN
+    )
+    assert judge(outcome(noop_rate={"qworker": 1_000.0, **only_huey}), target("noop_rate")).verdict == MISS
+    assert judge(outcome(noop_rate=only_huey), target("noop_rate")).verdict == UNKNOWN
+
+
+def test_lower_is_better_where_the_metric_says_so() -> None:
+    row = judge(
+        outcome(latency_p50={"qworker": 0.8, "huey-redis": 0.4, "huey-sqlite": 70.0}), target("latency_p50")
+    )
+    assert row.best == ("huey-redis", Spread(0.4, 0.4, 0.4))
+    assert (row.ratio, row.verdict, row.aim) == (0.5, PASS, MISS)
+
+
+def test_an_early_task_misses_its_target() -> None:
+    assert judge(outcome(eta_earliest={"qworker": -0.1}), target("eta_earliest")).verdict == MISS
+    assert judge(outcome(eta_earliest={"qworker": 0.0}), target("eta_earliest")).verdict == PASS
+
+
+def test_a_variant_is_judged_by_its_own_figure_and_is_no_peer() -> None:
+    found = outcome(enqueue_rate={"qworker": 5_000.0, "qworker-normal": 16_000.0, "huey-sqlite": 5_000.0})
+    assert judge(found, target("enqueue_rate", "qworker-normal")).verdict == PASS
+    assert best_peer(found, METRICS["enqueue_rate"]) == ("huey-sqlite", Spread(5_000.0, 5_000.0, 5_000.0))
+
+
+def test_zero_gives_no_ratio() -> None:
+    row = judge(outcome(idle_written={"qworker": 0.0, "huey-sqlite": 12.0}), target("idle_written"))
+    assert (row.ratio, row.verdict) == (None, PASS)
+
+
+def test_only_targets_of_the_workloads_run_are_judged() -> None:
+    rows = judge_all(outcome(latency_p50={"huey-redis": 1.0}))
+    assert [row.metric.name for row in rows] == ["latency_p50", "latency_p99"]
+
+
+# --- the tables agree with each other
+
+
+def test_every_target_and_metric_names_what_exists() -> None:
+    assert {metric.workload for metric in METRICS.values()} == set(WORKLOADS) == set(EVERYTHING)
+    for found in TARGETS:
+        assert found.metric in METRICS
+        assert found.subject in PEERS
+        assert METRICS[found.metric].workload in PEERS[found.subject].workloads
+        for goal in found.goals:
+            assert not goal.peer or METRICS[found.metric].workload in PEERS[goal.peer].workloads
+
+
+def test_every_peer_has_its_adapter_and_known_workloads() -> None:
+    adapters = Path(formats.__file__).parent / "adapters"
+    for peer in PEERS.values():
+        assert (adapters / f"{peer.adapter}.py").is_file()
+        assert set(peer.workloads) | set(peer.most) <= set(WORKLOADS)
+
+
+def test_rounds_go_over_all_peers_of_a_workload_before_the_next() -> None:
+    cells = [
+        (number, workload, peer.name)
+        for number, workload, peer in plan(["qworker", "pgqueuer"], ["noop", "bulk"], 2)
+    ]
+    once = [("noop", "qworker"), ("bulk", "qworker"), ("bulk", "pgqueuer")]
+    assert cells == [(number, *cell) for number in (1, 2) for cell in once]
+
+
+# --- how it reads
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [
+        ("noop_rate", 12_345.6, "12,346"),
+        ("latency_p50", 0.376, "0.38"),
+        ("latency_p50", 0.0004, "0.0004"),
+        ("eta_earliest", -286.294, "−286.29"),
+        ("idle_written", 0.0, "0.0"),
+        ("eta_pss_growth", -0.00001, "0.0"),
+    ],
+)
+def test_numbers(metric: str, value: float, expected: str) -> None:
+    assert formats.number(METRICS[metric], value) == expected
+
+
+def test_figures_show_the_spread_of_the_rounds() -> None:
+    assert formats.figure(METRICS["noop_rate"], Spread(2_000, 1_000, 3_000)) == "2,000 (1,000–3,000) tasks/s"
+    assert formats.figure(METRICS["noop_rate"], Spread(2_000, 2_000, 2_000)) == "2,000 tasks/s"
+    assert formats.figure(METRICS["noop_rate"], None) == "–"
+
+
+def test_goals_in_words() -> None:
+    assert formats.goals(target("noop_rate")) == "≥ 2.5 × huey-sqlite, ≥ 30 × celery-sqlalchemy"
+    assert formats.goals(target("latency_p50")) == "≤ 1.00 ms"
+    assert formats.goal(target("eta_earliest"), Goal(0)) == "≥ 0.00 ms"
+
+
+def test_a_cell_tells_its_losses_and_its_failure() -> None:
+    cell = CellResult("arq", "noop", 1, {"noop_rate": 12_345.678}, lost=3, repeated=1)
+    assert "noop_rate 12,345.7" in describe(cell)
+    assert "LOST 3 REPEATED 1" in describe(cell)
+    cell.error = "no task ran"
+    assert describe(cell).endswith("failed: no task ran")
+
+
+FULL = {
+    "noop_rate": {"qworker": 18_000.0, "huey-sqlite": 5_000.0, "celery-sqlalchemy": 320.0},
+    "latency_p50": {"qworker": 0.9, "huey-redis": 0.5, "celery-sqlalchemy": 990.0},
+    "eta_earliest": {"qworker": 0.1, "huey-redis": -900.0},
+}
+
+
+def test_the_markdown_has_figure_ratio_target_and_mark() -> None:
+    text = markdown.document(outcome(**FULL))
+    line = next(line for line in text.splitlines() if line.startswith("| drain no-op"))
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "drain no-op tasks",
+        "18,000 tasks/s",
+        "5,000 tasks/s huey-sqlite",
+        "3.60×",
+        "≥ 2.5 × huey-sqlite, ≥ 30 × celery-sqlalchemy",
+        "✔",
+        "≥ 20,000 tasks/s",
+        "✘",
+    ]
+    assert "none lost, none run twice" in text
+
+
+def test_the_text_plot_grows_to_the_better_side() -> None:
+    lines = markdown.plot(judge_all(outcome(**FULL))).splitlines()
+    better = next(line for line in lines if line.startswith("drain no-op"))
+    worse = next(line for line in lines if line.startswith("idle latency, p50"))
+    assert re.search(r" │█+", better)
+    assert re.search(r"█+│ ", worse)
+
+
+def test_a_plot_of_nothing_says_so() -> None:
+    assert "no figure" in markdown.plot([])
+    assert chart.against_best([]) == ""
+
+
+def test_table_cells_cannot_break_the_table() -> None:
+    assert markdown.table(["a"], [["x|y\nz"]]).splitlines()[-1] == "| x\\|y z |"
+
+
+def test_losses_are_shown() -> None:
+    found = outcome(noop_rate={"qworker": 1.0})
+    found.cells[0].lost = 2
+    assert "| qworker | noop     | 1     | 100   | 2    | 0         |" in markdown.document(found)
+
+
+def test_failures_and_trials_are_warned_of() -> None:
+    found = outcome(noop_rate={"qworker": 1.0})
+    found.scale = 0.1
+    found.cells[0].error = "no task ran"
+    assert [line.split(":")[0] for line in findings.warnings(found)] == [
+        "Run at scale 0.1",
+        "No figure for noop, qworker",
+    ]
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
+    found = outcome(**FULL)
+    found.peers["qworker"]["note"] = "a <b> & 'c'"
+    html = page.document(found)
+    for plot in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ElementTree.fromstring(plot)
+    assert html.count("<svg") == 1 + len(FULL)
+    assert "a &lt;b&gt; &amp; &#x27;c&#x27;" in html
+    assert not re.search(r"(src|href)=|https?:|@import|url\(", html)
+    assert "pass" in html
+    assert "miss" in html
+
+
+def test_far_apart_figures_are_drawn_on_a_logarithmic_scale() -> None:
+    near = chart.peers(METRICS["noop_rate"], {"qworker": Spread(3, 3, 3), "x": Spread(1, 1, 1)}, None)
+    far = chart.peers(METRICS["noop_rate"], {"qworker": Spread(3000, 3000, 3000), "x": Spread(1, 1, 1)}, None)
+    assert ("logarithmic" in near, "<rect" in near) == (False, True)
+    assert ("logarithmic" in far, "<rect" in far) == (True, False)
+
+
+@pytest.mark.parametrize("value", [0.0, -5.0])
+def test_figures_of_zero_and_below_can_be_drawn(value: float) -> None:
+    drawn = chart.peers(METRICS["eta_pss_growth"], {"qworker": Spread(value, value, value)}, 10.0)
+    ElementTree.fromstring(drawn)
+    assert "target 10.0" in drawn
+
+
+def test_both_reports_are_written_and_can_be_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = outcome(**FULL)
+    first = {path.name: path.read_text() for path in report.write(found, tmp_path / "a")}
+    found.save(tmp_path / "results.json")
+    assert main(["report", str(tmp_path / "results.json")]) == 0
+    assert first == {name: (tmp_path / name).read_text() for name in ("report.md", "report.html")}
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_an_unknown_peer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--peers", "huey-sqlite,rabbit"])
+    assert stopped.value.code == 2
+    assert "unknown: rabbit; choose from qworker" in capsys.readouterr().err
