@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: list, setup, run, report."""
+"""`python -m benchmarks`: list, setup, run, report. Without a command it runs everything, which takes some 20 minutes."""
 
 import argparse
 import signal
@@ -14,7 +14,8 @@ from benchmarks.workloads import WORKLOADS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 1 when a cell failed, 2 for a wrong command line."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given or ["run"])
     return int(options.command(options))
 
 
