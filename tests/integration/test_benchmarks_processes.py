@@ -1,0 +1,89 @@
+"""The process tree that the benchmarks weigh and end: nothing may escape it."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import Tree
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+
+ESCAPING = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("escaped", "w").write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+open("ready", "w").close()
+time.sleep(60)
+"""
+BUSY = """
+import os, time
+file = open("written", "wb")
+file.write(b"x" * 4_000_000)
+os.fsync(file.fileno())
+end = time.process_time() + 0.2
+while time.process_time() < end:
+    pass
+open("ready", "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def grow(tmp_path: Path) -> Iterator[Callable[[str], Tree]]:
+    trees: list[Tree] = []
+
+    def start(code: str) -> Tree:
+        tree = Tree([sys.executable, "-c", code], os.environ, tmp_path)
+        trees.append(tree)
+        until = time.monotonic() + 10
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < until, "the process did not get ready"
+            time.sleep(0.01)
+        return tree
+
+    yield start
+    for tree in trees:
+        tree.kill()
+
+
+def test_a_child_that_left_the_session_is_counted_and_ended(
+    grow: Callable[[str], Tree], tmp_path: Path
+) -> None:
+    tree = grow(ESCAPING)
+    escaped = int((tmp_path / "escaped").read_text())
+    assert set(tree.members()) == {tree.process.pid, escaped}
+    tree.kill()
+    assert tree.members() == []
+    assert tree.process.returncode == -signal.SIGKILL
+
+
+def test_processor_time_memory_and_writes_are_seen(grow: Callable[[str], Tree], tmp_path: Path) -> None:
+    tree = grow(BUSY)
+    assert 0.2 <= tree.cpu_seconds() < 5
+    assert 1_000_000 < tree.pss_bytes() < 200_000_000
+    on_disk = os.major(os.stat(tmp_path).st_dev) != 0  # A tmpfs has no device, and nothing is written to storage.
+    assert tree.written_bytes() >= (4_000_000 if on_disk else 0)
+
+
+def test_stop_tells_how_long_it_took(grow: Callable[[str], Tree]) -> None:
+    tree = grow(BUSY)
+    taken = tree.stop(timeout=5)
+    assert taken is not None
+    assert taken < 5
+    assert not tree.alive()
+
+
+def test_a_process_that_ignores_the_signal_is_killed(grow: Callable[[str], Tree]) -> None:
+    tree = grow(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{BUSY}")
+    assert tree.stop(timeout=0.2) is None
+    assert tree.members() == []
