@@ -1,3 +1,109 @@
-"""qworker: a distributed task queue."""
+"""qworker: a distributed task queue.
+
+The public names; each is imported when it is first used, so that ``import qworker`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qworker import errors, signals, states
+    from qworker.app import QWorker, shared_task
+    from qworker.current import Context, current_app, current_task
+    from qworker.errors import (
+        ConfigurationError,
+        Ignore,
+        MaxRetriesExceeded,
+        NotRegistered,
+        PublishError,
+        QWorkerError,
+        Reject,
+        ResultTimeout,
+        Retry,
+        SoftTimeLimitExceeded,
+        TaskRevoked,
+        TimeLimitExceeded,
+        WorkerLost,
+    )
+    from qworker.logs import get_task_logger
+    from qworker.middleware import Middleware
+    from qworker.result import AsyncResult, EagerResult, allow_join_result
+    from qworker.signature import Signature
+    from qworker.task import Task
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "qworker.app": ("QWorker", "shared_task"),
+    "qworker.current": ("Context", "current_app", "current_task"),
+    "qworker.errors": (
+        "ConfigurationError",
+        "Ignore",
+        "MaxRetriesExceeded",
+        "NotRegistered",
+        "PublishError",
+        "QWorkerError",
+        "Reject",
+        "ResultTimeout",
+        "Retry",
+        "SoftTimeLimitExceeded",
+        "TaskRevoked",
+        "TimeLimitExceeded",
+        "WorkerLost",
+    ),
+    "qworker.logs": ("get_task_logger",),
+    "qworker.middleware": ("Middleware",),
+    "qworker.result": ("AsyncResult", "EagerResult", "allow_join_result"),
+    "qworker.signature": ("Signature",),
+    "qworker.task": ("Task",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULES = ("errors", "signals", "states")
+
+__all__ = [  # noqa: RUF022 - what people look for first stands first
+    "QWorker",
+    "shared_task",
+    "Task",
+    "AsyncResult",
+    "EagerResult",
+    "Signature",
+    "Context",
+    "Middleware",
+    "current_app",
+    "current_task",
+    "allow_join_result",
+    "get_task_logger",
+    "errors",
+    "signals",
+    "states",
+    "ConfigurationError",
+    "Ignore",
+    "MaxRetriesExceeded",
+    "NotRegistered",
+    "PublishError",
+    "QWorkerError",
+    "Reject",
+    "ResultTimeout",
+    "Retry",
+    "SoftTimeLimitExceeded",
+    "TaskRevoked",
+    "TimeLimitExceeded",
+    "WorkerLost",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"qworker.{name}")
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'qworker' has no attribute {name!r}")
+    value = getattr(import_module(_ROOM_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

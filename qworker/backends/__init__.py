@@ -1,1 +1,45 @@
-""""""
+"""Result stores, found by the scheme of their URL; each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from qworker.backends.base import Backend
+from qworker.clock import Clock
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+SCHEMES: dict[str, tuple[str, str]] = {
+    "sqlite": ("qworker.backends.sqlite", "SQLiteBackend"),
+    "db": ("qworker.backends.sql", "SQLBackend"),
+    "file": ("qworker.backends.filesystem", "FilesystemBackend"),
+    "cache": ("qworker.backends.memory", "MemoryBackend"),
+    "disabled": ("qworker.backends.disabled", "DisabledBackend"),
+}
+"""Where the class for each scheme is; ``db+postgresql`` is found by what stands before the plus."""
+
+_EXAMPLES = (
+    "sqlite:///results.db, db+postgresql://user@host/name, file:///directory, cache+memory:// or disabled://"
+)
+
+
+def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
+    """Return the result store at *url*; it connects at its first use.
+
+    Raises ConfigurationError for a scheme there is no store for, or when the extra that it needs is not installed.
+    """
+    scheme = url.partition("://")[0].lower()
+    family, _, driver = scheme.partition("+")
+    if family not in SCHEMES or "://" not in url or (family == "cache" and driver != "memory"):
+        guesses = near(family, SCHEMES)
+        hint = f"did you mean {guesses[0]}://?" if guesses else f"use {_EXAMPLES}"
+        raise ConfigurationError(
+            f"there is no result store for {scheme or url!r}://; {hint}", setting="result_backend"
+        )
+    module, name = SCHEMES[family]
+    backend: Backend = getattr(import_module(module), name)(url, conf, clock)
+    return backend
+
+
+__all__ = ["Backend", "open_backend"]

@@ -1,0 +1,399 @@
+"""QWorker: the application. Configuration, tasks and connections in one object.
+
+Comes from:  the user's module: ``app = QWorker("proj")``.
+Goes to:     everything else, as an argument. Below this room nothing imports it.
+Thread:      any; what is opened at first use is opened under one lock.
+
+Making an app reads nothing, opens nothing and imports no driver.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from qworker import registry, signals
+from qworker.backends import Backend, open_backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.conf import Settings
+from qworker.current import Proxy, add_app, all_apps, get_current_app, set_default_app
+from qworker.errors import ConfigurationError
+from qworker.middleware import Middleware
+from qworker.naming import import_object, task_name
+from qworker.publishing import Publisher
+from qworker.registry import TaskRegistry
+from qworker.result import AsyncResult
+from qworker.serialization import content_types
+from qworker.signals import Signal
+from qworker.signature import Signature
+from qworker.task import AsyncTask, Task, make_task
+from qworker.transports import open_store
+from qworker.transports.lease import LeaseStore
+
+if TYPE_CHECKING:
+    from qworker.signing import Signer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """Makes a task of a function: what ``@app.task(…)`` is, to a type checker."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class BoundDecorator(Protocol):
+    """The same with ``bind=True``: the function's first parameter is the task, and no argument of the call."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
+
+
+class Control:
+    """Orders to all workers."""
+
+    def __init__(self, app: QWorker) -> None:
+        self._app = app
+
+    def revoke(self, task_id: str | Iterable[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*."""
+        ids = [task_id] if isinstance(task_id, str) else list(task_id)
+        self._app.broker.revoke(ids, terminate=terminate, signal=signal)
+
+    def terminate(self, task_id: str | Iterable[str], signal: str = "SIGTERM") -> None:
+        """Revoke, and end what runs already."""
+        self.revoke(task_id, terminate=True, signal=signal)
+
+
+class QWorker:
+    """An application: its settings, its tasks and its connections.
+
+    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs; with none, messages
+    and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
+    config_source: as for config_from_object. set_as_current: make this what ``current_app`` is. Any setting may be
+    given by its name; a wrong one raises ConfigurationError when the settings are first looked at.
+    """
+
+    def __init__(
+        self,
+        main: str | None = None,
+        *,
+        broker: str | None = None,
+        backend: str | None = None,
+        include: Iterable[str] = (),
+        config_source: Any = None,
+        set_as_current: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+        **settings: Any,
+    ) -> None:
+        given = {"broker_url": broker, "result_backend": backend, "include": tuple(include) or None}
+        self.main = main
+        self.clock = clock
+        self.conf = Settings(
+            {**{name: value for name, value in given.items() if value is not None}, **settings}
+        )
+        self.control = Control(self)
+        self.user_options: dict[str, Any] = {}
+        self.on_after_finalize = Signal("on_after_finalize")
+        self.finalized = False
+        self._lock = threading.RLock()
+        self._tasks = TaskRegistry()
+        self._packages: list[tuple[Callable[[], Iterable[str]], str | None]] = []
+        self._added: list[Middleware] = []
+        self._middleware: tuple[Any, tuple[Middleware, ...]] = (
+            None,
+            (),
+        )  # settings they came from, themselves
+        self._signer: tuple[Any, Signer | None] = (None, None)  # the same
+        self._publisher = Publisher(self)
+        self._broker: LeaseStore | None = None
+        self._backend: Backend | None = None
+        self._results_with_broker: bool | None = None
+        if config_source is not None:
+            self.config_from_object(config_source)
+        add_app(self)
+        if set_as_current:
+            set_default_app(self)
+
+    # -- configuration --
+
+    def config_from_object(self, source: Any, namespace: str | None = None) -> None:
+        """Take settings from a module, an object, a mapping, or the dotted name of one.
+
+        namespace: "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
+        """
+        self.conf.load(source, namespace)
+
+    def config_from_envvar(self, variable: str) -> None:
+        """Take settings from the module that the environment variable names. Raises ConfigurationError if unset."""
+        module = os.environ.get(variable)
+        if not module:
+            raise ConfigurationError(
+                f"the environment variable {variable} is not set: it should name a module"
+            )
+        self.config_from_object(module)
+
+    # -- tasks --
+
+    @property
+    def tasks(self) -> TaskRegistry:
+        """Every task, by name; shared ones too."""
+        if not self.finalized:
+            self.finalize()
+        return self._tasks
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, *, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+    @overload
+    def task(self, *, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
+
+        name: by default ``module.function``. bind: give the task itself as first argument. base: a subclass of Task.
+        The rest: see the reference of task options; what is not given comes from the settings.
+        """
+        if function is None:
+            return lambda function: self._add(make_task(self, function, **options))
+        return self._add(make_task(self, function, **options))
+
+    def register_task(self, task: Task[P, R]) -> Task[P, R]:
+        """Register an instance of a class-based task."""
+        name = task.name or task_name(type(task), self.main)
+        task.adopt(self, name)
+        self._add(task)
+        return task
+
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+        with self._lock:
+            other = dict.get(self._tasks, task.name)
+            if other is not None and other.origin() != task.origin():
+                raise ConfigurationError(
+                    f"two tasks are named {task.name!r}: {'.'.join(other.origin())} and {'.'.join(task.origin())}; "
+                    "give one of them another name="
+                )
+            self._tasks.register(task)
+            if self.finalized:
+                task.bind_app(self)
+                self._publisher.forget()
+        return task
+
+    def finalize(self) -> None:
+        """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call again."""
+        with self._lock:
+            if self.finalized:
+                return
+            for make in list(registry.shared):
+                make(self)
+            for task in self._tasks.values():
+                task.bind_app(self)
+            self.finalized = True
+        self.on_after_finalize.send(self)
+
+    def autodiscover_tasks(
+        self, packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None = "tasks"
+    ) -> None:
+        """Have load_tasks() import the module *related_name* of each of *packages* that has one."""
+        find = packages if callable(packages) else lambda: packages
+        self._packages.append((find, related_name))
+
+    def load_tasks(self) -> None:
+        """Import every module that defines tasks: those in ``imports`` and ``include``, and the discovered ones."""
+        from importlib.util import find_spec
+
+        signals.import_modules.send(self)
+        modules = [*self.conf.imports, *self.conf.include]
+        for find, related in self._packages:
+            names = (f"{package}.{related}" if related else package for package in find())
+            modules += [name for name in names if find_spec(name) is not None]
+        for module in modules:
+            import_object(module)
+        self.finalize()
+
+    def send_task(
+        self,
+        name: str,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Have a worker call the task *name*, which need not be known here. options: as for Task.apply_async."""
+        return self.publisher.call_with(None, name, tuple(args or ()), dict(kwargs or {}), options)
+
+    def send_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[Any]]:
+        """Make many calls in one round trip: all are stored, or none.
+
+        calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, for each.
+        """
+        return self.publisher.call_many(None, calls, options)
+
+    def signature(self, task: Any, args: Iterable[Any] = (), kwargs: Any = None, **options: Any) -> Signature:
+        """Return a call that is not made yet, of a task's name or from the dict of a signature."""
+        return Signature(task, args, kwargs, options, app=self)
+
+    def AsyncResult(self, id: str) -> AsyncResult[Any]:
+        """Return the handle of a call made earlier."""
+        return AsyncResult(id, app=self)
+
+    # -- middleware --
+
+    def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
+        """Add a middleware inside of those that are there. Call it before the first task is sent or run."""
+        with self._lock:
+            self._added.append(_middleware(middleware))
+            self._middleware = (None, ())
+            self._publisher.forget()
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middlewares, outermost first: those of the setting, then those added."""
+        given = self.conf.middleware
+        if self._middleware[0] is not given:
+            self._middleware = (given, (*map(_middleware, given), *self._added))
+        return self._middleware[1]
+
+    def middleware_options(self) -> frozenset[str]:
+        """The task options that the middlewares have declared."""
+        return frozenset(option for middleware in self.middleware for option in middleware.options)
+
+    # -- connections --
+
+    @property
+    def publisher(self) -> Publisher:
+        """What sends calls to the broker."""
+        if not self.finalized:
+            self.finalize()
+        return self._publisher
+
+    @property
+    def broker(self) -> LeaseStore:
+        """Where messages are kept; opened at first use."""
+        return self._broker or self._open_broker()
+
+    def _open_broker(self) -> LeaseStore:
+        with self._lock:
+            if self._broker is None:
+                self._broker = open_store(self.conf.broker_url, self.conf)
+            return self._broker
+
+    @property
+    def backend(self) -> Backend:
+        """Where results are kept; opened at first use."""
+        return self._backend or self._open_backend()
+
+    def _open_backend(self) -> Backend:
+        with self._lock:
+            if self._backend is None:
+                broker = self.conf.broker_url
+                embedded = broker is None or broker.startswith("sqlite:")
+                url = self.conf.result_backend or (self.broker.url if embedded else "disabled://")
+                self._backend = open_backend(url, self.conf, self.clock)
+            return self._backend
+
+    @property
+    def results_with_broker(self) -> bool:
+        """Whether results are kept in the broker's own store, so that a worker stores them together with the ack."""
+        if self._results_with_broker is None:
+            self._results_with_broker = self.backend.same_store(self.broker.url)
+        return self._results_with_broker
+
+    @property
+    def signer(self) -> Signer | None:
+        """What signs and verifies messages; None without a security_key."""
+        keys = self.conf.security_key
+        if keys is None:
+            return None
+        if self._signer[0] is not keys:
+            from qworker.signing import Signer
+
+            self._signer = (keys, Signer(keys, self.clock))
+        return self._signer[1]
+
+    @property
+    def accept(self) -> frozenset[str]:
+        """The content types that are accepted in messages."""
+        return content_types(self.conf.accept_content)
+
+    def close(self) -> None:
+        """Let go of the broker and the result store; the next use opens them again."""
+        with self._lock:
+            for opened in (self._broker, self._backend):
+                if opened is not None:
+                    opened.close()
+            self._broker = self._backend = self._results_with_broker = None
+
+    def __enter__(self) -> QWorker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<QWorker {self.main or '__main__'}>"
+
+
+def _middleware(given: Any) -> Middleware:
+    """The middleware that a setting or an argument gives: an object, its class, or the dotted name of either."""
+    found = import_object(given) if isinstance(given, str) else given
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Middleware):
+        raise ConfigurationError(
+            f"{given!r} is no middleware: subclass qworker.Middleware", setting="middleware"
+        )
+    return made
+
+
+def _after_fork() -> None:
+    for app in all_apps():
+        app._lock = threading.RLock()  # a thread that the child does not have may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@overload
+def shared_task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+@overload
+def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def shared_task(*, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+@overload
+def shared_task(*, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+
+
+def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a task that belongs to every app, for libraries that do not know it. Options as for app.task.
+
+    What this returns stands for the task of the current app.
+    """
+    if function is None:
+        return lambda function: shared_task(function, **options)
+
+    def make(app: QWorker) -> Task[..., Any]:
+        return app._add(make_task(app, function, **options))
+
+    registry.shared.append(make)
+    for app in all_apps():
+        if app.finalized:
+            make(app)
+
+    def find() -> Task[..., Any]:
+        app = get_current_app()
+        return app.tasks[options.get("name") or task_name(function, app.main)]
+
+    return Proxy(find)

@@ -1,0 +1,58 @@
+"""Arguments: whether a function takes them, asked without calling it.
+
+Comes from:  make_task, once a task.
+Goes to:     publishing, each call: a call that cannot work fails at the caller, not in the worker.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+Checker = Callable[..., None]
+
+_VARARGS, _VARKEYWORDS, _COROUTINE = 0x04, 0x08, 0x80  # code flags; importing inspect costs 10 ms
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Tell whether *function* was written with ``async def``, also behind functools.wraps and partial."""
+    seen = 0
+    while seen < 100 and not hasattr(function, "__code__"):
+        inner = getattr(function, "func", None) or getattr(function, "__func__", None)
+        if inner is None:
+            call = getattr(type(function), "__call__", None)
+            return bool(getattr(getattr(call, "__code__", None), "co_flags", 0) & _COROUTINE)
+        function, seen = inner, seen + 1
+    return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & _COROUTINE)
+
+
+def _nothing() -> None:
+    pass
+
+
+def argument_checker(function: Callable[..., Any], bound: bool = False) -> Checker | None:
+    """Return a function that raises the TypeError calling *function* would raise, or does nothing.
+
+    It is an empty function with the same parameters, so a check costs one call. bound: the first parameter (self)
+    is given by the task. None for what is not a plain Python function.
+    """
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or not isinstance(function, FunctionType):
+        return None
+    stars = code.co_flags & (_VARARGS | _VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + stars.bit_count()
+    empty = _nothing.__code__.replace(
+        co_argcount=code.co_argcount,
+        co_posonlyargcount=code.co_posonlyargcount,
+        co_kwonlyargcount=code.co_kwonlyargcount,
+        co_nlocals=count,
+        co_varnames=code.co_varnames[:count],
+        co_flags=_nothing.__code__.co_flags | stars,
+        co_name=function.__name__,
+        co_qualname=function.__qualname__,
+    )
+    check = FunctionType(empty, {}, function.__name__, function.__defaults__)
+    check.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(check, None.__class__) if bound else check

@@ -1,0 +1,265 @@
+"""Backend: what a result store must be able to do. One contract suite holds for all.
+
+Comes from:  execution stores states; the worker sweeps.
+Goes to:     ``result.py``, which reads them.
+Thread:      every method from any thread. A forked child opens its own connections: stores see to that themselves.
+
+What is kept of a task is its *metadata*, a dict in Celery's shape: task_id, status, result (a value, or an
+exception as dict), traceback, children, date_done; group_id and parent_id when there are any; and with
+``result_extended`` name, args, kwargs, worker, retries, queue.
+
+A final state never goes back: ``store`` compares and sets by ``states.may_replace``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qworker import states
+from qworker.clock import Clock, isoformat
+from qworker.errors import BackendError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
+
+if TYPE_CHECKING:
+    from qworker.current import Context
+
+Meta = dict[str, Any]
+Row = tuple[str, str, bytes, float | None]
+"""``(task_id, status, payload, expires)``: what the worker stores together with the ack."""
+
+COMPRESSED = b"\x00celery-compressed\x00"
+"""What a compressed payload begins with; the MIME name and a NUL follow."""
+
+POLL_SECONDS = 0.5
+"""The longest pause between two looks, also where a bell should have rung."""
+
+
+class Backend(ABC):
+    """A result store at *url*, with the settings *conf*."""
+
+    persistent: ClassVar[bool] = True
+    """Other processes see what is stored."""
+    supports_wait: ClassVar[bool] = False
+    """wait() is told of changes; it does not have to look for them."""
+    supports_locks: ClassVar[bool] = True
+    """add(), incr() and delete() work."""
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        self.url = url
+        self.clock = clock
+        self.expires: float | None = conf.result_expires or None
+        self._serializer: str = conf.result_serializer
+        self._compression: str | None = conf.result_compression
+        self._extended: bool = conf.result_extended
+        accept = conf.result_accept_content or conf.accept_content
+        self._accept = content_types([*accept, self._serializer], "result_accept_content")
+        (self._content_type,) = content_types([self._serializer], "result_serializer")
+
+    # -- metadata --
+
+    def meta(
+        self,
+        task_id: str,
+        status: str,
+        result: Any = None,
+        traceback: str | None = None,
+        context: Context | None = None,
+        **extra: Any,
+    ) -> Meta:
+        """Make the metadata of a task in state *status*; *result* is a value, or an exception as dict."""
+        final = status in states.READY_STATES
+        meta = {
+            "status": status,
+            "result": result,
+            "traceback": traceback,
+            "children": [],
+            "date_done": isoformat(self.clock.now()) if final else None,
+            "task_id": task_id,
+        }
+        if context is not None:
+            if "children" in context.__dict__:
+                meta["children"] = [child.as_tuple() for child in context.children]
+            if context.group is not None:
+                meta["group_id"] = context.group
+            if context.parent_id is not None:
+                meta["parent_id"] = context.parent_id
+            if self._extended:
+                meta.update(_extended(context))
+        if extra:
+            meta.update(extra)
+        return meta
+
+    def encode(self, meta: Meta) -> bytes:
+        """Serialise metadata. Raises EncodeError naming the part of the result that cannot be."""
+        if self._serializer == "json":
+            data = encode_json(meta, {"the result": meta.get("result"), "the metadata": meta})
+        else:
+            data = encode(meta, self._serializer, "the result")[2]
+        if self._compression:
+            mime, body = compress(data, self._compression)
+            data = b"%s%s\x00%s" % (COMPRESSED, mime.encode(), body)
+        return data
+
+    def decode(self, data: bytes | str) -> Meta:
+        """Undo encode(). Raises BackendError for what is damaged or of a content type that is not accepted."""
+        meta = self.decode_value(data)
+        if not isinstance(meta, dict) or not isinstance(meta.get("status"), str):
+            raise BackendError(f"{self.safe_url}: a stored result is damaged: {data[:80]!r} is no metadata")
+        return meta
+
+    def decode_value(self, data: bytes | str) -> Any:
+        """Return the value that was serialised as *data*, compressed or not; raises BackendError."""
+        payload = data.encode() if isinstance(data, str) else bytes(data)
+        try:
+            if payload.startswith(COMPRESSED):
+                mime, _, payload = payload[len(COMPRESSED) :].partition(b"\x00")
+                payload = decompress(payload, mime.decode("ascii", "replace"))
+            encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
+            return decode(payload, self._content_type, encoding, self._accept)
+        except (InvalidTaskMessage, SecurityError) as error:
+            raise BackendError(
+                f"{self.safe_url}: a stored result cannot be read as {self._serializer}: {error}. "
+                "Was it written with another result_serializer?"
+            ) from error
+
+    def check_encodable(self, result: Any) -> None:
+        """Raise EncodeError when *result* could not be stored."""
+        self.encode({"status": states.SUCCESS, "result": result})
+
+    def expiry(self) -> float | None:
+        """Epoch second at which what is stored now expires; None: never."""
+        return None if self.expires is None else self.clock.now() + self.expires
+
+    def row(self, task_id: str, meta: Meta) -> Row:
+        """The same as store(), left to the worker to do together with the ack. See same_store()."""
+        return task_id, meta["status"], self.encode(meta), self.expiry()
+
+    def same_store(self, store_url: str) -> bool:
+        """Tell whether this is the very store that the broker at *store_url* keeps its messages in."""
+        return False
+
+    @property
+    def safe_url(self) -> str:
+        """The URL with its password masked, for messages and logs."""
+        scheme, separator, rest = self.url.partition("://")
+        user, at, host = rest.rpartition("@")
+        name, colon, _ = user.partition(":")
+        return f"{scheme}{separator}{name}{colon and ':********'}{at}{host}"
+
+    # -- tasks --
+
+    @abstractmethod
+    def store(self, task_id: str, meta: Meta) -> bool:
+        """Store *meta* unless a state stands that it may not replace; False when it was refused so.
+
+        Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
+        """
+
+    @abstractmethod
+    def get(self, task_id: str) -> Meta | None:
+        """Return the metadata of *task_id*; None when nothing is stored, or it has expired."""
+
+    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+        """Return the metadata of those of *ids* of which anything is stored."""
+        return {task_id: meta for task_id in ids if (meta := self.get(task_id)) is not None}
+
+    @abstractmethod
+    def forget(self, task_id: str) -> None:
+        """Delete what is stored of *task_id*, if anything is."""
+
+    def wait(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> dict[str, Meta]:
+        """Wait until at least one of *ids* has ended; return all that have, ``{}`` after *timeout* seconds.
+
+        on_interval: called before each pause, which lasts at most *interval* seconds.
+        """
+        deadline = None if timeout is None else self.clock.monotonic() + timeout
+        longest = max(0.001, min(interval, POLL_SECONDS))
+        pause = longest if self.supports_wait else 0.001
+        with self.listening() as listen:
+            while True:
+                found = {
+                    key: meta
+                    for key, meta in self.get_many(ids).items()
+                    if meta["status"] in states.READY_STATES
+                }
+                if found:
+                    return found
+                left = longest if deadline is None else deadline - self.clock.monotonic()
+                if left <= 0:
+                    return {}
+                if on_interval is not None:
+                    on_interval()
+                listen(min(pause, left))
+                pause = min(pause * 2, longest)
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[float], Any]]:
+        """Give a function that pauses for some seconds, and less when something was stored since the block began."""
+        yield self.clock.sleep
+
+    def bell(self) -> Any:
+        """Return what rings when something is stored (fileno(), drain(), close()), for an event loop; None: nothing."""
+        return None
+
+    # -- locks and counters --
+
+    def add(self, key: str, ttl: float | None = None) -> bool:
+        """Create *key* for *ttl* seconds (None: for ever); False when it exists. One of many callers gets True."""
+        raise self._unsupported("locks")
+
+    def incr(self, key: str, ttl: float | None = None) -> int:
+        """Add 1 to the counter *key*, created for *ttl* seconds; return its new value."""
+        raise self._unsupported("counters")
+
+    def delete(self, key: str) -> None:
+        """Delete a lock or counter, if it exists."""
+        raise self._unsupported("locks")
+
+    # -- groups --
+
+    def save_group(self, group_id: str, result: Any) -> None:
+        """Keep *result*, the tuple that describes a group, for as long as results are kept."""
+        raise self._unsupported("groups")
+
+    def get_group(self, group_id: str) -> Any:
+        """Return what save_group() kept; None when there is nothing."""
+        raise self._unsupported("groups")
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete what save_group() kept, if there is anything."""
+        raise self._unsupported("groups")
+
+    # -- keeping house --
+
+    def sweep(self, now: float) -> int:
+        """Delete what expired before epoch second *now*; return how many things went."""
+        return 0
+
+    def close(self) -> None:
+        """Let go of connections; the next use opens new ones."""
+
+    def _unsupported(self, what: str) -> NotSupported:
+        return NotSupported(
+            f"the result store {self.safe_url} has no {what}: use sqlite:/// or db+postgresql:// for them"
+        )
+
+
+def _extended(context: Context) -> Meta:
+    delivery = context.delivery_info or {}
+    return {
+        "name": context.task,
+        "args": list(context.args),
+        "kwargs": context.kwargs,
+        "worker": context.hostname,
+        "retries": context.retries,
+        "queue": delivery.get("routing_key"),
+    }

@@ -1,0 +1,91 @@
+"""Result stores that are a map of keys to bytes, under Celery's keys.
+
+Comes from:  ``memory.py`` and ``filesystem.py``, which say how to read, write and lock one key.
+Goes to:     the Backend contract.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from qworker import states
+from qworker.backends.base import Backend, Meta
+
+TASK_PREFIX = "celery-task-meta-"
+GROUP_PREFIX = "celery-taskset-meta-"
+LOCK_PREFIX = "qworker-lock-"
+
+
+class KeyValueBackend(Backend):
+    """A Backend over four primitives."""
+
+    @abstractmethod
+    def locked(self, key: str) -> AbstractContextManager[Any]:
+        """Hold *key* against every other holder, in all processes that share the store."""
+
+    @abstractmethod
+    def read(self, key: str) -> bytes | None:
+        """Return the value of *key*; None when there is none, or it has expired."""
+
+    @abstractmethod
+    def write(self, key: str, value: bytes, ttl: float | None) -> None:
+        """Set *key* for *ttl* seconds; None: for ever. A reader sees the old value or the new one, whole."""
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Delete *key*, if it exists."""
+
+    def store(self, task_id: str, meta: Meta) -> bool:
+        key, data = TASK_PREFIX + task_id, self.encode(meta)
+        with self.locked(key):
+            old = self.read(key)
+            if old is not None and not states.may_replace(self.decode(old)["status"], meta["status"]):
+                return False
+            self.write(key, data, self.expires)
+        return True
+
+    def get(self, task_id: str) -> Meta | None:
+        data = self.read(TASK_PREFIX + task_id)
+        return None if data is None else self.decode(data)
+
+    def forget(self, task_id: str) -> None:
+        self.delete_key(TASK_PREFIX + task_id)
+
+    def add(self, key: str, ttl: float | None = None) -> bool:
+        name = LOCK_PREFIX + key
+        with self.locked(name):
+            if self.read(name) is not None:
+                return False
+            self.write(name, b"1", ttl)
+        return True
+
+    def incr(self, key: str, ttl: float | None = None) -> int:
+        name = LOCK_PREFIX + key
+        with self.locked(name):
+            value = int(self.read(name) or 0) + 1
+            self.write(name, b"%d" % value, ttl)
+        return value
+
+    def delete(self, key: str) -> None:
+        self.delete_key(LOCK_PREFIX + key)
+
+    def save_group(self, group_id: str, result: Any) -> None:
+        key = GROUP_PREFIX + group_id
+        data = self.encode({"status": states.SUCCESS, "result": result})
+        with self.locked(key):
+            self.write(key, data, self.expires)
+
+    def get_group(self, group_id: str) -> Any:
+        data = self.read(GROUP_PREFIX + group_id)
+        return None if data is None else self.decode_value(data)["result"]
+
+    def delete_group(self, group_id: str) -> None:
+        self.delete_key(GROUP_PREFIX + group_id)
+
+    def delete_key(self, key: str) -> None:
+        """Delete *key* while nobody else is changing it."""
+        with self.locked(key):
+            self.remove(key)

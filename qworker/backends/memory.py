@@ -1,0 +1,77 @@
+"""Results in the memory of one process: for tests, and for the threads and solo pools.
+
+Comes from:  ``result_backend = "cache+memory://"``.
+Goes to:     a dict; nothing survives the process, and no other process sees it.
+Thread:      any; one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qworker.backends.base import Meta
+from qworker.backends.keyvalue import KeyValueBackend
+from qworker.clock import Clock
+
+
+class MemoryBackend(KeyValueBackend):
+    """A dict with expiry. Who waits is woken by who stores."""
+
+    persistent = False
+    supports_wait = True
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self._lock = threading.RLock()
+        self._stored = threading.Condition(self._lock)
+        self._values: dict[str, tuple[bytes, float | None]] = {}  # under _lock
+        self._changes = 0  # under _lock
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def read(self, key: str) -> bytes | None:
+        with self._lock:
+            value, expires = self._values.get(key, (None, None))
+            return None if expires is not None and expires <= self.clock.now() else value
+
+    def write(self, key: str, value: bytes, ttl: float | None) -> None:
+        with self._lock:
+            self._values[key] = (value, None if ttl is None else self.clock.now() + ttl)
+            self._changes += 1
+            self._stored.notify_all()
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(key, None)
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[float], Any]]:
+        seen = self._changes
+
+        def listen(seconds: float) -> None:
+            nonlocal seen
+            with self._lock:
+                if self._changes == seen:
+                    self._stored.wait(seconds)
+                seen = self._changes
+
+        yield listen
+
+    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+        with self._lock:
+            return super().get_many(ids)
+
+    def sweep(self, now: float) -> int:
+        with self._lock:
+            old = [
+                key for key, (_, expires) in self._values.items() if expires is not None and expires <= now
+            ]
+            for key in old:
+                del self._values[key]
+        return len(old)

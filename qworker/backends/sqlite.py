@@ -1,0 +1,195 @@
+"""Results in the one SQLite file, beside the messages.
+
+Comes from:  no result_backend while the broker is embedded, or ``result_backend = "sqlite:///path"``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded.py``.
+Thread:      any; one connection for the process, in turn, and none crosses a fork.
+
+When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
+only makes the row. Who waits for a result hangs up a bell, and looks every half second as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qworker import states
+from qworker.backends.base import Backend, Meta
+from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
+from qworker.clock import Clock
+from qworker.embedded import (
+    UPSERT_RESULT,
+    Bell,
+    Database,
+    Ringer,
+    database_path,
+    errors_explained,
+    transaction,
+)
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+
+SELECT = "SELECT payload, expires FROM result WHERE task_id = ?"
+SELECT_MANY = "SELECT task_id, payload, expires FROM result WHERE task_id IN (SELECT value FROM json_each(?))"
+ADD = """
+INSERT INTO key_value (key, value, expires) VALUES (?, '1', ?)
+ON CONFLICT (key) DO UPDATE SET value = '1', expires = excluded.expires WHERE key_value.expires <= ?
+"""
+INCREMENT = """
+INSERT INTO key_value (key, value, expires) VALUES (:key, '1', :expires)
+ON CONFLICT (key) DO UPDATE SET expires = excluded.expires,
+    value = CASE WHEN key_value.expires <= :now THEN '1' ELSE CAST(key_value.value AS INTEGER) + 1 END
+RETURNING CAST(value AS INTEGER)
+"""
+SWEEP = (
+    "DELETE FROM result WHERE task_id IN (SELECT task_id FROM result WHERE expires <= ? LIMIT 1000)",
+    "DELETE FROM key_value WHERE key IN (SELECT key FROM key_value WHERE expires <= ? LIMIT 1000)",
+)
+
+_inherited: list[sqlite3.Connection] = []
+"""Connections that came through a fork: closing one would drop the parent's locks, so they are kept, unused."""
+
+
+_backends: weakref.WeakSet[SQLiteBackend] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for backend in _backends:
+        backend._lock = threading.RLock()  # a thread that the child does not have may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class SQLiteBackend(Backend):
+    """Results in one SQLite file, which is opened at the first use, not before."""
+
+    supports_wait = True
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self._database = Database(database_path(url), "NORMAL")
+        self._lock = threading.RLock()
+        self._open: tuple[int, sqlite3.Connection, Ringer] | None = (
+            None  # under _lock; its pid, itself, its bells
+        )
+        self._bells = threading.local()
+        _backends.add(self)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """The connection of this process; errors of the file come out as BackendError."""
+        try:
+            with self._lock, errors_explained(self._database.path):
+                yield self._opened()[1]
+        except (BrokerUnavailable, ConfigurationError) as error:
+            raise BackendError(str(error)) from error
+
+    def _opened(self) -> tuple[int, sqlite3.Connection, Ringer]:
+        if self._open is None or self._open[0] != os.getpid():
+            if self._open is not None:
+                _inherited.append(self._open[1])
+            self._database.prepare()
+            self._open = (os.getpid(), self._database.connect(), Ringer(self._database.bells, "result"))
+        return self._open
+
+    def same_store(self, store_url: str) -> bool:
+        return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
+
+    def store(self, task_id: str, meta: Meta) -> bool:
+        row = self.row(task_id, meta)
+        with self._connection() as connection:
+            with transaction(connection):
+                stored = connection.execute(UPSERT_RESULT, row).rowcount > 0
+            if stored and meta["status"] in states.READY_STATES:
+                self._opened()[2].ring()
+        return stored
+
+    def get(self, task_id: str) -> Meta | None:
+        with self._connection() as connection:
+            row = connection.execute(SELECT, (task_id,)).fetchone()
+        if row is None or (row[1] is not None and row[1] <= self.clock.now()):
+            return None
+        return self.decode(row[0])
+
+    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+        if len(ids) == 1:
+            return super().get_many(ids)
+        with self._connection() as connection:
+            rows = connection.execute(SELECT_MANY, (json.dumps(list(ids)),)).fetchall()
+        now = self.clock.now()
+        return {row[0]: self.decode(row[1]) for row in rows if row[2] is None or row[2] > now}
+
+    def forget(self, task_id: str) -> None:
+        self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[float], Any]]:
+        # One bell a thread, kept: hanging one up makes every writer look through the directory.
+        bells = self._bells
+        if getattr(bells, "pid", None) != os.getpid():
+            bells.pid, bells.bell = os.getpid(), self.bell()
+            weakref.finalize(threading.current_thread(), bells.bell.close)
+        bells.bell.drain()
+        yield bells.bell.wait
+
+    def bell(self) -> Bell:
+        with self._lock:
+            self._opened()
+        return Bell(self._database.bells, "result")
+
+    def add(self, key: str, ttl: float | None = None) -> bool:
+        now = self.clock.now()
+        return self._write(ADD, (LOCK_PREFIX + key, None if ttl is None else now + ttl, now)) > 0
+
+    def incr(self, key: str, ttl: float | None = None) -> int:
+        now = self.clock.now()
+        values = {"key": LOCK_PREFIX + key, "expires": None if ttl is None else now + ttl, "now": now}
+        with self._connection() as connection, transaction(connection):
+            return int(connection.execute(INCREMENT, values).fetchone()[0])
+
+    def delete(self, key: str) -> None:
+        self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
+
+    def save_group(self, group_id: str, result: Any) -> None:
+        value = self.encode({"status": states.SUCCESS, "result": result})
+        self._write(
+            "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
+            (GROUP_PREFIX + group_id, value, self.expiry()),
+        )
+
+    def get_group(self, group_id: str) -> Any:
+        with self._connection() as connection:
+            row = connection.execute(
+                "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
+                (GROUP_PREFIX + group_id, self.clock.now()),
+            ).fetchone()
+        return None if row is None else self.decode_value(row[0])["result"]
+
+    def delete_group(self, group_id: str) -> None:
+        self._write("DELETE FROM key_value WHERE key = ?", (GROUP_PREFIX + group_id,))
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> int:
+        with self._connection() as connection, transaction(connection):
+            return connection.execute(statement, values).rowcount
+
+    def sweep(self, now: float) -> int:
+        total = 0
+        for statement in SWEEP:
+            # A thousand at a time: others may write in between.
+            while gone := self._write(statement, (now,)):
+                total += gone
+        return total
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open is not None and self._open[0] == os.getpid():
+                self._open[1].close()
+                self._open[2].close()
+            self._open = None

@@ -1,0 +1,310 @@
+"""The options of one call, and the message they make.
+
+Comes from:  publishing, with what the user gave to apply_async.
+Goes to:     a Call: the frozen TaskMessage, where it goes and when it is due.
+Thread:      any; pure but for the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qworker.clock import from_epoch, isoformat, seconds, to_epoch
+from qworker.current import Context, current_context
+from qworker.errors import PublishError
+from qworker.naming import near, task_id
+from qworker.protocol import TaskMessage, retry_headers
+from qworker.routing import Destination, Router
+from qworker.signature import signatures
+from qworker.wire import HEADERS
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.task import Task
+
+OPTIONS = frozenset(
+    [
+        "task_id",
+        "countdown",
+        "eta",
+        "expires",
+        "queue",
+        "exchange",
+        "routing_key",
+        "priority",
+        "headers",
+        "serializer",
+        "compression",
+        "ignore_result",
+        "retry",
+        "retry_policy",
+        "shadow",
+        "time_limit",
+        "soft_time_limit",
+        "link",
+        "link_error",
+        "root_id",
+        "parent_id",
+        "group_id",
+        "group_index",
+        "chord",
+        "chain",
+        "reply_to",
+        "add_to_parent",
+        "argsrepr",
+        "kwargsrepr",
+        "replaced_task_nesting",
+        "stamped_headers",
+        "stamps",
+    ]
+)
+"""What apply_async, send_task and retry take."""
+
+FOR_CELERYS_SAKE = frozenset(
+    [
+        "producer",
+        "connection",
+        "router",
+        "publisher",
+        "delivery_mode",
+        "mandatory",
+        "immediate",
+        "exchange_type",
+        "declare",
+    ]
+)
+"""Options that are accepted and mean nothing here."""
+
+
+class Call(NamedTuple):
+    """A call on its way to the broker. due and expires are epoch seconds."""
+
+    message: TaskMessage
+    destination: Destination
+    due: float | None
+    expires: float | None
+    retry: bool | None
+    retry_policy: Mapping[str, Any] | None
+    add_to_parent: bool
+
+
+def check_options(name: str, options: Iterable[str], extra: Callable[[], Iterable[str]]) -> None:
+    """Raise PublishError for an option that does not exist, with the nearest spelling. extra: the middlewares' own."""
+    for option in options:
+        if option not in OPTIONS and option not in FOR_CELERYS_SAKE and option not in extra():
+            guesses = near(option, [*OPTIONS, *extra()])
+            hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
+            raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
+
+
+def make_call(
+    router: Router,
+    task: Task[..., Any] | None,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, Any],
+    app: QWorker,
+) -> Call:
+    """Make the call of *task* (None: one only its name is known of). Raises PublishError for what cannot be."""
+
+    def option(key: str) -> Any:
+        value = options.get(key)
+        if value is None and task is not None:
+            value = getattr(task, key)
+        return destination.options.get(key) if value is None else value
+
+    asked = {
+        key: options.get(key) or getattr(task, key, None) for key in ("queue", "exchange", "routing_key")
+    }
+    asked["priority"] = (
+        options.get("priority") if options.get("priority") is not None else getattr(task, "priority", None)
+    )
+    context = current_context()
+    if asked["priority"] is None and context is not None and app.conf.task_inherit_parent_priority:
+        asked["priority"] = (context.delivery_info or {}).get("priority")
+    destination = router.route(name, {**options, **asked}, args, kwargs, task)
+    now = app.clock.now()
+    due = _due(name, options, now, app.conf.timezone)
+    expires = _moment(name, "expires", option("expires"), now, app.conf.timezone)
+    parent = context if context is not None and context.id is not None else None
+    shadow = options.get("shadow")
+    if shadow is None and task is not None and task.renames:
+        shadow = task.shadow_name(args, kwargs, dict(options))
+    message = TaskMessage(
+        task=name,
+        id=options.get("task_id") or task_id(),
+        args=args,
+        kwargs=kwargs,
+        callbacks=_signatures(name, options, "link"),
+        errbacks=_signatures(name, options, "link_error"),
+        chain=options.get("chain"),
+        chord=options.get("chord"),
+        eta=None if due is None else isoformat(due),
+        expires=None if expires is None else isoformat(expires),
+        shadow=shadow,
+        group=options.get("group_id"),
+        group_index=options.get("group_index"),
+        timelimit=(_limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")),
+        root_id=options.get("root_id") or (parent.root_id if parent else None),
+        parent_id=options.get("parent_id") or (parent.id if parent else None),
+        ignore_result=bool(option("ignore_result")),
+        replaced_task_nesting=options.get("replaced_task_nesting") or 0,
+        stamped_headers=options.get("stamped_headers"),
+        stamps=options.get("stamps") or {},
+        argsrepr=options.get("argsrepr"),
+        kwargsrepr=options.get("kwargsrepr"),
+        headers=_headers(name, options.get("headers")),
+        reply_to=options.get("reply_to"),
+        priority=destination.priority,
+        serializer=option("serializer") or app.conf.task_serializer,
+        compression=option("compression"),
+    )
+    add_to_parent = bool(options.get("add_to_parent", True))
+    return Call(
+        message, destination, due, expires, options.get("retry"), options.get("retry_policy"), add_to_parent
+    )
+
+
+def next_call(
+    router: Router,
+    task: Task[..., Any],
+    request: Context,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    due: float,
+    options: Mapping[str, Any],
+    app: QWorker,
+) -> Call:
+    """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry more."""
+    kept = retry_headers(request._headers, due, request.retries + 1, request.id)
+    came_by = request.delivery_info or {}
+    asked = {
+        "queue": options.get("queue") or came_by.get("routing_key"),
+        "priority": came_by.get("priority") if options.get("priority") is None else options["priority"],
+    }
+    if options.get("queue") is None and (options.get("routing_key") or options.get("exchange")):
+        asked = {
+            **asked,
+            "queue": None,
+            "exchange": options.get("exchange"),
+            "routing_key": options.get("routing_key"),
+        }
+    destination = router.route(task.name, asked, args, kwargs, task)
+    now = app.clock.now()
+    expires = _moment(
+        task.name, "expires", options.get("expires") or kept.get("expires"), now, app.conf.timezone
+    )
+    stamps = kept.get("stamps") or {}
+    custom = {key: value for key, value in kept.items() if key not in HEADERS and key not in stamps}
+    custom.pop("compression", None)
+    hard, soft = (*(kept.get("timelimit") or ()), None, None)[:2]
+    message = TaskMessage(
+        task=task.name,
+        id=str(request.id),
+        args=args,
+        kwargs=kwargs,
+        callbacks=_signatures(task.name, options, "link") or request.callbacks,
+        errbacks=_signatures(task.name, options, "link_error") or request.errbacks,
+        chain=request.chain,
+        chord=request.chord,
+        eta=kept["eta"],
+        expires=None if expires is None else isoformat(expires),
+        shadow=options.get("shadow") or kept.get("shadow"),
+        group=kept.get("group"),
+        group_index=kept.get("group_index"),
+        retries=kept["retries"],
+        timelimit=(
+            _limit(task.name, options, "time_limit") or hard,
+            _limit(task.name, options, "soft_time_limit") or soft,
+        ),
+        root_id=kept.get("root_id"),
+        parent_id=kept["parent_id"],
+        ignore_result=bool(options.get("ignore_result", kept.get("ignore_result"))),
+        replaced_task_nesting=kept.get("replaced_task_nesting") or 0,
+        stamped_headers=kept.get("stamped_headers"),
+        stamps=stamps,
+        headers={**custom, **_headers(task.name, options.get("headers"))},
+        reply_to=request.reply_to,
+        priority=destination.priority,
+        serializer=options.get("serializer") or task.serializer or app.conf.task_serializer,
+        compression=options.get("compression") or task.compression,
+    )
+    return Call(message, destination, due, expires, options.get("retry"), options.get("retry_policy"), False)
+
+
+def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> float | None:
+    eta, countdown = options.get("eta"), options.get("countdown")
+    if eta is not None:
+        return _moment(name, "eta", eta, now, timezone)
+    if countdown is None:
+        return None
+    try:
+        length = countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
+        if not math.isfinite(length):
+            raise ValueError
+        due = now + max(0.0, length)  # one that is over already is an ordinary call, not a mistake
+        from_epoch(due)
+    except (TypeError, ValueError):
+        raise PublishError(
+            f"calling {name}: countdown={countdown!r} must be a number of seconds (or a timedelta) that ends "
+            "before the year 10000"
+        ) from None
+    return due
+
+
+def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float | None:
+    """Epoch seconds of an eta or expires: a datetime or ISO text is a moment, a number or timedelta is from now."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, datetime) and value.tzinfo is None and timezone != "UTC":
+            from zoneinfo import ZoneInfo
+
+            value = value.replace(tzinfo=ZoneInfo(timezone))
+        if isinstance(value, datetime) or (isinstance(value, str) and ("T" in value or ":" in value)):
+            moment = to_epoch(value)
+        elif key == "eta":
+            raise TypeError
+        else:
+            moment = now + seconds(value)
+        from_epoch(moment)
+    except (TypeError, ValueError, OverflowError):
+        kinds = "a datetime" if key == "eta" else "a datetime, or a number of seconds from now"
+        raise PublishError(
+            f"calling {name}: {key}={value!r} must be {kinds}, before the year 10000"
+        ) from None
+    return moment
+
+
+def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
+    value = options.get(key)
+    if value is None:
+        return None
+    try:
+        limit = seconds(value)
+        if limit <= 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise PublishError(f"calling {name}: {key}={value!r} must be a number of seconds above 0") from None
+    return limit
+
+
+def _headers(name: str, headers: Any) -> Mapping[str, Any]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping) or not all(isinstance(key, str) for key in headers):
+        raise PublishError(f"calling {name}: headers={headers!r:.200} must be a mapping with text as keys")
+    return headers
+
+
+def _signatures(name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:
+    if options.get(key) is None:
+        return None
+    try:
+        return signatures(options[key], key) or None
+    except TypeError as error:
+        raise PublishError(f"calling {name}: {error}") from None

@@ -1,0 +1,301 @@
+"""The current app, task and request, as code that runs inside a task sees them.
+
+Comes from:  ``execution`` pushes a Context before the body of a task runs, and pops it afterwards.
+Goes to:     ``current_app``, ``current_task``, ``task.request``; publishing reads parent and root from it.
+Thread:      any. The context lives in a context variable, so threads and asyncio tasks never see each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from qworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.protocol import Body
+    from qworker.task import Task
+
+_NOTHING: Mapping[str, Any] = {}
+
+_EMBEDDED = frozenset(("callbacks", "errbacks", "chain", "chord"))
+
+_DEFAULTS: dict[str, Any] = {
+    "id": None,
+    "task": None,
+    "args": (),
+    "kwargs": _NOTHING,
+    "lang": None,
+    "retries": 0,
+    "eta": None,
+    "expires": None,
+    "group": None,
+    "group_index": None,
+    "root_id": None,
+    "parent_id": None,
+    "timelimit": None,
+    "origin": None,
+    "hostname": None,
+    "delivery_info": None,
+    "reply_to": None,
+    "correlation_id": None,
+    "callbacks": None,
+    "errbacks": None,
+    "chain": None,
+    "chord": None,
+    "is_eager": False,
+    "called_directly": True,
+    "ignore_result": False,
+    "logfile": None,
+    "loglevel": None,
+    "utc": True,
+    "argsrepr": None,
+    "kwargsrepr": None,
+    "shadow": None,
+    "stamps": None,
+    "stamped_headers": None,
+    "replaced_task_nesting": 0,
+    "properties": None,
+    "deliveries": 1,
+    "compression": None,
+}
+
+_PROTOCOL_KEYS = frozenset(_DEFAULTS)
+
+
+class Context:
+    """The request that a task is running for: ``task.request``.
+
+    Every field of Celery's request is an attribute, as is every custom header of the message (``request.my_header``).
+    Fields are looked up in the message when they are first asked for; an unknown name raises AttributeError.
+    deliveries is ours: how many times the broker has handed this message to a worker, this time included.
+    """
+
+    id: str | None
+    task: str | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    retries: int
+    eta: str | None
+    expires: str | None
+    group: str | None
+    group_index: int | None
+    root_id: str | None
+    parent_id: str | None
+    timelimit: tuple[float | None, float | None] | None
+    origin: str | None
+    hostname: str | None
+    delivery_info: dict[str, Any] | None
+    reply_to: str | None
+    correlation_id: str | None
+    callbacks: list[Any] | None
+    errbacks: list[Any] | None
+    chain: list[Any] | None
+    chord: Any
+    headers: dict[str, Any] | None
+    is_eager: bool
+    called_directly: bool
+    ignore_result: bool
+    argsrepr: str | None
+    kwargsrepr: str | None
+    shadow: str | None
+    stamps: dict[str, Any] | None
+    stamped_headers: list[str] | None
+    replaced_task_nesting: int
+    properties: Mapping[str, Any] | None
+    children: list[Any]
+    deliveries: int
+    ended: tuple[str, Any]
+
+    def __init__(self, **fields: Any) -> None:
+        self._headers: Mapping[str, Any] = _NOTHING
+        self._embed: Mapping[str, Any] = _NOTHING
+        self._task: Task[..., Any] | None = None
+        self.__dict__.update(fields)
+
+    @classmethod
+    def from_message(
+        cls,
+        headers: Mapping[str, Any],
+        body: Body,
+        *,
+        properties: Mapping[str, Any] = _NOTHING,
+        delivery_info: dict[str, Any] | None = None,
+        hostname: str | None = None,
+        deliveries: int = 1,
+        task: Task[..., Any] | None = None,
+    ) -> Context:
+        """Make the request of a received message; nothing is copied, so leave *headers* and *body* alone after."""
+        context = cls.__new__(cls)
+        context._headers = headers
+        context._embed = body[2]
+        context._task = task
+        context.id = headers["id"]
+        context.args = body[0]
+        context.kwargs = body[1]
+        context.properties = properties
+        context.delivery_info = delivery_info
+        context.hostname = hostname
+        context.deliveries = deliveries
+        context.called_directly = False
+        return context
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is not set yet; the answer is kept, so the next look is an ordinary attribute.
+        if name == "children":
+            value: Any = []
+        elif name == "headers":
+            value = {key: self._headers[key] for key in self._headers.keys() - _PROTOCOL_KEYS} or None
+        elif name in _EMBEDDED:
+            value = self._embed.get(name)
+        elif name in ("reply_to", "correlation_id"):
+            value = (self.properties or _NOTHING).get(name, self.id if name == "correlation_id" else None)
+        elif name.startswith("_"):
+            raise AttributeError(name)
+        elif name in self._headers:
+            value = self._headers[name]
+            if value is None:
+                value = _DEFAULTS.get(name)
+        elif name in _DEFAULTS:
+            value = _DEFAULTS[name]
+        else:
+            raise AttributeError(f"the request has no field or header {name!r}")
+        self.__dict__[name] = value
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the field or header *name*, *default* when there is none."""
+        return getattr(self, name, default)
+
+    def update(self, *mappings: Mapping[str, Any], **fields: Any) -> None:
+        """Set fields, as dict.update does."""
+        self.__dict__.update(*mappings, **fields)
+
+    def __repr__(self) -> str:
+        return f"<Context: {self.task}[{self.id}] retries={self.retries}>"
+
+
+_current: ContextVar[Context | None] = ContextVar("qworker_request", default=None)
+
+current_context: Callable[[], Context | None] = _current.get
+"""Return the context of the running task, None outside of one."""
+
+
+def push(context: Context, task: Task[..., Any] | None = None) -> Token[Context | None]:
+    """Make *context* the current one; give what this returns to pop()."""
+    if task is not None:
+        context._task = task
+    return _current.set(context)
+
+
+def pop(token: Token[Context | None]) -> None:
+    """Undo the push() that returned *token*."""
+    _current.reset(token)
+
+
+_apps: WeakSet[QWorker] = WeakSet()
+_default: list[QWorker] = []  # empty or the one default app
+
+
+def add_app(app: QWorker) -> None:
+    """Remember *app*, so that shared tasks reach it."""
+    _apps.add(app)
+
+
+def all_apps() -> list[QWorker]:
+    """Return every living app of this process."""
+    return list(_apps)
+
+
+def set_default_app(app: QWorker | None) -> None:
+    """Make *app* what current_app means outside of a task; None to forget it."""
+    _default[:] = [] if app is None else [app]
+
+
+def get_current_app() -> QWorker:
+    """Return the app of the running task, else the default one (the last that was made).
+
+    Raises ConfigurationError when no app has been made yet.
+    """
+    context = _current.get()
+    if context is not None and context._task is not None:
+        return context._task.app
+    if not _default:
+        raise ConfigurationError(
+            "no app has been made yet: write app = QWorker('proj') in a module, and import it before this line"
+        )
+    return _default[0]
+
+
+def get_current_task() -> Task[..., Any] | None:
+    """Return the task that is running here, None outside of one."""
+    context = _current.get()
+    if context is None:
+        return None
+    if context._task is None and context.task is not None:
+        context._task = get_current_app().tasks[context.task]
+    return context._task
+
+
+class Proxy:
+    """Stands for what *find* returns at the moment of use; two proxies are equal when what they stand for is."""
+
+    __slots__ = ("__weakref__", "_find")
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        object.__setattr__(self, "_find", find)
+
+    def _get_current_object(self) -> Any:
+        return object.__getattribute__(self, "_find")()
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._get_current_object())
+
+    @property
+    def __doc__(self) -> Any:  # type: ignore[override]
+        return self._get_current_object().__doc__
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return self._get_current_object().__dict__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_find")(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._get_current_object(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._get_current_object(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._get_current_object()(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._get_current_object())
+
+    def __dir__(self) -> list[str]:
+        return dir(self._get_current_object())
+
+    def __bool__(self) -> bool:
+        return bool(self._get_current_object())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._get_current_object() == other)
+
+    def __hash__(self) -> int:
+        return hash(self._get_current_object())
+
+    def __reduce__(self) -> Any:
+        return self._get_current_object().__reduce__()
+
+
+current_app: QWorker = Proxy(get_current_app)  # type: ignore[assignment]
+"""The app of the running task, else the default app."""
+
+current_task: Task[..., Any] = Proxy(get_current_task)  # type: ignore[assignment]
+"""The task that is running here; false outside of one."""

@@ -1,0 +1,87 @@
+"""Eager calls: a task is run here and now, through the same steps as in a worker.
+
+Comes from:  ``task.apply``, and every call while ``task_always_eager`` is on.
+Goes to:     ``execution.execute``; back as an EagerResult.
+Thread:      the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.current import Context, current_context
+from qworker.errors import Reject, Retry
+from qworker.execution import execute
+from qworker.naming import node_name
+from qworker.naming import task_id as new_id
+from qworker.protocol import Body
+from qworker.result import EagerResult
+
+if TYPE_CHECKING:
+    from qworker.task import Task
+
+
+def apply_eagerly(
+    task: Task[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    task_id: str | None,
+    retries: int,
+    throw: bool | None,
+    options: dict[str, Any],
+) -> EagerResult[Any]:
+    """Run *task*, and again for as long as it asks for a retry (without waiting); return how it ended."""
+    app = task.app
+    app.finalize()
+    identity = task_id or new_id()
+    while True:
+        context = _context(task, identity, args, kwargs, retries, options)
+        outcome = execute(app, task, context, Body(args, kwargs, {}))
+        state, value = context.ended
+        if not isinstance(value, Retry) or value.sig is None:
+            break
+        args, kwargs, retries = value.sig.args, value.sig.kwargs, retries + 1
+        options = {**options, **value.sig.options}
+    if throw is None:
+        throw = app.conf.task_eager_propagates
+    if throw and isinstance(value, BaseException) and state in (states.FAILURE, states.REJECTED):
+        raise value.reason if isinstance(value, Reject) and isinstance(value.reason, BaseException) else value
+    return EagerResult(identity, value, state, outcome.traceback, task.name, app)
+
+
+def _context(
+    task: Task[..., Any],
+    identity: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    retries: int,
+    options: dict[str, Any],
+) -> Context:
+    """The request of an eager run, as like to that of a real one as can be."""
+    parent = current_context()
+    headers = {
+        "task": task.name,
+        "id": identity,
+        "retries": retries,
+        "root_id": (parent.root_id if parent is not None and parent.root_id else None) or identity,
+        "parent_id": parent.id if parent is not None else None,
+        "ignore_result": bool(options.get("ignore_result")),
+        "shadow": options.get("shadow"),
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+        **(options.get("headers") or {}),
+    }
+    delivery_info = {
+        "is_eager": True,
+        "exchange": options.get("exchange"),
+        "routing_key": options.get("routing_key") or options.get("queue"),
+        "priority": options.get("priority"),
+        "redelivered": False,
+    }
+    context = Context.from_message(
+        headers, Body(args, kwargs, {}), delivery_info=delivery_info, hostname=node_name(), task=task
+    )
+    context.is_eager = True
+    return context

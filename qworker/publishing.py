@@ -1,0 +1,386 @@
+"""Publisher: turns calls into messages, and gives them to the broker.
+
+Comes from:  ``task.delay``, ``apply_async``, ``apply_many``, ``retry``; ``app.send_task``, ``send_many``.
+Goes to:     routing, protocol, middleware and signals, then ``LeaseStore.push``.
+Thread:      any; what is kept between calls is replaced whole, never changed.
+
+A call without options, middleware or observers takes the short way: its headers come from a template that was
+made at the first call of the task.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qworker.call_options import Call, check_options, make_call, next_call
+from qworker.current import Context, current_context
+from qworker.errors import BrokerUnavailable, PublishError
+from qworker.middleware import compose, overrides
+from qworker.naming import task_id
+from qworker.protocol import (
+    HeaderTemplate,
+    TaskMessage,
+    Wire,
+    decode_body,
+    encode,
+    parse_headers,
+    parse_properties,
+    rewire,
+)
+from qworker.result import AsyncResult
+from qworker.retry import RetryPolicy
+from qworker.routing import Destination, Router
+from qworker.serialization import content_types
+from qworker.signals import after_task_publish, before_task_publish
+from qworker.signature import Signature
+from qworker.transports.lease import Envelope
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.task import Task
+
+logger = logging.getLogger(__name__)
+
+_NO_KEYWORDS: dict[str, Any] = {}
+
+
+class _Plan(NamedTuple):
+    """All that is the same for each plain call of a task. short: nothing asks for the long way."""
+
+    short: bool
+    queue: str
+    priority: int
+    ignored: bool
+    template: HeaderTemplate | None
+    check: Callable[..., None] | None
+
+
+class Publisher:
+    """Publishes for one app; see the module."""
+
+    def __init__(self, app: QWorker) -> None:
+        self.app = app
+        self._resolution: Any = None
+        self._plans: dict[str, _Plan] = {}
+        self._router: Router | None = None
+
+    # -- calls --
+
+    def call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncResult[Any]:
+        """Publish a call without options."""
+        app = self.app
+        # The settings put a new resolution in place whenever one of them changes.
+        if app.conf._resolution is not self._resolution:
+            self.renew()
+        plan = self._plans.get(task.name) or self._make_plan(task)
+        if not plan.short or before_task_publish.receivers or after_task_publish.receivers:
+            return self.call_with(task, task.name, args, kwargs, {})
+        if plan.check is not None:
+            plan.check(*args, **kwargs)
+        identity = task_id()
+        context = current_context()
+        if context is None or context.id is None:
+            wire = plan.template.wire(identity, args, kwargs)  # type: ignore[union-attr]
+        else:
+            wire = plan.template.wire(identity, args, kwargs, context.root_id, context.id)  # type: ignore[union-attr]
+        self._push(
+            (Envelope(plan.queue, wire.headers, wire.properties, wire.body, plan.priority),), task.name
+        )
+        result: AsyncResult[Any] = AsyncResult(identity, app, None, plan.queue, plan.ignored)
+        if context is not None and task.trail:
+            context.children.append(result)
+        return result
+
+    def call_with(
+        self,
+        task: Task[..., Any] | None,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: dict[str, Any],
+    ) -> AsyncResult[Any]:
+        """Publish a call with options; *task* is None when only its name is known."""
+        call = self._make_call(task, name, args, kwargs, options)
+        if task is not None and self.app.conf.task_always_eager:
+            return self._call_eagerly(task, call, options)
+        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
+        return self._result(call, task)
+
+    def call_many(
+        self, task: Task[..., Any] | None, calls: Iterable[Any], options: dict[str, Any]
+    ) -> list[AsyncResult[Any]]:
+        """Publish many calls at once: of *task*, or (None) of those that the calls name."""
+        if self.app.conf._resolution is not self._resolution:
+            self.renew()
+        observed = before_task_publish.receivers or after_task_publish.receivers
+        if task is not None and not options and not observed:
+            plan = self._plans.get(task.name) or self._make_plan(task)
+            if plan.short:
+                return self._call_many_plain(task, plan, calls)
+        sent: list[tuple[Task[..., Any] | None, Call]] = []
+        ready: list[tuple[Envelope, Wire, Call]] = []
+        for item in calls:
+            one, name, args, kwargs, own = self._read_call(task, item)
+            call = self._make_call(one, name, args, kwargs, {**own, **options})
+            sent.append((one, call))
+            if self.app.conf.task_always_eager and one is not None:
+                continue
+            self._through_middleware(
+                call, lambda message, call=call: ready.append(self._prepare(call, message))
+            )  # type: ignore[misc]
+        if self.app.conf.task_always_eager:
+            return [
+                self._call_eagerly(one, call, options) if one else self._result(call, one)
+                for one, call in sent
+            ]
+        if ready:
+            self._deliver(ready, sent[0][1])
+        return [self._result(call, one) for one, call in sent]
+
+    def _call_many_plain(
+        self, task: Task[..., Any], plan: _Plan, calls: Iterable[Any]
+    ) -> list[AsyncResult[Any]]:
+        app, queue, check, ignored = self.app, plan.queue, plan.check, plan.ignored
+        make = plan.template.wire  # type: ignore[union-attr]
+        context = current_context()
+        root, parent = (
+            (None, None) if context is None or context.id is None else (context.root_id, context.id)
+        )
+        results: list[AsyncResult[Any]] = []
+        envelopes: list[Envelope] = []
+        for item in calls:
+            if type(item) is tuple:
+                args, kwargs = item, _NO_KEYWORDS
+            else:
+                _, _, args, kwargs, options = self._read_call(task, item)
+                if options:
+                    raise PublishError(
+                        f"{task.name}.apply_many: options inside a signature: give them to apply_many"
+                    )
+            if check is not None:
+                check(*args, **kwargs)
+            identity = task_id()
+            wire = make(identity, args, kwargs, root, parent)
+            envelopes.append(Envelope(queue, wire.headers, wire.properties, wire.body, plan.priority))
+            results.append(AsyncResult(identity, app, None, queue, ignored))
+        if envelopes:
+            self._push(envelopes, task.name)
+        if context is not None and task.trail:
+            context.children.extend(results)
+        return results
+
+    def next_attempt(
+        self,
+        task: Task[..., Any],
+        request: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        due: float,
+        options: dict[str, Any],
+    ) -> None:
+        """Publish the next attempt of the running task: same id, one retry more, due at epoch second *due*."""
+        if self.app.conf._resolution is not self._resolution:
+            self.renew()
+        check_options(task.name, options, self.app.middleware_options)
+        call = next_call(self._router, task, request, args, kwargs, due, options, self.app)  # type: ignore[arg-type]
+        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
+
+    # -- the steps --
+
+    def renew(self) -> None:
+        """Forget what was derived from the settings and the middlewares."""
+        conf = self.app.conf
+        self._router = Router(conf)
+        self._plans = {}
+        self._resolution = conf._resolution
+
+    def forget(self) -> None:
+        """Forget it when the next call is made, and look at nothing now."""
+        self._resolution = None
+
+    def _make_plan(self, task: Task[..., Any]) -> _Plan:
+        app = self.app
+        router = self._router
+        assert router is not None
+        short = (
+            router.constant
+            and not app.conf.task_always_eager
+            and not app.conf.task_inherit_parent_priority
+            and app.signer is None
+            and task.expires is None
+            and not task.renames
+            and not any(overrides(middleware, "publish") for middleware in app.middleware)
+        )
+        plan = _Plan(False, "", 0, False, None, None)
+        if short:
+            call = make_call(router, task, task.name, (), {}, {}, app)
+            template = HeaderTemplate(call.message)
+            check = task.check_arguments if task.typing else None
+            target = call.destination
+            plan = _Plan(True, target.queue, target.priority, call.message.ignore_result, template, check)
+        self._plans = {**self._plans, task.name: plan}
+        return plan
+
+    def _make_call(
+        self,
+        task: Task[..., Any] | None,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: dict[str, Any],
+    ) -> Call:
+        if self.app.conf._resolution is not self._resolution:
+            self.renew()
+        check_options(name, options, self.app.middleware_options)
+        if task is not None and task.typing and task.check_arguments is not None:
+            task.check_arguments(*args, **kwargs)
+        return make_call(self._router, task, name, args, kwargs, options, self.app)  # type: ignore[arg-type]
+
+    def _read_call(
+        self, task: Task[..., Any] | None, item: Any
+    ) -> tuple[Task[..., Any] | None, str, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+        """(task, name, args, kwargs, options) of one item given to apply_many or send_many."""
+        if isinstance(item, Signature):
+            if task is not None and item.task != task.name:
+                raise PublishError(
+                    f"{task.name}.apply_many was given a call of {item.task}: use app.send_many"
+                )
+            return task, item.task, item.args, item.kwargs, item.options
+        if task is None:
+            if isinstance(item, str):
+                return None, item, (), {}, {}
+            if isinstance(item, tuple | list) and 1 <= len(item) <= 3 and isinstance(item[0], str):
+                name, args, kwargs = (*item, (), {})[:3] if len(item) < 3 else item
+                return None, name, tuple(args or ()), dict(kwargs or {}), {}
+        elif isinstance(item, tuple | list):
+            return task, task.name, tuple(item), {}, {}
+        elif isinstance(item, Mapping):
+            return task, task.name, (), dict(item), {}
+        expected = (
+            "(name, args, kwargs)" if task is None else "a tuple of arguments, a mapping of keyword arguments"
+        )
+        raise PublishError(f"{item!r:.200} is no call: expected {expected}, or a signature")
+
+    def _through_middleware(self, call: Call, final: Callable[[TaskMessage], Any]) -> None:
+        compose(self.app.middleware, "publish", final)(call.message)
+
+    def _prepare(self, call: Call, message: TaskMessage) -> tuple[Envelope, Wire, Call]:
+        """The envelope of *message*, after its observers have seen it; they may add to its headers."""
+        signer = self.app.signer
+        wire = encode(message, signer)
+        if before_task_publish.receivers:
+            headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+            headers.pop("signature", None)
+            before_task_publish.send(
+                message.task,
+                body=(
+                    message.args,
+                    message.kwargs,
+                    {"callbacks": message.callbacks, "errbacks": message.errbacks},
+                ),
+                exchange=call.destination.exchange,
+                routing_key=call.destination.routing_key,
+                headers=headers,
+                properties=properties,
+                declare=[],
+                retry_policy=self.app.conf.task_publish_retry_policy,
+            )
+            wire = rewire(headers, properties, wire.body, signer)
+        envelope = Envelope(
+            call.destination.queue,
+            wire.headers,
+            wire.properties,
+            wire.body,
+            message.priority,
+            call.due,
+            call.expires,
+        )
+        return envelope, wire, call
+
+    def _deliver(self, ready: list[tuple[Envelope, Wire, Call]], call: Call) -> None:
+        self._push([envelope for envelope, _, _ in ready], call.message.task, call.retry, call.retry_policy)
+        if after_task_publish.receivers:
+            for _, wire, one in ready:
+                after_task_publish.send(
+                    one.message.task,
+                    headers=parse_headers(wire.headers),
+                    body=(one.message.args, one.message.kwargs, {}),
+                    exchange=one.destination.exchange,
+                    routing_key=one.destination.routing_key,
+                )
+
+    def _push(
+        self,
+        envelopes: list[Envelope] | tuple[Envelope, ...],
+        name: str,
+        retry: bool | None = None,
+        policy: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Give *envelopes* to the broker; try again, all within one deadline, while it cannot be reached."""
+        conf = self.app.conf
+        largest = (
+            max([len(envelope.body) for envelope in envelopes])
+            if len(envelopes) > 1
+            else len(envelopes[0].body)
+        )
+        if largest > conf.message_warn_bytes:
+            self._check_size(largest, name)
+        store, timeout = self.app.broker, conf.task_publish_timeout
+        try:
+            store.push(envelopes, timeout)
+            return
+        except BrokerUnavailable:
+            if not (conf.task_publish_retry if retry is None else retry):
+                raise
+        clock = self.app.clock
+        deadline = clock.monotonic() + timeout
+        patience = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
+        attempt = 0
+        while True:
+            pause = patience.delay(attempt, random.random)
+            left = deadline - clock.monotonic() - pause
+            final = left <= 0 or not patience.allows(attempt + 1)
+            clock.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
+            try:
+                store.push(envelopes, max(left, 0.05))
+                return
+            except BrokerUnavailable:
+                if final:
+                    raise
+            attempt += 1
+
+    def _check_size(self, size: int, name: str) -> None:
+        limit = self.app.conf.message_max_bytes
+        if size > limit:
+            raise PublishError(
+                f"a call of {name} takes {size:,} bytes, over the limit of {limit:,} (message_max_bytes): "
+                "store the data somewhere and pass its key"
+            )
+        logger.warning(
+            "a call of %s takes %d bytes: consider storing the data and passing its key", name, size
+        )
+
+    def _result(self, call: Call, task: Task[..., Any] | None) -> AsyncResult[Any]:
+        message = call.message
+        result: AsyncResult[Any] = AsyncResult(
+            message.id, self.app, None, call.destination.queue, message.ignore_result
+        )
+        context = current_context()
+        if context is not None and call.add_to_parent and (task is None or task.trail):
+            context.children.append(result)
+        return result
+
+    def _call_eagerly(self, task: Task[..., Any], call: Call, options: dict[str, Any]) -> AsyncResult[Any]:
+        """Run the call here, on arguments that have been through the serializer as they would have been."""
+        wire = encode(call.message)
+        accept = content_types([call.message.serializer])
+        args, kwargs, _ = decode_body(
+            wire.body, parse_headers(wire.headers), parse_properties(wire.properties), accept
+        )
+        return task.apply(args, kwargs, task_id=call.message.id, **options)
+
+
+__all__ = ["Destination", "Publisher"]

@@ -1,0 +1,426 @@
+"""Results: the caller's view of a task, by its id.
+
+Comes from:  publishing (``delay`` returns one), or an id kept somewhere.
+Goes to:     the result store, when something is asked of it; making one touches nothing.
+Thread:      any; one object may be shared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from qworker import states
+from qworker.clock import parse_iso
+from qworker.current import current_context, get_current_app
+from qworker.errors import ResultTimeout, TaskRevoked
+from qworker.exceptions import exception_from_dict
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+HINT_AFTER = 2.0
+"""Seconds of waiting after which get() looks whether any worker is there, and says so if not."""
+
+_NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
+_joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=False)
+
+
+class RemoteTraceback(Exception):
+    """The traceback of the worker, as the cause of the exception that is raised again here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+@contextmanager
+def allow_join_result() -> Iterator[None]:
+    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited for."""
+    token = _joins_allowed.set(True)
+    try:
+        yield
+    finally:
+        _joins_allowed.reset(token)
+
+
+def refuse_to_wait_in_a_task() -> None:
+    """Raise RuntimeError inside a task that a worker runs, unless allow_join_result() is in force."""
+    context = current_context()
+    if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
+        return
+    raise RuntimeError(
+        "a task must not wait for the result of another: when every worker process waits, none is left to run it. "
+        "Use link= to go on with the result, or get(disable_sync_subtasks=False) if another worker runs it"
+    )
+
+
+class AsyncResult(Generic[R]):
+    """The result of a call, which may not be there yet.
+
+    ``result.get()`` waits for it; ``await result`` does so from asyncio. Nothing is known of an id that was never
+    sent, or whose result has expired: its state is PENDING.
+    """
+
+    __slots__ = ("__weakref__", "_app", "_meta", "_queue", "_then", "id", "ignored", "parent")
+
+    def __init__(
+        self,
+        id: str,
+        app: QWorker | None = None,
+        parent: AsyncResult[Any] | None = None,
+        queue: str | None = None,
+        ignored: bool = False,
+    ) -> None:
+        self.id = id
+        self.parent = parent
+        self.ignored = ignored
+        self._app = app
+        self._queue = queue
+        self._meta: dict[str, Any] | None = None  # kept once it is final
+        self._then: Any = None
+
+    @property
+    def app(self) -> QWorker:
+        """The app whose result store is asked."""
+        if self._app is None:
+            self._app = get_current_app()
+        return self._app
+
+    @property
+    def backend(self) -> Any:
+        """The result store."""
+        return self.app.backend
+
+    @property
+    def task_id(self) -> str:
+        """The same as id."""
+        return self.id
+
+    # -- waiting --
+
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,
+        interval: float = 0.5,
+        on_interval: Callable[[], Any] | None = None,
+        disable_sync_subtasks: bool = True,
+        no_ack: bool = True,
+        callback: Callable[[str, Any], Any] | None = None,
+    ) -> R:
+        """Wait until the task has ended; return its value, or raise its exception.
+
+        timeout: seconds, None for ever. propagate: False returns the exception instead of raising it.
+        interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
+        callback(id, value) is called with the value. no_ack is there for Celery's sake.
+
+        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it took too
+        long, RuntimeError inside of a task unless disable_sync_subtasks is False, NotSupported when results are
+        disabled. None, at once, for a call whose result is ignored.
+        """
+        if self.ignored:
+            return cast(R, None)
+        if disable_sync_subtasks:
+            refuse_to_wait_in_a_task()
+        meta = self._final_meta()
+        if meta is None:
+            meta = self._wait(timeout, interval, on_interval)
+        value = self._value(meta, propagate)
+        if callback is not None:
+            callback(self.id, value)
+        return value
+
+    wait = get
+
+    def _wait(
+        self, timeout: float | None, interval: float, on_interval: Callable[[], Any] | None
+    ) -> dict[str, Any]:
+        clock = self.app.clock
+        started = clock.monotonic()
+        hinted = False
+        while True:
+            waited = clock.monotonic() - started
+            left = None if timeout is None else timeout - waited
+            if left is not None and left <= 0:
+                raise ResultTimeout(
+                    f"task {self.id} has not ended within {timeout:g} s (state: {self.state}); it may still be running"
+                )
+            slice_ = None if hinted else max(0.0, HINT_AFTER - waited) or 0.01
+            patience = min(part for part in (left, slice_, 3600.0) if part is not None)
+            found = self.backend.wait([self.id], patience, on_interval=on_interval, interval=interval)
+            if self.id in found:
+                return self._keep(found[self.id])
+            if not hinted and clock.monotonic() - started >= HINT_AFTER:
+                hinted = True
+                self._hint()
+
+    def _hint(self) -> None:
+        """Say once in the log why there may never be a result."""
+        try:
+            workers = self.app.broker.workers()
+        except Exception as error:  # a hint must not break what it comments on
+            logger.debug("cannot tell whether workers are there: %s", error)
+            return
+        if self._queue is not None and not any(self._queue in worker["queues"] for worker in workers):
+            logger.warning(
+                "No worker is consuming queue %s: task %s waits until one does (qworker start -Q %s)",
+                self._queue,
+                self.id,
+                self._queue,
+            )
+        elif not workers:
+            logger.warning("No worker is running on this broker: task %s waits until one does", self.id)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait without blocking the event loop; return the value or raise the exception, as get() does."""
+        if self.ignored:
+            return cast(R, None)
+        meta = self._final_meta()
+        if meta is None:
+            meta = self._keep((yield from self.app.waiter().meta(self.id).__await__()))
+        return self._value(meta, True)
+
+    def then(
+        self, callback: Callable[[AsyncResult[R]], Any], on_error: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call callback(result) once it is there, or on_error(exception) if it failed; returns a vine promise.
+
+        Who waits finds out: the promise is kept by whoever calls get() or ready(), or by a running event loop.
+        """
+        if self._then is None:
+            from vine import promise
+
+            self._then = promise()
+        chained = self._then.then(callback, on_error=on_error)
+        self._final_meta()
+        return chained
+
+    # -- looking --
+
+    def _final_meta(self) -> dict[str, Any] | None:
+        """The stored metadata if the task has ended, None if not."""
+        if self._meta is None:
+            meta = self.backend.get(self.id)
+            if meta is not None and meta["status"] in states.READY_STATES:
+                self._keep(meta)
+        return self._meta
+
+    def _keep(self, meta: dict[str, Any]) -> dict[str, Any]:
+        if self._meta is None:
+            self._meta = meta
+            if self._then is not None and not self._then.ready:
+                if meta["status"] in states.PROPAGATE_STATES:
+                    self._then.throw(self._exception(meta), propagate=False)
+                else:
+                    self._then(self)
+        return self._meta
+
+    def _look(self) -> dict[str, Any]:
+        return self._meta or self._final_meta() or self.backend.get(self.id) or _NOTHING
+
+    def _value(self, meta: dict[str, Any], propagate: bool) -> R:
+        if meta["status"] not in states.PROPAGATE_STATES:
+            return cast(R, meta["result"])
+        error = self._exception(meta)
+        if propagate:
+            raise error
+        return cast(R, error)
+
+    def _exception(self, meta: dict[str, Any]) -> BaseException:
+        stored = meta["result"]
+        if stored is None and meta["status"] == states.REVOKED:
+            return TaskRevoked("revoked")
+        error = stored if isinstance(stored, BaseException) else exception_from_dict(stored)
+        if meta.get("traceback") and error.__cause__ is None:
+            error.__cause__ = RemoteTraceback(meta["traceback"])
+        return error
+
+    @property
+    def state(self) -> str:
+        """PENDING, STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a state of your own."""
+        return str(self._look()["status"])
+
+    status = state
+
+    @property
+    def result(self) -> Any:
+        """The value; the exception when it failed; what update_state() stored while it runs; None if nothing is."""
+        meta = self._look()
+        if meta["status"] in states.EXCEPTION_STATES:
+            return self._exception(meta)
+        return meta["result"]
+
+    info = result
+
+    @property
+    def traceback(self) -> str | None:
+        """The worker's traceback as text; None when there is none."""
+        return self._look().get("traceback")
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When it ended, in UTC; None while it has not."""
+        done = self._look().get("date_done")
+        return parse_iso(done) if isinstance(done, str) else done
+
+    @property
+    def children(self) -> list[AsyncResult[Any]]:
+        """The calls that the task made, known once it has ended."""
+        return [result_from_tuple(child, self._app) for child in self._look().get("children") or ()]
+
+    @property
+    def name(self) -> str | None:
+        """The task's name; this and the next are kept when the setting result_extended is on, else None."""
+        return self._look().get("name")
+
+    @property
+    def args(self) -> list[Any] | None:
+        """The positional arguments."""
+        return self._look().get("args")
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """The keyword arguments."""
+        return self._look().get("kwargs")
+
+    @property
+    def worker(self) -> str | None:
+        """The node that ran it."""
+        return self._look().get("worker")
+
+    @property
+    def retries(self) -> int | None:
+        """How often it was retried."""
+        return self._look().get("retries")
+
+    @property
+    def queue(self) -> str | None:
+        """The queue it was sent to."""
+        return self._queue or self._look().get("queue")
+
+    def ready(self) -> bool:
+        """Tell whether it has ended, in whatever way."""
+        return self._final_meta() is not None
+
+    def successful(self) -> bool:
+        """Tell whether it returned a value."""
+        return self.state == states.SUCCESS
+
+    def failed(self) -> bool:
+        """Tell whether it raised an exception."""
+        return self.state == states.FAILURE
+
+    def maybe_throw(self, propagate: bool = True) -> Any:
+        """Raise its exception if it has failed; return the value, None while there is none."""
+        return self._value(self._look(), propagate)
+
+    # -- acting --
+
+    def forget(self) -> None:
+        """Delete what is stored; the state is PENDING afterwards."""
+        self._meta = None
+        self.backend.forget(self.id)
+
+    def revoke(
+        self, terminate: bool = False, signal: str = "SIGTERM", wait: bool = False, timeout: Any = None
+    ) -> None:
+        """Tell all workers not to run it. terminate: end it with *signal* if it is running already."""
+        self.app.broker.revoke([self.id], terminate=terminate, signal=signal)
+
+    def as_tuple(self) -> Any:
+        """Return ``((id, parent), children)``, plain data that result_from_tuple makes a result of again."""
+        return (self.id, self.parent and self.parent.as_tuple()), None
+
+    as_list = as_tuple
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.id}>"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.id, None, self.parent, self._queue, self.ignored)
+
+
+def result_from_tuple(value: Any, app: QWorker | None = None) -> AsyncResult[Any]:
+    """Make the result that ``as_tuple()`` described. Raises ValueError for anything else."""
+    try:
+        (identity, parent), _ = value
+    except (TypeError, ValueError):
+        identity, parent = None, None
+    if not isinstance(identity, str):
+        raise ValueError(f"{value!r} does not describe a result: expected ((id, parent), children)")
+    return AsyncResult(identity, app, result_from_tuple(parent, app) if parent else None)
+
+
+class EagerResult(AsyncResult[R]):
+    """The result of a task that was run inline; everything is known already."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,
+        value: Any,
+        state: str,
+        traceback: str | None = None,
+        name: str | None = None,
+        app: QWorker | None = None,
+    ) -> None:
+        super().__init__(id, app)
+        self._meta = {"status": state, "result": value, "traceback": traceback, "name": name, "task_id": id}
+
+    def get(self, timeout: float | None = None, propagate: bool = True, *args: Any, **kwargs: Any) -> R:
+        """Return the value, or raise the exception, at once."""
+        return self._value(self._look(), propagate)
+
+    wait = get
+
+    def ready(self) -> bool:
+        """True."""
+        return True
+
+    def _final_meta(self) -> dict[str, Any] | None:
+        return self._meta
+
+    def then(
+        self, callback: Callable[[AsyncResult[R]], Any], on_error: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call callback(result) or on_error(exception) at once."""
+        meta, self._meta = self._look(), None
+        promise = super().then(callback, on_error)
+        self._keep(meta)
+        return promise
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._value(self._look(), True)
+        yield
+
+    def forget(self) -> None:
+        """Nothing is stored."""
+
+    def revoke(self, *args: Any, **kwargs: Any) -> None:
+        """Too late: it has run."""
+
+    def __reduce__(self) -> Any:
+        meta = self._look()
+        return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])

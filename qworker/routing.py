@@ -1,0 +1,174 @@
+"""Routing: which queue a call goes to, and with what priority.
+
+Comes from:  publishing, with the options of the call and of the task.
+Goes to:     the Destination in the Envelope.
+Thread:      any; routes are compiled once, answers for plain names are kept.
+
+What the call says wins over the task's options, these over ``task_routes``, and these over the default queue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from qworker.errors import PublishError, QueueNotFound
+from qworker.naming import import_object, near, valid_queue_name
+
+_KEYS = ("queue", "exchange", "routing_key", "priority")
+_UNKNOWN = object()
+
+
+class Destination(NamedTuple):
+    """Where a message goes. priority: 0 (least urgent) to 9. options: what else the route asks for (serializer…)."""
+
+    queue: str
+    exchange: str
+    routing_key: str
+    priority: int
+    options: Mapping[str, Any]
+
+
+class Router:
+    """Finds destinations by the settings task_routes, task_queues, task_default_queue and the priorities.
+
+    constant: no route is a function, so that the answer depends on nothing but the name and the options.
+    """
+
+    def __init__(self, conf: Any) -> None:
+        self._queues: Mapping[str, Mapping[str, Any]] = conf.task_queues
+        self._create_missing: bool = conf.task_create_missing_queues
+        self._default_queue: str = conf.task_default_queue
+        self._default_priority: int = conf.task_default_priority or 0
+        self._max_priority: int = conf.task_queue_max_priority
+        routes = [import_object(route) if isinstance(route, str) else route for route in conf.task_routes]
+        self._routes = [_compile(route) if isinstance(route, Mapping) else route for route in routes]
+        self.constant = all(isinstance(route, list) for route in self._routes)
+
+    def route(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        task: Any = None,
+    ) -> Destination:
+        """Return the destination of a call. *options*: those of the call over those of the task, None for not given.
+
+        Raises QueueNotFound and PublishError, naming what was asked for.
+        """
+        route = self._find(name, options, args, kwargs, task)
+        asked = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
+        if options.get("queue") is None and (options.get("routing_key") or options.get("exchange")):
+            asked.pop("queue", None)  # the call's own address wins over the route's queue
+        queue = self._queue(asked, name)
+        priority = asked.get("priority")
+        return Destination(
+            queue,
+            str(asked.get("exchange") or ""),
+            str(asked.get("routing_key") or queue),
+            self._default_priority if priority is None else self._priority(priority, name),
+            {key: value for key, value in route.items() if key not in _KEYS},
+        )
+
+    def _find(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        task: Any,
+    ) -> Mapping[str, Any]:
+        for route in self._routes:
+            if isinstance(route, list):
+                found = next((target for matches, target in route if matches(name)), None)
+            else:
+                found = _options(route(name, args, kwargs, dict(options), task=task))
+            if found is not None:
+                return found
+        return {}
+
+    def _queue(self, asked: Mapping[str, Any], name: str) -> str:
+        queue = asked.get("queue")
+        if queue is not None:
+            queue = getattr(queue, "name", queue)  # a kombu.Queue will do
+        elif asked.get("exchange") or asked.get("routing_key"):
+            queue = self._bound_to(asked.get("exchange"), asked.get("routing_key"), name)
+        else:
+            return self._default_queue
+        if not valid_queue_name(queue):
+            raise PublishError(f"{name}: {queue!r} cannot be the name of a queue")
+        if queue not in self._queues and queue != self._default_queue and not self._create_missing:
+            raise QueueNotFound(
+                f"{name}: queue {queue!r} is not in task_queues, and task_create_missing_queues is off."
+                f"{_did_you_mean(queue, [*self._queues, self._default_queue])}"
+            )
+        return str(queue)
+
+    def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
+        """The declared queue that *routing_key* on *exchange* leads to; without an exchange the key is the queue."""
+        key = routing_key or exchange or ""
+        for queue, declared in self._queues.items():
+            home = declared.get("exchange") or queue
+            if (exchange or home) == home and _topic(str(declared.get("routing_key") or queue), key):
+                return queue
+        if not exchange or exchange == key:
+            return key
+        raise QueueNotFound(
+            f"{name}: no queue in task_queues is bound to exchange {exchange!r} by routing key {routing_key!r}: "
+            "declare one there, or name the queue"
+        )
+
+    def _priority(self, priority: Any, name: str) -> int:
+        if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= 255:
+            raise PublishError(
+                f"{name}: priority={priority!r} must be a whole number from 0 to {self._max_priority}"
+            )
+        return min(priority, self._max_priority)
+
+
+def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapping[str, Any]]]:
+    """(matcher, options) for each pattern; exact names first, as they are the most telling."""
+    exact: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
+    patterns: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
+    for pattern, target in routes.items():
+        options = _options(target) or {}
+        if not isinstance(pattern, str):
+            patterns.append((pattern.match, options))
+        elif any(character in pattern for character in "*?["):
+            patterns.append((re.compile(translate(pattern)).match, options))
+        else:
+            exact.append((pattern.__eq__, options))
+    return exact + patterns
+
+
+def _options(target: Any) -> Mapping[str, Any] | None:
+    """What a route says: options, from a queue's name or a mapping; None when it says nothing."""
+    if target is None:
+        return None
+    if isinstance(target, Mapping):
+        return dict(target)
+    name = getattr(target, "name", target)
+    if not isinstance(name, str):
+        raise PublishError(
+            f"a route in task_routes answered {target!r}: expected a queue's name, a mapping, or None"
+        )
+    return {"queue": name}
+
+
+def _topic(pattern: str, key: str) -> bool:
+    """Tell whether *key* matches a binding: '*' is one word, '#' any number of them."""
+    if "*" not in pattern and "#" not in pattern:
+        return pattern == key
+    words = (
+        r"[^.]+" if word == "*" else r".*" if word == "#" else re.escape(word) for word in pattern.split(".")
+    )
+    expression = r"\.".join(words).replace(r"\..*", r"(\..*)?").replace(r".*\.", r"(.*\.)?")
+    return re.fullmatch(expression, key) is not None
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    guesses = near(name, known)
+    return f" Did you mean {' or '.join(guesses)}?" if guesses else ""

@@ -1,0 +1,401 @@
+"""Task: a function that can be called later, elsewhere; with its options and the ways to call it.
+
+Comes from:  ``@app.task`` and ``@shared_task``, which call make_task.
+Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls ``run``.
+Thread:      any; options are set while modules are imported and when the app is finalized.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from qworker import task_options
+from qworker.arguments import argument_checker, is_coroutine_function
+from qworker.clock import to_epoch
+from qworker.current import Context, current_context, get_current_app, pop, push
+from qworker.eager import apply_eagerly
+from qworker.errors import ConfigurationError, MaxRetriesExceeded, Retry
+from qworker.naming import task_name
+from qworker.result import AsyncResult, EagerResult
+from qworker.retry import backoff_delay
+from qworker.signature import Signature
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Backend
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    """A task: call it here (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
+
+    Subclass it for ``@app.task(base=…)`` to share options, hooks or helpers between tasks. Options that are None
+    here are taken from the settings when the app is finalized.
+    """
+
+    name: str = ""
+    app: QWorker
+    bind: bool = False
+    is_async: bool = False
+    typing: bool = True
+
+    serializer: str | None = None
+    compression: str | None = None
+    queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    priority: int | None = None
+    expires: float | datetime | None = None
+    ignore_result: bool | None = None
+
+    rate_limit: str | None = None
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    acks_late: bool | None = None
+    acks_on_failure_or_timeout: bool | None = None
+    reject_on_worker_lost: bool | None = None
+    max_deliveries: int | None = None
+    store_errors_even_if_ignored: bool | None = None
+    track_started: bool | None = None
+    throws: tuple[type[BaseException], ...] = ()
+    resultrepr_maxsize: int = 1024
+    trail: bool = True
+    send_events: bool = True
+
+    max_retries: int | None = 3
+    default_retry_delay: float = 180.0
+    autoretry_for: tuple[type[BaseException], ...] = ()
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    retry_backoff: float | bool = False
+    retry_backoff_max: float = 600.0
+    retry_jitter: bool = True
+    retry_kwargs: dict[str, Any] = {}
+
+    check_arguments: Callable[..., None] | None = None
+    """Raises the TypeError that calling the function with these arguments would raise."""
+    renames: bool = False
+    """A subclass has a shadow_name() of its own."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.renames = cls.shadow_name is not Task.shadow_name
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work. The decorators put the function here; a class-based task overrides it."""
+        raise NotImplementedError(f"task {self.name} defines no run()")
+
+    # -- calling it --
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the task here and now, as the plain function it is; no message, no result store."""
+        token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
+        try:
+            return cast(R, self.run(*args, **kwargs))
+        finally:
+            pop(token)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Have a worker call this task with these arguments. Durable when it returns; see apply_async for errors."""
+        return self.app.publisher.call(self, args, kwargs)
+
+    def apply_async(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """Have a worker call this task, with options of this one call.
+
+        countdown (seconds or timedelta from now) or eta (datetime; a naive one is in ``timezone``); expires (seconds
+        from now or datetime); queue, routing_key, exchange, priority (9 is most urgent); headers (mapping of extra
+        headers); task_id; retry, retry_policy; serializer, compression; ignore_result; shadow (name in logs);
+        time_limit, soft_time_limit (seconds); link, link_error (signatures).
+
+        Returns the handle of the result as soon as the broker has the message safely.
+        Raises TypeError for arguments the function does not take, PublishError for an option that does not exist or
+        an argument that cannot be serialised, and BrokerUnavailable when the broker did not take the message within
+        ``task_publish_timeout``: then it is not known whether the task will run, and it may be called again.
+        """
+        if task_id is not None:
+            options["task_id"] = task_id
+        publisher = self.app.publisher
+        arguments = tuple(args) if args is not None else ()
+        if not options:
+            return publisher.call(self, arguments, dict(kwargs) if kwargs else {})
+        return publisher.call_with(self, self.name, arguments, dict(kwargs) if kwargs else {}, options)
+
+    def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
+        """Call this task many times in one round trip to the broker: all calls are stored, or none.
+
+        calls: a tuple or list of positional arguments, a mapping of keyword arguments, or a signature, for each call.
+        options: as for apply_async, the same for all. Returns the results in the order of *calls*.
+        """
+        return self.app.publisher.call_many(self, calls, options)
+
+    def apply(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        task_id: str | None = None,
+        retries: int = 0,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> EagerResult[R]:
+        """Run the task here and now as a worker would: with request, hooks, signals, retries.
+
+        throw: raise what the task raises; None takes the setting ``task_eager_propagates``.
+        """
+        return apply_eagerly(
+            self,
+            tuple(args or ()),
+            dict(kwargs or {}),
+            task_id=task_id,
+            retries=retries,
+            throw=throw,
+            options=options,
+        )
+
+    def signature(
+        self,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        immutable: bool = False,
+        **options: Any,
+    ) -> Signature:
+        """Return the call that is not made yet."""
+        return Signature(self.name, args, kwargs, options, immutable, self.app)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return the call with these arguments, not made yet; a callback gets its parent's result put first."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return the call with exactly these arguments, not made yet."""
+        return self.signature(args, kwargs, immutable=True)
+
+    # -- from inside --
+
+    @property
+    def request(self) -> Context:
+        """The request this task is running for; an empty one (called_directly is True) when it runs for none."""
+        context = current_context()
+        if context is None or (context._task is not self and context.task != self.name):
+            return Context(task=self.name)
+        return context
+
+    def retry(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Retry:
+        """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this one.
+
+        exc: why; it is raised instead when there were *max_retries* already. None takes the exception being handled.
+        eta or countdown (seconds): when; default_retry_delay when neither is given.
+        throw: False returns the Retry instead of raising it. Further options as for apply_async.
+        Raises MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
+        """
+        request = self.request
+        cause = exc if exc is not None else sys.exc_info()[1]
+        if request.called_directly:
+            raise (
+                cause
+                if cause is not None
+                else Retry("the task was called directly: there is no message to retry")
+            )
+        limit = self.max_retries if max_retries is None else max_retries
+        if limit is not None and request.retries >= limit:
+            if cause is not None:
+                raise cause
+            raise MaxRetriesExceeded(
+                f"cannot retry {self.name}[{request.id}]: it has been retried {request.retries} times already",
+                task_args=request.args,
+                task_kwargs=request.kwargs,
+            )
+        if eta is None and countdown is None:
+            countdown = self.default_retry_delay
+        attempt_args = tuple(args) if args is not None else request.args
+        attempt_kwargs = dict(kwargs) if kwargs is not None else request.kwargs
+        when = countdown if eta is None else eta
+        if request.is_eager:
+            again = Signature(self.name, attempt_args, attempt_kwargs, options, app=self.app)
+            directive = Retry(exc=cause, when=when, is_eager=True, sig=again)
+        else:
+            now = self.app.clock.now()
+            due = to_epoch(eta) if eta is not None else now + float(countdown or 0)
+            self.app.publisher.next_attempt(self, request, attempt_args, attempt_kwargs, due, options)
+            directive = Retry(exc=cause, when=when)
+        if throw:
+            raise directive from exc
+        return directive
+
+    def autoretry_countdown(self, context: Context) -> float:
+        """Seconds to wait before the automatic retry of *context*: retry_backoff, else default_retry_delay."""
+        if not self.retry_backoff:
+            return float(self.retry_kwargs.get("countdown", self.default_retry_delay))
+        factor = float(self.retry_backoff)  # True is 1 second
+        return backoff_delay(
+            factor, context.retries, self.retry_backoff_max, self.retry_jitter, random.random
+        )
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **extra: Any
+    ) -> bool:
+        """Store a state of your own, such as PROGRESS, with *meta* (what can be serialised) as its info.
+
+        task_id: None is the task that is running. Returns False when a final state stands already.
+        """
+        identity = task_id or self.request.id
+        if identity is None:
+            raise ConfigurationError(f"{self.name}.update_state() needs a task_id when no task is running")
+        backend = self.backend
+        return backend.store(identity, backend.meta(identity, state or "PENDING", meta, **extra))
+
+    # -- results --
+
+    @property
+    def backend(self) -> Backend:
+        """The result store."""
+        return self.app.backend
+
+    def AsyncResult(self, task_id: str) -> AsyncResult[R]:
+        """Return the handle of a call made earlier, by its id."""
+        return AsyncResult(task_id, app=self.app)
+
+    # -- hooks: what a custom base overrides; they run in the worker --
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before the task runs."""
+
+    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called after the task returned *retval*."""
+
+    def on_retry(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
+    ) -> None:
+        """Called when the task is to run again because of *exc*; str(einfo) is the traceback."""
+
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
+    ) -> None:
+        """Called when the task failed with *exc*; str(einfo) is the traceback."""
+
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: Any,
+    ) -> None:
+        """Called last, whatever happened; *retval* is the value or the exception."""
+
+    def shadow_name(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> str | None:
+        """Return another name for this call in logs, None for its own."""
+        return None
+
+    # -- being a task --
+
+    def adopt(self, app: QWorker, name: str) -> None:
+        """Make this the task *name* of *app*; for class-based tasks, whose run() is a method."""
+        options = {key: getattr(self, key) for key in task_options.OPTIONS if key in vars(type(self))}
+        self.__dict__.update(task_options.parse(name, options, app.middleware_options))
+        self.__dict__.update(
+            name=name,
+            app=app,
+            bind=True,
+            is_async=is_coroutine_function(self.run),
+            check_arguments=argument_checker(getattr(self.run, "__func__", self.run), bound=True),
+        )
+
+    def origin(self) -> tuple[str, str]:
+        """Module and name of the function, to tell one task from another of the same name."""
+        return self.__module__, self.__dict__.get("__qualname__") or type(self).__qualname__
+
+    def bind_app(self, app: QWorker) -> None:
+        """Take the options that are None from the settings of *app*. Called once, when it is finalized."""
+        noted = task_options.annotations_for(app.conf.task_annotations, self.name)
+        self.__dict__.update(task_options.parse(self.name, noted, app.middleware_options))
+        for option, setting in task_options.FROM_SETTINGS.items():
+            if getattr(self, option) is None:
+                setattr(self, option, getattr(app.conf, setting))
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def __reduce__(self) -> Any:
+        return _task_named, (self.name,)
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is ``async def``: calling it gives a coroutine; delay() and the rest are as ever."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
+        """Run the task here, in this event loop."""
+        token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
+        try:
+            return cast(R, await self.run(*args, **kwargs))
+        finally:
+            pop(token)
+
+
+def _task_named(name: str) -> Task[..., Any]:
+    return get_current_app().tasks[name]
+
+
+def make_task(
+    app: QWorker,
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    bind: bool = False,
+    base: type[Task[..., Any]] | None = None,
+    **options: Any,
+) -> Task[..., Any]:
+    """Make the task of *function*; see task_options.OPTIONS for the rest.
+
+    Raises ConfigurationError for an option that does not exist or cannot have its value.
+    """
+    if not callable(function):
+        raise ConfigurationError(
+            f"@app.task decorates functions, not {function!r}: options are given by name"
+        )
+    if base is not None and not (isinstance(base, type) and issubclass(base, Task)):
+        raise ConfigurationError(f"task {function}: base={base!r} must be a subclass of qworker.Task")
+    name = name or task_name(function, app.main)
+    is_async = is_coroutine_function(function)
+    task = (base or (AsyncTask if is_async else Task))()
+    task.__dict__.update(task_options.parse(name, options, app.middleware_options))
+    run = MethodType(function, task) if bind else function
+    task.__dict__.update(
+        name=name,
+        app=app,
+        bind=bind,
+        run=run,
+        is_async=is_async,
+        check_arguments=argument_checker(function, bind),
+        __wrapped__=run,
+        __doc__=function.__doc__,
+        __module__=function.__module__,
+        __name__=getattr(function, "__name__", name),
+        __qualname__=getattr(function, "__qualname__", name),
+    )
+    return task
