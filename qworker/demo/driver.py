@@ -45,8 +45,8 @@ def run(
     """Run the whole demo and return a process exit code: 0 when everything ended as it should.
 
     concurrency: children of the worker; None is one for each core.
-    out:         the HTML report to write; None is ``.qworker/demo/report.html`` here, or the temporary directory
-                 where this one cannot be written.
+    out:         the directory for report.html, or a file name that ends in .html; None is ``.qworker/demo`` here, or
+                 the temporary directory where this one cannot be written.
     stream:      where the words go; None is standard output.
     """
     screen = Screen(stream or sys.stdout)
@@ -260,6 +260,7 @@ def _report_path(out: str | os.PathLike[str] | None) -> Path:
     """An absolute path whose directory exists and can be written."""
     if out is not None:
         path = Path(out).absolute()
+        path = path if path.suffix == ".html" else path / "report.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
     for base in (Path.cwd() / ".qworker" / "demo", Path(tempfile.gettempdir()) / "qworker-demo"):

@@ -1,0 +1,130 @@
+"""Writes the reference pages that are made from code: the command line, the errors.
+
+    python docs/generate.py            write them
+    python docs/generate.py --check    say which would change, and fail if any would
+
+The page of settings is made by ``python -m qworker.conf.reference``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from qworker import errors
+from qworker.cli.main import main as command_line
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
+
+
+def command_line_page() -> str:
+    """Every command and every option, as click knows them."""
+    parts = [
+        "# Command line\n\n"
+        + NOTICE
+        + "Everything below is also in `qworker --help` and `qworker COMMAND --help`. "
+        "Without `--app` a command looks for the app itself: the variable `QWORKER_APP`, `[tool.qworker]` in "
+        "`pyproject.toml`, then a single `tasks.py` or package here; and says which it took and why.\n"
+    ]
+    parts += [section(path, command) for path, command in walk("qworker", command_line)]
+    return "\n".join(parts)
+
+
+def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                assert child is not None, name
+                if not child.hidden:
+                    yield from walk(f"{path} {name}", child)
+
+
+def section(path: str, command: click.Command) -> str:
+    level = "#" * (path.count(" ") + 2)
+    usage = " ".join(
+        [path, *(argument(param) for param in command.params if isinstance(param, click.Argument))]
+    )
+    if isinstance(command, click.Group):
+        usage += " COMMAND"
+    lines = [f"{level} `{path}`\n", inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n", f"```text\n{usage} [OPTIONS]\n```\n"]  # fmt: skip
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    if options:
+        lines += ["| option | what it does |", "|---|---|", *map(option, options), ""]
+    return "\n".join(lines)
+
+
+def argument(param: click.Argument) -> str:
+    name = (param.metavar or param.name or "").upper()
+    name += "..." if param.nargs == -1 and not name.endswith("...") else ""
+    return name if param.required or name.startswith("[") else f"[{name}]"
+
+
+def option(param: click.Option) -> str:
+    names = " ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
+    if not param.is_flag and not param.count:
+        names += f" `{value_name(param)}`"
+    words = " ".join((param.help or "").split()).replace("|", "\\|")
+    return f"| {names} | {words} |"
+
+
+def value_name(param: click.Option) -> str:
+    if param.metavar:
+        return param.metavar
+    if isinstance(param.type, click.Choice):
+        return "/".join(str(choice) for choice in param.type.choices)
+    return param.type.name.upper()
+
+
+def errors_page() -> str:
+    """The tree of errors, and what each one means."""
+    classes = [
+        found
+        for found in vars(errors).values()
+        if inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == errors.__name__
+    ]
+    tree = inspect.getdoc(errors) or ""
+    tree = tree[tree.index("    QWorkerError") : tree.index("Comes from:")]
+    lines = [
+        "# Errors\n",
+        NOTICE
+        + "All of these are in `qworker.errors`. The text of an error is one message that says what is wrong, "
+        "where, and what to do next. Stored results carry Celery's names, so that Celery's readers understand them.\n",
+        f"```text\n{inspect.cleandoc(tree)}\n```\n",
+        "| error | also caught as | stored as | what it says |",
+        "|---|---|---|---|",
+    ]
+    for error in dict.fromkeys(classes):
+        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        stored = errors.CELERY_NAMES.get(error)
+        name = f"`{stored[1]}.{stored[0]}`" if stored else ""
+        words = " ".join((inspect.getdoc(error) or "").split()).replace("``", "`").replace("|", "\\|")
+        lines.append(f"| `{error.__name__}` | {bases} | {name} | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"cli.md": command_line_page, "errors.md": errors_page}
+
+
+def changed() -> list[str]:
+    """Names of the pages that do not say what the code says."""
+    return [
+        name
+        for name, make in PAGES.items()
+        if not (REFERENCE / name).exists() or (REFERENCE / name).read_text(encoding="utf-8") != make()
+    ]
+
+
+if __name__ == "__main__":
+    stale = changed()
+    if "--check" in sys.argv:
+        sys.exit(f"stale: {', '.join(stale)}" if stale else 0)
+    for stale_name in stale:
+        (REFERENCE / stale_name).write_text(PAGES[stale_name](), encoding="utf-8")
+        print(f"wrote {REFERENCE / stale_name}")

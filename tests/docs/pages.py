@@ -1,0 +1,109 @@
+"""Reads the documentation's pages: their code blocks, and which of them run.
+
+Comes from:  README.md and docs/**/*.md.
+Goes to:     test_docs, which runs what is found here.
+
+The rules that a page keeps to:
+
+- ``python``: a block whose first line is ``# name.py`` is written to that file; any other runs as if typed at a prompt,
+  after the blocks before it.
+- ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
+- ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines are waited for.
+- ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
+- ``<!-- not run: reason -->`` above a block says why that one is only shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)\s*$")
+NOT_RUN = re.compile(r"^\s*<!-- not run: (?P<reason>.+) -->\s*$")
+FILE_NAME = re.compile(r"^# (?P<name>[\w./-]+\.[a-z]+)$")
+EXIT_CODE = re.compile(r"\s+# exit (?P<code>\d+)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    reason_not_run: str | None = None
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that this block is the text of, by its first line."""
+        found = FILE_NAME.match(self.text.partition("\n")[0])
+        return found["name"] if found else None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One ``$ `` line. expected: what it prints, "" when the page does not say."""
+
+    text: str
+    expected: str
+    background: bool
+    exit_code: int
+
+
+def pages() -> list[Path]:
+    """README.md, the changelog's neighbours, and everything under docs/ but what is built."""
+    found = sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if "_build" not in path.parts)
+    examples = sorted((REPOSITORY / "examples").rglob("README.md"))
+    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *found, *examples]
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Every fenced block in order."""
+    inside: list[str] | None = None
+    language = indent = ""
+    begun = 0
+    reason = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = FENCE.match(line)
+        if inside is None and fence:
+            inside, language, indent, begun = [], fence["language"], fence["indent"], number
+        elif inside is not None and fence and not fence["language"]:
+            yield Block(language, "".join(inside), begun, reason)
+            inside, reason = None, None
+        elif inside is not None:
+            inside.append(line.removeprefix(indent) + "\n")
+        elif line.strip():
+            marked = NOT_RUN.match(line)
+            reason = marked["reason"] if marked else None
+    assert inside is None, f"the block of line {begun} is never closed"
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The shell commands of a console block with what each prints; a backslash continues a line."""
+    text = ""
+    expected: list[str] = []
+    continued = False
+    for line in block.text.splitlines():
+        if continued or line.startswith("$ "):
+            if not continued:
+                if text:
+                    yield _command(text, expected)
+                text, expected = "", []
+            text += line if continued else line.removeprefix("$ ")
+            continued = line.endswith("\\")
+            text = text.removesuffix("\\")
+        else:
+            assert text, f"line {block.line}: a console block begins with a command"
+            expected.append(line)
+    if text:
+        yield _command(text, expected)
+
+
+def _command(text: str, expected: list[str]) -> Command:
+    code = EXIT_CODE.search(text)
+    text = EXIT_CODE.sub("", text).strip()
+    background = text.endswith(" &")
+    return Command(
+        text.removesuffix(" &"), "\n".join(expected).strip(), background, int(code["code"]) if code else 0
+    )

@@ -1,0 +1,198 @@
+"""The documentation runs: every code block of every page, in order, in a directory of the page's own."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import REPOSITORY, Block, Command, blocks, commands, pages
+
+PATIENCE_SECONDS = 30.0
+RUN = {"python", "pycon", "console"}
+SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile"}
+MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def runs(page: Path) -> bool:
+    return any(block.language in RUN for block in blocks(page.read_text(encoding="utf-8")))
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+class Reader:
+    """Someone who follows a page word by word, in an empty directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "project"
+        self.directory.mkdir()
+        programs = directory / "bin"
+        programs.mkdir()
+        (programs / "python").symlink_to(sys.executable)
+        (programs / "qworker").write_text(f'#!/bin/sh\nexec {sys.executable} -m qworker "$@"\n')
+        (programs / "qworker").chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+            "COLUMNS": "120",
+            "NO_COLOR": "1",
+        }
+        self.background: list[subprocess.Popen[bytes]] = []
+        self.prompt: subprocess.Popen[str] | None = None
+
+    def follow(self, block: Block, where: str) -> None:
+        if block.file_name and block.language != "console":
+            path = self.directory / block.file_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+        elif block.language == "console":
+            for command in commands(block):
+                self.type(command, where)
+        elif block.language in ("python", "pycon"):
+            self.execute(block, where)
+
+    def type(self, command: Command, where: str) -> None:
+        if command.background:
+            self.start(command, where)
+            return
+        done = subprocess.run(
+            ["bash", "-c", command.text],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PATIENCE_SECONDS,
+        )
+        printed = done.stdout.decode()
+        assert done.returncode == command.exit_code, (
+            f"{where}: {command.text}: exit {done.returncode}\n{printed}"
+        )
+        if command.expected:
+            assert matches(command.expected, printed), (
+                f"{where}: {command.text}\n{difference(command, printed)}"
+            )
+
+    def start(self, command: Command, where: str) -> None:
+        log = self.directory.parent / f"background-{len(self.background)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command.text}"],
+                cwd=self.directory,
+                env=self.environment,
+                stdout=out,
+                stderr=out,
+            )
+        self.background.append(process)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while command.expected and not matches(command.expected + "\n...", log.read_text() + "\n"):
+            ended = process.poll() is not None
+            assert not ended, f"{where}: {command.text} ended with {process.returncode}\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{where}\n{difference(command, log.read_text())}"
+            time.sleep(0.05)
+
+    def execute(self, block: Block, where: str) -> None:
+        if self.prompt is None:
+            self.prompt = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("prompt.py"))],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self.prompt.stdin is not None
+        assert self.prompt.stdout is not None
+        self.prompt.stdin.write(
+            json.dumps({"language": block.language, "text": block.text, "name": where}) + "\n"
+        )
+        self.prompt.stdin.flush()
+        answer = self.prompt.stdout.readline()
+        assert answer, f"{where}: the interpreter ended with {self.prompt.wait()}"
+        error = json.loads(answer)["error"]
+        assert error is None, f"{where}:\n{error}"
+
+    def close(self) -> None:
+        if self.prompt is not None:
+            self.prompt.communicate()
+        for process in self.background:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.background:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def matches(expected: str, printed: str) -> bool:
+    return doctest.OutputChecker().check_output(expected + "\n", printed, MATCH)
+
+
+def difference(command: Command, printed: str) -> str:
+    return f"the page shows:\n{command.expected}\n\nwhat came:\n{printed}"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", [page for page in pages() if runs(page)], ids=name)
+def test_page_runs(page: Path, reader: Reader) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.reason_not_run is None:
+            reader.follow(block, f"{name(page)}:{block.line}")
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    unknown = {block.language for block in blocks(page.read_text(encoding="utf-8"))} - RUN - SHOWN
+    assert not unknown, f"use one of {sorted(RUN | SHOWN)}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            dead.append(target)
+    assert not dead
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    docs = REPOSITORY / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    missing = [
+        str(page.relative_to(docs))
+        for page in pages()
+        if page.is_relative_to(docs) and page.name != "index.md" and str(page.relative_to(docs)) not in index
+    ]
+    assert not missing
