@@ -32,7 +32,9 @@ def repr_args(args: tuple[Any, ...], limit: int = LIMIT) -> str:
     """Representation of positional arguments, "(1, 2)"."""
     if not args:
         return "()"
-    return _fast_repr(args, args, limit) or _bounded(tuple(args), limit)
+    if type(args) is not tuple:
+        args = tuple(args)
+    return _fast_repr(args, args, limit) or _bounded(args, limit)
 
 
 def repr_kwargs(kwargs: dict[str, Any], limit: int = LIMIT) -> str:
@@ -55,7 +57,7 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
         return None
     try:
         text = repr(container)
-    except ValueError:  # an int of too many digits
+    except Exception:  # an int of too many digits; a key whose repr() is the user's
         return None
     return text if len(text) <= limit else None
 

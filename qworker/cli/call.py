@@ -1,0 +1,160 @@
+"""`qworker call`: sends one task.
+
+Comes from:  people and scripts.
+Goes to:     `app.send_task`, as code does.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from qworker.app import QWorker
+from qworker.cli.options import ParamType, SettingValue, app_option, json_option, open_app
+from qworker.cli.output import print_json
+from qworker.cli.result import EXIT_NOT_READY, show
+from qworker.errors import NotRegistered, ResultTimeout
+from qworker.naming import near
+from qworker.result import AsyncResult
+from qworker.task import Task
+
+
+class _Json(ParamType):
+    """JSON text of one shape."""
+
+    def __init__(self, shape: type, example: str) -> None:
+        self.name = "json"
+        self._shape = shape
+        self._example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, self._shape):
+            return value
+        try:
+            parsed = json.loads(value)
+        except ValueError as error:
+            self.fail(f"this is not JSON: {error}; write it as {self._example}", param, ctx)
+        if not isinstance(parsed, self._shape):
+            self.fail(f"write it as {self._example}", param, ctx)
+        return parsed
+
+
+_DURATION = SettingValue("worker_shutdown_timeout")
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False},
+    epilog='Each ARGUMENT is JSON, or else text: `qworker call tasks.add 2 3`, `qworker call greet "Ada"`. '
+    "A name may be shortened as long as it means one task: `add` for tasks.add.",
+)
+@click.argument("name", metavar="TASK")
+@click.argument("arguments", nargs=-1)
+@app_option
+@click.option(
+    "-a", "--args", type=_Json(list, "'[2, 3]'"), default="[]", help="Positional arguments as a JSON list."
+)
+@click.option(
+    "-k",
+    "--kwargs",
+    type=_Json(dict, """'{"x": 2}'"""),
+    default="{}",
+    help="Keyword arguments as a JSON object.",
+)
+@click.option("-Q", "--queue", type=SettingValue("task_default_queue"), help="Queue to send it to.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the most urgent.")
+@click.option("--countdown", type=_DURATION, help="Run it after this long (10, 1h30m).")
+@click.option("--eta", help="Run it at this time (2030-01-31T08:00:00Z).")
+@click.option("--expires", help="Do not run it after this long, or this time.")
+@click.option("--task-id", help="Id of the task; default: a new one.")
+@click.option("--serializer", help="json, or another accepted one.")
+@click.option("--by-name", is_flag=True, help="Send it even when this app does not know the task.")
+@click.option("-w", "--wait", is_flag=True, help="Wait for the result and print it.")
+@click.option("--timeout", type=_DURATION, default="1min", show_default=True, help="How long to wait.")
+@json_option
+def call(
+    name: str,
+    arguments: tuple[str, ...],
+    app: str | None,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    by_name: bool,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Send a task, and wait for its result if asked to."""
+    if arguments and args:
+        raise click.UsageError("Give the arguments one by one or with --args, not both.")
+    found = open_app(app)
+    task = name if by_name else task_named(found.app, name)
+    given = {key: value for key, value in options.items() if value is not None}
+    given["expires"] = _moment(given.get("expires"))
+    positional = args or [_loose(text) for text in arguments]
+    if by_name:
+        result = found.app.send_task(task, positional, kwargs, **given)
+    else:
+        result = _send(found.app.tasks[task], positional, kwargs, given)
+    if not wait:
+        print_json({"id": result.id, "task": task}) if as_json else click.echo(result.id)
+        warn_without_worker(found.app, result.queue)
+        return 0
+    warn_without_worker(found.app, result.queue)
+    try:
+        result.get(timeout=timeout, propagate=False)
+    except ResultTimeout:
+        click.echo(f"Error: no result after {timeout:g} s; ask later: qworker result {result.id}", err=True)
+        return EXIT_NOT_READY
+    return show(result, as_json)
+
+
+def _send(
+    task: Task[..., Any], args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]
+) -> AsyncResult[Any]:
+    try:
+        return task.apply_async(args, kwargs, **options)
+    except TypeError as error:  # the arguments do not fit the task
+        raise click.UsageError(str(error)) from None
+
+
+def _loose(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _moment(text: str | None) -> Any:
+    """A duration as seconds from now; everything else is a time, which the client reads."""
+    if text is None:
+        return None
+    try:
+        return SettingValue("worker_shutdown_timeout").convert(text, None, None)
+    except click.BadParameter:
+        return text
+
+
+def task_named(app: QWorker, name: str) -> str:
+    """The full name of the task meant by a name or by its end. NotRegistered, with near names, for none or several."""
+    if name in app.tasks:
+        return name
+    ending = [known for known in app.tasks if known.endswith(f".{name}")]
+    if len(ending) == 1:
+        return ending[0]
+    raise NotRegistered(name, ending or near(name, app.tasks) or near(name.rpartition(".")[2], app.tasks))
+
+
+def warn_without_worker(app: QWorker, queue: str | None) -> None:
+    """Says on standard error that nobody works on the queue a task was just sent to."""
+    names = {name for worker in app.broker.workers() for name in _queues_of(worker)}
+    if queue is not None and queue not in names:
+        other = "" if queue == app.conf.task_default_queue else f" -Q {queue}"
+        click.echo(f"No worker works on queue {queue!r} now. Start one with: qworker start{other}", err=True)
+
+
+def _queues_of(worker: dict[str, object]) -> list[str]:
+    queues = worker.get("queues") or []
+    return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")

@@ -1,0 +1,164 @@
+"""`qworker dead`: the dead letters.
+
+Comes from:  people who want to know why a message was given up, and what to do with it.
+Goes to:     the broker's administration.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from qworker.app import QWorker
+from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.output import age, count, print_json, print_table, visible
+from qworker.cli.purge import confirm
+from qworker.errors import ConfigurationError
+from qworker.transports.lease import Dead
+
+_ALL = 1_000_000
+_LONGEST_REASON = 60
+_LONGEST_BODY = 4096
+
+
+@click.group()
+def dead() -> None:
+    """Look at dead letters: messages that no worker could run. Retry or discard them."""
+
+
+@dead.command("list")
+@app_option
+@click.option("-Q", "--queue", help="Only those of this queue.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="How many, newest first."
+)
+@json_option
+def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters, newest first."""
+    found = open_app(app)
+    letters = found.app.broker.dead(queue, limit)
+    if as_json:
+        print_json([_fields(letter) for letter in letters])
+        return
+    if not letters:
+        click.echo("There are no dead letters.")
+        return
+    now = found.app.clock.now()
+    rows = []
+    for letter in letters:
+        headers = _headers(letter)
+        reason = (
+            letter.reason
+            if len(letter.reason) <= _LONGEST_REASON
+            else letter.reason[: _LONGEST_REASON - 1] + "…"
+        )
+        task = headers.get("task") or "?"
+        rows.append((letter.tag, letter.queue, task, letter.deliveries, age(now - letter.died_at), reason))
+    print_table(("tag", "queue", "task", "deliveries", "age", "reason"), rows, right="tag deliveries age")
+    click.echo(
+        "\nMore: qworker dead show TAG. Then: qworker dead retry TAG, or qworker dead discard TAG.", err=True
+    )
+
+
+@dead.command()
+@click.argument("tag", type=int)
+@app_option
+@json_option
+def show(tag: int, app: str | None, as_json: bool) -> None:
+    """Show one dead letter whole: why it died, its headers and its body."""
+    letter = _find(open_app(app).app, tag)
+    if as_json:
+        print_json(_fields(letter))
+        return
+    fields = _fields(letter)
+    body = fields.pop("body")
+    headers = fields.pop("headers")
+    for name, value in fields.items():
+        click.echo(f"{name}: {visible(str(value))}")
+    click.echo("headers:")
+    if isinstance(headers, dict):
+        for name, value in headers.items():
+            click.echo(f"  {visible(name)}: {visible(json.dumps(value, ensure_ascii=False))}")
+    else:
+        click.echo(f"  {visible(str(headers))}")
+    cut = "…" if len(body) > _LONGEST_BODY else ""
+    click.echo(f"body ({len(letter.body)} bytes): {visible(body[:_LONGEST_BODY])}{cut}")
+
+
+@dead.command()
+@click.argument("tags", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@app_option
+def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
+    """Put dead letters back into their queues, as if they had never been delivered."""
+    _which(tags, everything)
+    application = open_app(app).app
+    chosen = _existing(application, tags)
+    click.echo(f"Put {count(application.broker.dead_retry(chosen), 'message')} back.")
+
+
+@dead.command()
+@click.argument("tags", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@app_option
+def discard(tags: tuple[int, ...], everything: bool, yes: bool, app: str | None) -> None:
+    """Delete dead letters for good."""
+    _which(tags, everything)
+    application = open_app(app).app
+    chosen = _existing(application, tags)
+    if chosen is None:
+        confirm("Delete all dead letters?", yes)
+    click.echo(f"Deleted {count(application.broker.dead_discard(chosen), 'dead letter')}.")
+
+
+def _which(tags: tuple[int, ...], everything: bool) -> None:
+    if everything == bool(tags):
+        raise click.UsageError("Name dead letters by the tags that `qworker dead list` shows, or use --all.")
+
+
+def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
+    """The tags, None for all; ConfigurationError, before anything is done, when one of them is no dead letter."""
+    if not tags:
+        return None
+    known = {letter.tag for letter in app.broker.dead(None, _ALL)}
+    missing = [tag for tag in tags if tag not in known]
+    if missing:
+        raise ConfigurationError(_no_such(missing[0]))
+    return list(dict.fromkeys(tags))
+
+
+def _no_such(tag: int) -> str:
+    return f"there is no dead letter {tag}; see `qworker dead list`"
+
+
+def _find(app: QWorker, tag: int) -> Dead:
+    for letter in app.broker.dead(None, _ALL):
+        if letter.tag == tag:
+            return letter
+    raise ConfigurationError(_no_such(tag))
+
+
+def _headers(letter: Dead) -> dict[str, Any]:
+    """The headers as they are; {} when they are no JSON object, which may be why the letter is dead."""
+    try:
+        headers = json.loads(letter.headers)
+    except (ValueError, RecursionError):
+        return {}
+    return headers if isinstance(headers, dict) else {}
+
+
+def _fields(letter: Dead) -> dict[str, Any]:
+    return {
+        "tag": letter.tag,
+        "queue": letter.queue,
+        "reason": letter.reason,
+        "died_at": letter.died_at,
+        "deliveries": letter.deliveries,
+        "headers": _headers(letter) or letter.headers,
+        "properties": letter.properties,
+        "body": letter.body.decode("utf-8", "backslashreplace"),
+    }

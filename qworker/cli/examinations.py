@@ -1,0 +1,230 @@
+"""Examinations: what `qworker doctor` looks at, each a function from the found app to findings.
+
+Comes from:  doctor.
+Goes to:     the settings, the broker, the result store, the tasks, the machine.
+Thread:      main. Nothing is changed, but for a small file that is written beside the broker and removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from qworker.cli.output import age, count
+from qworker.cli.return_types import unserialisable
+from qworker.discovery import Found, load_tasks
+
+# RETURNING, which claims and settles in one statement.
+_OLDEST_SQLITE = (3, 35, 0)
+_SCARCE_DISK = 100 * 1024**2
+_SCARCE_FILES = 256
+_LARGEST_SKEW = 2.0  # seconds
+_OLD_MESSAGE = 600.0  # seconds
+_NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs fuse.sshfs lustre gfs2 ocfs2 beegfs davfs "
+    "fuse.davfs fuse.s3fs fuse.rclone fuse.gcsfuse vboxsf prl_fs".split()
+)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. severity: "error", "warning" or "ok"; advice says what to do, "" for nothing."""
+
+    severity: str
+    what: str
+    advice: str = ""
+
+
+def interpreter(found: Found) -> Iterator[Finding]:
+    """Python, SQLite, and what the system lets a process do."""
+    yield Finding("ok", f"app {found.target}: {found.how}")
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        yield Finding(
+            "error",
+            f"SQLite {sqlite3.sqlite_version} is too old for the embedded broker",
+            "use a Python that is built with SQLite 3.35 or newer, or another broker",
+        )
+    else:
+        yield Finding("ok", f"Python {version}, SQLite {sqlite3.sqlite_version}")
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _SCARCE_FILES:
+        yield Finding("warning", f"a process may open only {hard} files", "raise the limit: ulimit -n 4096")
+
+
+def settings(found: Found) -> Iterator[Finding]:
+    """The settings, all problems at once."""
+    problems = found.app.conf.problems()
+    for problem in problems:
+        severity = "error" if problem.severity == "error" else "warning"
+        yield Finding(severity, str(problem), "")
+    if not problems:
+        yield Finding("ok", "the settings are in order")
+
+
+def tasks(found: Found) -> Iterator[Finding]:
+    """Whether there are tasks, and whether what they return can be stored."""
+    load_tasks(found.app)
+    own = {
+        name: task for name, task in found.app.tasks.items() if not name.startswith(("celery.", "qworker."))
+    }
+    if not own:
+        yield Finding(
+            "warning",
+            f"{found.target} has no tasks",
+            "decorate functions with @app.task, and import their modules (setting `imports`)",
+        )
+    else:
+        yield Finding("ok", count(len(own), "task"))
+    serializer = found.app.conf.result_serializer
+    if serializer == "pickle":
+        return
+    for name, task in own.items():
+        kept = not task.ignore_result
+        if kept and (bad := unserialisable(task.run)) is not None:
+            yield Finding(
+                "error",
+                f"{name} returns {bad}, which {serializer} cannot store: its runs will fail",
+                "return plain values (numbers, text, lists, dicts), or set ignore_result=True",
+            )
+
+
+def broker(found: Found) -> Iterator[Finding]:
+    """Whether the broker can be used, what is in it, and who works on it."""
+    store = found.app.broker
+    now = found.app.clock.now()
+    infos = {info.queue: info for info in store.queues()}
+    yield Finding("ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready")
+    workers = store.workers()
+    worked_on = {queue for worker in workers for queue in _list(worker["queues"])}
+    if workers:
+        yield Finding("ok", f"{count(len(workers), 'worker')}: {', '.join(str(worker['name']) for worker in workers)}")
+    for queue, senders in sorted(_queues_in_use(found).items()):
+        if queue in worked_on:
+            continue
+        info = infos.pop(queue, None)
+        yield from _unattended(queue, info.ready if info else 0, senders, bool(workers))
+    for queue, info in infos.items():
+        if queue not in worked_on and info.ready:
+            yield from _unattended(queue, info.ready, "", bool(workers))
+        if info.oldest is not None and queue in worked_on and now - info.oldest > _OLD_MESSAGE:
+            waited = age(now - info.oldest)
+            yield Finding("warning", f"queue {queue!r} is behind: its oldest message waits for {waited}", "start more workers")
+    for info in store.queues():
+        if info.dead:
+            advice = "see why: qworker dead list"
+            yield Finding("warning", f"{count(info.dead, 'dead letter')} of queue {info.queue!r}", advice)
+        if info.oldest is not None and info.oldest - now > _LARGEST_SKEW:
+            ahead = age(info.oldest - now)
+            yield Finding("error", f"a message of queue {info.queue!r} was sent {ahead} in the future", _SET_CLOCKS)
+
+
+_SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
+
+
+def _unattended(queue: str, ready: int, senders: str, others: bool) -> Iterator[Finding]:
+    start = f"start one: qworker start -Q {queue}"
+    whose = f" ({senders})" if senders else ""
+    if ready:
+        what = f"no worker works on queue {queue!r}{whose}, where {count(ready, 'message')} waits"
+        yield Finding("error", what.replace("messages waits", "messages wait"), start)
+    elif others:
+        yield Finding("error", f"there are workers, but none works on queue {queue!r}{whose}", start)
+    else:
+        yield Finding("warning", f"no worker works on queue {queue!r}{whose}", start)
+
+
+def _queues_in_use(found: Found) -> dict[str, str]:
+    """Queues that tasks are sent to, with those who send there."""
+    conf = found.app.conf
+    senders: dict[str, list[str]] = {conf.task_default_queue: ["the default"]}
+    for queue in conf.task_queues:
+        senders.setdefault(queue, []).append("task_queues")
+    for name, task in found.app.tasks.items():
+        if task.queue:
+            senders.setdefault(task.queue, []).append(name)
+    for router in conf.task_routes:
+        for pattern, route in router.items() if isinstance(router, dict) else ():
+            queue = route if isinstance(route, str) else route.get("queue")
+            if isinstance(queue, str):
+                senders.setdefault(queue, []).append(f"task_routes {pattern}")
+    return {queue: ", ".join(names[:3]) for queue, names in senders.items()}
+
+
+def _list(queues: object) -> list[str]:
+    return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")
+
+
+def place(found: Found) -> Iterator[Finding]:
+    """The directory of the embedded broker: room, kind of file system, its clock."""
+    url = found.app.broker.url
+    if not url.startswith("sqlite:///"):
+        return
+    directory = Path(url.removeprefix("sqlite:///").partition("?")[0]).absolute().parent
+    free = shutil.disk_usage(directory).free
+    if free < _SCARCE_DISK:
+        what = f"{directory} has {free // 1024**2} MB left"
+        yield Finding("error" if free < _SCARCE_DISK // 10 else "warning", what, "make room: nothing can be sent when it is full")
+    kind = file_system(directory)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        yield Finding(
+            "error",
+            f"{directory} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
+            "keep the file on a local disk (broker_url = sqlite:///path), or use another broker",
+        )
+    yield from writable(directory)
+
+
+def writable(directory: Path) -> Iterator[Finding]:
+    """Whether a directory can be written to, and whether its times are those of this machine."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
+            skew = os.fstat(file.fileno()).st_mtime - time.time()
+    except OSError as error:
+        yield Finding("error", f"cannot write to {directory}: {error.strerror}", "give it to the user that runs this")
+        return
+    if abs(skew) > _LARGEST_SKEW:
+        yield Finding("error", f"the clock of {directory} is {age(abs(skew))} off ours", _SET_CLOCKS)
+
+
+def file_system(directory: Path, mounts: str = "/proc/self/mounts") -> str | None:
+    """The kind of file system a directory is on, None where that cannot be told."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    best, kind = "", None
+    for line in lines:
+        fields = line.split(" ")
+        point = fields[1].replace("\\040", " ")
+        inside = str(directory) == point or str(directory).startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def results(found: Found) -> Iterator[Finding]:
+    """Whether the result store can be used; the error names the extra to install."""
+    found.app.backend.get("doctor-looks-for-nothing")
+    url = found.app.conf.result_backend or "beside the messages"
+    yield Finding("ok", f"results are kept {url}" if " " in url else f"results are kept in {url}")
+
+
+EXAMINATIONS: tuple[Callable[[Found], Iterator[Finding]], ...] = (
+    interpreter,
+    settings,
+    tasks,
+    place,
+    broker,
+    results,
+)

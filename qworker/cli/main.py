@@ -1,0 +1,139 @@
+"""The command `qworker`: a group whose commands are only imported when they are used.
+
+Comes from:  the console script, `python -m qworker`.
+Goes to:     one module of this package for each command.
+Thread:      main.
+What people do wrong ends in one clear message and exit code 1 (2 for wrong usage), never in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from qworker import __version__
+
+# Command → (module of this package, function in it, short help); listed here so that --help imports none of them.
+COMMANDS = {
+    "start": ("start", "start", "Run a worker."),
+    "call": ("call", "call", "Send a task, and wait for its result if asked to."),
+    "result": ("result", "result", "Show the state and result of a task."),
+    "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
+    "dead": ("dead", "dead", "Look at dead letters; retry or discard them."),
+    "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
+    "purge": ("purge", "purge", "Remove the waiting messages of queues."),
+    "config": ("config", "config", "Show all settings with their sources; check them."),
+    "doctor": ("doctor", "doctor", "Look for what is wrong, and say what to do."),
+    "init": ("init", "init", "Print files to run this project: systemd, docker, …"),
+    "shell": ("shell", "shell", "A Python prompt with the app and its tasks."),
+    "report": ("report", "report", "Versions and settings, for a bug report."),
+}
+# Celery's name for a command of ours; works, and is not listed.
+ALIASES = {"worker": "start"}
+
+EXIT_MISTAKE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and line of help, imports the one that is called, and ends every error well."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(ALIASES.get(cmd_name, cmd_name))
+        if entry is None:
+            return None
+        command = getattr(import_module(f"qworker.cli.{entry[0]}"), entry[1])
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in ALIASES:
+            raise click.UsageError(f"There is no command {args[0]!r}.{_suggestion(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
+        extra.pop("standalone_mode", None)
+        sys.exit(self._run(args, prog_name, extra))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> int:
+        try:
+            code = super().main(args, prog_name or "qworker", standalone_mode=False, **extra)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("Interrupted.", err=True)
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            _silence_output()
+            return EXIT_MISTAKE
+        except Exception as error:
+            if not _is_ours(error):
+                raise
+            click.echo(f"Error: {_masked(error)}", err=True)
+            return EXIT_MISTAKE
+
+
+def _suggestion(name: str, candidates: Sequence[str] | dict[str, Any]) -> str:
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(name, list(candidates), 1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else f" There are: {', '.join(candidates)}."
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether an error is told in one line; imported here because the error tree costs 20 ms nobody else needs."""
+    from qworker.errors import QWorkerError
+
+    return isinstance(error, QWorkerError)
+
+
+def _masked(error: Exception) -> str:
+    from qworker.conf.secrets import mask_urls
+
+    return mask_urls(str(error))
+
+
+def _silence_output() -> None:
+    """Whoever read our output is gone; nothing must be written to it any more, not even by the interpreter's exit."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(silence, stream.fileno())
+        except (OSError, ValueError):
+            pass
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Without -A the app is looked for in QWORKER_APP, pyproject.toml, Django's settings and ./tasks.py.",
+)
+@click.version_option(__version__, "--version", prog_name="qworker", message="%(prog)s %(version)s")
+@click.option("-A", "--app", metavar="APP", help="The app: proj.tasks, proj.tasks:app or path/to/file.py.")
+@click.pass_context
+def main(ctx: click.Context, app: str | None) -> None:
+    """Distributed task queue.
+
+    \b
+    To begin:  qworker start --demo     see it work
+               qworker start -A tasks   run the tasks of tasks.py
+    """
+    ctx.obj = app

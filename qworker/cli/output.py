@@ -1,0 +1,57 @@
+"""Output: tables, ages, JSON; how commands print.
+
+Comes from:  the commands.
+Goes to:     standard output.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON; what JSON has no type for becomes text."""
+    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:
+    """Prints columns as wide as they need to be; `right` names the heads whose columns are numbers."""
+    texts = [[visible("" if cell is None else str(cell)) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(heads), *texts]) for column in range(len(heads))]
+    numbers = [head in right.split() for head in heads]
+    for line in [list(heads), *texts]:
+        cells = [
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def visible(text: str) -> str:
+    """The text with what is no printable character escaped: what strangers sent must not move the cursor."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def age(seconds: float | None) -> str:
+    """A duration in its largest fitting unit: "3.2 s", "5 min", "2 d"; "" for None."""
+    if seconds is None:
+        return ""
+    seconds = max(seconds, 0.0)
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 message", "2 messages"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

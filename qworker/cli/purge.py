@@ -1,0 +1,47 @@
+"""`qworker purge`: empties queues.
+
+Comes from:  people.
+Goes to:     the broker's administration.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from qworker.cli.options import QUEUE_NAMES, app_option, open_app
+from qworker.cli.output import count
+from qworker.conf import mask_urls
+
+
+@click.command()
+@app_option
+@click.option("-Q", "--queues", type=QUEUE_NAMES, help="Queues to empty, with commas; default: all.")
+@click.option("-X", "--exclude-queues", type=QUEUE_NAMES, default=(), help="Queues to leave alone.")
+@click.option("-y", "-f", "--yes", "--force", "yes", is_flag=True, help="Do not ask.")
+def purge(
+    app: str | None, queues: tuple[str, ...] | None, exclude_queues: tuple[str, ...], yes: bool
+) -> None:
+    """Remove the messages that wait in queues. What is being run and what is dead stays."""
+    store = open_app(app).app.broker
+    known = {info.queue: info.ready + info.delayed for info in store.queues()}
+    chosen = [name for name in queues or known if name not in exclude_queues]
+    waiting = sum(known.get(name, 0) for name in chosen)
+    if not waiting:
+        click.echo("There is nothing to remove.")
+        return
+    what = f"{count(waiting, 'message')} of {', '.join(chosen)}"
+    confirm(f"Remove {what} from {mask_urls(store.url)}, for good?", yes)
+    removed = sum(store.purge(name) for name in chosen)
+    click.echo(f"Removed {count(removed, 'message')}.")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks a person; UsageError when there is nobody to ask and --yes was not given."""
+    if yes:
+        return
+    if not sys.stdin or not sys.stdin.isatty():
+        raise click.UsageError("This cannot be undone, and there is no terminal to ask at; give --yes.")
+    click.confirm(question, abort=True)

@@ -1,0 +1,110 @@
+"""Reload: notices that a Python file of the project changed.
+
+Comes from:  `qworker start --reload`.
+Goes to:     a call-back that stops the worker; `start` then begins again.
+Thread:      its own, a daemon; it reads file names and times and touches nothing else.
+With the extra package watchfiles the system tells of changes at once; without, times are looked at every second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+_CONFIGURATION = "pyproject.toml"
+
+Snapshot = dict[str, tuple[int, int]]
+
+
+def project_files(directory: Path) -> Iterator[str]:
+    """Python files below a directory, and its pyproject.toml; hidden, virtual and built directories are left out."""
+    for top, names, files in os.walk(directory):
+        names[:] = [
+            name
+            for name in names
+            if not name.startswith(".")
+            and name not in _SKIPPED
+            and not Path(top, name, "pyvenv.cfg").exists()
+        ]
+        yield from (
+            os.path.join(top, file) for file in files if file.endswith(".py") or file == _CONFIGURATION
+        )
+
+
+def loaded_files(directory: Path) -> Iterator[str]:
+    """Files of imported modules that lie outside of the directory and outside of the Python installation."""
+    inside = (str(directory) + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep)
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and not path.startswith(inside):
+            yield path
+
+
+def snapshot(files: Iterable[str]) -> Snapshot:
+    """Time of change and size of each file that exists."""
+    taken = {}
+    for path in files:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        taken[path] = (status.st_mtime_ns, status.st_size)
+    return taken
+
+
+def difference(before: Snapshot, after: Snapshot) -> list[str]:
+    """Files that changed, came or went."""
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+class Reloader:
+    """Calls `on_change` once, when the first file changes; `changed` says so afterwards."""
+
+    def __init__(self, on_change: Callable[[], object], directory: Path | None = None) -> None:
+        self.changed = False
+        self._on_change = on_change
+        self._directory = directory or Path.cwd()
+        self._thread = threading.Thread(target=self._run, name="reloader", daemon=True)
+        self._before: Snapshot = {}
+
+    def start(self) -> None:
+        """Begins to look, from what the files are now."""
+        self._before = self._take()
+        self._thread.start()
+
+    def look(self) -> bool:
+        """Looks once; whether something has changed since start()."""
+        changes = difference(self._before, self._take())
+        if changes and not self.changed:
+            self.changed = True
+            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+            logger.warning("%s%s changed: starting again", os.path.relpath(changes[0], self._directory), more)
+            self._on_change()
+        return self.changed
+
+    def _take(self) -> Snapshot:
+        return snapshot([*project_files(self._directory), *loaded_files(self._directory)])
+
+    def _run(self) -> None:
+        for _ in self._ticks():
+            if self.look():
+                return
+
+    def _ticks(self) -> Iterator[object]:
+        try:
+            watch = import_module("watchfiles").watch
+        except ImportError:
+            pause = threading.Event()
+            while True:
+                pause.wait(_SECONDS_BETWEEN_LOOKS)
+                yield None
+        yield from watch(self._directory, raise_interrupt=False, debounce=200)

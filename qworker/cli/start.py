@@ -1,0 +1,187 @@
+"""`qworker start`: runs a worker.
+
+Comes from:  people and init systems.
+Goes to:     `worker.Worker.run`, after everything that can be refused was refused.
+Thread:      main; the worker starts its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from qworker import __version__
+from qworker.cli.options import QUEUE_NAMES, SettingValue, app_option, open_app
+from qworker.cli.output import count
+from qworker.cli.reload import Reloader
+from qworker.conf import mask_urls
+from qworker.discovery import Found
+from qworker.errors import ConfigurationError
+from qworker.logs import parse_level, setup
+from qworker.naming import node_name
+from qworker.process import PidFile, expand_path, raise_open_files_limit, set_title
+
+logger = logging.getLogger(__name__)
+
+# Options that are settings of the same meaning: they win over every other source, and are checked with them.
+_SETTINGS = {
+    "concurrency": "worker_concurrency",
+    "pool": "worker_pool",
+    "prefetch_multiplier": "worker_prefetch_multiplier",
+    "max_tasks_per_child": "worker_max_tasks_per_child",
+    "max_memory_per_child": "worker_max_memory_per_child",
+    "time_limit": "task_time_limit",
+    "soft_time_limit": "task_soft_time_limit",
+    "start_method": "worker_start_method",
+    "shutdown_timeout": "worker_shutdown_timeout",
+}
+
+
+def _setting(name: str) -> SettingValue:
+    return SettingValue(_SETTINGS[name])
+
+
+@click.command(
+    epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is over; a second "
+    "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, or a part "
+    "of the worker failed; 3 tasks had to be abandoned."
+)
+@app_option
+@click.option(
+    "-c", "--concurrency", type=_setting("concurrency"), help="Processes or threads; default: processors."
+)
+@click.option(
+    "-Q", "--queues", type=QUEUE_NAMES, help="Queues to work on, with commas; default: all of task_queues."
+)
+@click.option("-P", "--pool", type=click.Choice(["prefork", "threads", "solo"]), help="What runs tasks.")
+@click.option(
+    "--prefetch-multiplier", type=_setting("prefetch_multiplier"), help="Messages held for each process."
+)
+@click.option(
+    "-n", "--hostname", help="Name of this worker: name@%h. Codes: %h host, %n short host, %d domain."
+)
+@click.option(
+    "-l", "--loglevel", default="INFO", show_default=True, help="DEBUG, INFO, WARNING, ERROR, CRITICAL."
+)
+@click.option(
+    "-f", "--logfile", help="File to log to, instead of standard error. Codes: %n name, %h host, %p both."
+)
+@click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line.")
+@click.option("--pidfile", help="File that holds the process id and keeps a second worker from starting.")
+@click.option(
+    "--max-tasks-per-child", type=_setting("max_tasks_per_child"), help="Replace a process after so many."
+)
+@click.option(
+    "--max-memory-per-child", type=_setting("max_memory_per_child"), help='KiB, or text such as "200MB".'
+)
+@click.option("--time-limit", type=_setting("time_limit"), help="Kill tasks after this long (30, 1h30m).")
+@click.option("--soft-time-limit", type=_setting("soft_time_limit"), help="Interrupt tasks after this long.")
+@click.option(
+    "--start-method",
+    type=click.Choice(["zygote", "fork", "forkserver", "spawn"]),
+    help="How processes begin.",
+)
+@click.option(
+    "--shutdown-timeout",
+    type=_setting("shutdown_timeout"),
+    help="How long running tasks may go on at a stop.",
+)
+@click.option(
+    "--reload",
+    "reload_on_change",
+    is_flag=True,
+    help="Start again when a Python file changes; for development.",
+)
+@click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
+@click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
+def start(
+    app: str | None,
+    queues: tuple[str, ...] | None,
+    hostname: str | None,
+    loglevel: str,
+    logfile: str | None,
+    log_json: bool | None,
+    pidfile: str | None,
+    reload_on_change: bool,
+    demo: bool,
+    out: str | None,
+    **options: Any,
+) -> int:
+    """Run a worker."""
+    if demo:
+        return _demo(options["concurrency"], out)
+    if out is not None:
+        raise click.UsageError("--out goes with --demo.")
+    parse_level(loglevel)
+    node = node_name(hostname)
+    found = open_app(app)
+    conf = found.app.conf
+    conf.command_line({setting: options[option] for option, setting in _SETTINGS.items()})
+    conf.validate()
+    _check_queues(found, queues)
+    with ExitStack() as stack:
+        if pidfile is not None:
+            stack.enter_context(PidFile(expand_path(pidfile, node, "pidfile")))
+        setup(conf, loglevel, expand_path(logfile, node) if logfile else None, log_json, node)
+        for problem in conf.problems():
+            logger.warning("configuration: %s", problem)
+        raise_open_files_limit()
+        set_title(f"qworker: {node}")
+        return _run(found, node, queues, reload_on_change)
+
+
+def _run(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> int:
+    from qworker.worker import Worker
+
+    worker = Worker(found.app, hostname=node, queues=queues)
+    reloader = Reloader(lambda: worker.request_stop("warm")) if reload_on_change else None
+    _tell(found, node, queues, reload_on_change)
+    if reloader is not None:
+        reloader.start()
+    code = worker.run()
+    if reloader is not None and reloader.changed:
+        # The program starts again from the top, in this process: same id, same terminal, fresh code.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return code
+
+
+def _check_queues(found: Found, queues: tuple[str, ...] | None) -> None:
+    conf = found.app.conf
+    declared = {*conf.task_queues, conf.task_default_queue}
+    unknown = [name for name in queues or () if name not in declared]
+    if unknown and not conf.task_create_missing_queues:
+        raise ConfigurationError(
+            f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; "
+            f"there are: {', '.join(sorted(declared))}"
+        )
+
+
+def _tell(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> None:
+    """Logs what is about to run: the first thing anybody looks for when something is not as expected."""
+    app, conf = found.app, found.app.conf
+    own = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
+    listed = ", ".join(own[:8]) + (", …" if len(own) > 8 else "")
+    logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
+    logger.info("app %s (%s), %s: %s", found.target, found.how, count(len(own), "task"), listed or "none")
+    logger.info("broker %s", mask_urls(app.broker.url))
+    names = ", ".join(queues or conf.task_queues or (conf.task_default_queue,))
+    logger.info("queues %s; %s × %s", names, conf.worker_pool, conf.worker_concurrency or os.cpu_count() or 1)
+    if conf.task_time_limit is None:
+        logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
+    if reload_on_change:
+        logger.info("starting again when a Python file changes")
+    if not own:
+        logger.warning("%s has no tasks; does it import the modules that have them?", found.target)
+
+
+def _demo(concurrency: int | None, out: str | None) -> int:
+    from qworker.demo import run
+
+    return run(concurrency=concurrency, out=out)

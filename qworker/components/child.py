@@ -1,0 +1,205 @@
+"""The child of the process pool: takes jobs, runs them, tells their outcomes.
+
+Comes from:  the zygote (or billiard's forkserver or spawn), with a socket, the token pipe and its settings.
+Goes to:     ``execution.py`` for each job; the outcome back through the socket.
+Thread:      the child's main thread runs sync tasks; an event loop in a second thread runs ``async def`` tasks.
+
+An outcome is sent as soon as it is known, so a long task never holds back the outcome of a short one. The
+child ends when its socket does: a worker that dies leaves no orphans.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from qworker import execution, protocol, signals
+from qworker.components.event_loop import EventLoop
+from qworker.components.frames import MARK, MARKS_PER_CHILD, OUTCOME, STARTED, TOKEN, UP, FrameBuffer, Job, pack
+from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.errors import MessageError, SoftTimeLimitExceeded
+
+
+def main(app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> int:
+    """Run the child until its socket closes; return the exit code."""
+    child = Child(app, jobs, tokens, settings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, child.interrupt)
+    signal.signal(signal.SIGALRM, _soft_time_limit)
+    signals.worker_process_init.send(app)
+    try:
+        child.run()
+    except (ConnectionError, OSError):
+        return 1  # the socket is broken: a task closed it, or the worker is gone
+    finally:
+        signals.worker_process_shutdown.send(app, pid=os.getpid(), exitcode=0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _soft_time_limit(signum: int, frame: object) -> None:
+    raise SoftTimeLimitExceeded()
+
+
+class Child:
+    """settings: index, hostname, describe (whether outcomes carry the result's repr), max_memory (KiB or None),
+    async_concurrency, running_path."""
+
+    def __init__(self, app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        self._app = app
+        self._socket = jobs
+        self._tokens = tokens
+        self._settings = settings
+        self._pid = os.getpid()
+        self._token = 0  # main thread: a token taken for a job that is still to come
+        self._running = False  # main thread: a sync task's body is on the stack
+        self._send_lock = threading.Lock()
+        self._loop: EventLoop | None = None
+        self._marks = _open_marks(settings)
+        self._free_marks = list(range(1, MARKS_PER_CHILD))  # under _send_lock; slot 0 is the main thread's
+        self._first_mark = settings["index"] * MARKS_PER_CHILD
+        self._hostname = settings["hostname"]
+        self._accept = frozenset(app.conf.accept_content)
+        self._max_memory = settings.get("max_memory")
+
+    def run(self) -> None:
+        buffer = FrameBuffer()
+        self._send((UP,))
+        while data := self._socket.recv(262144):
+            for frame in buffer.feed(data):
+                for job in frame:
+                    if self._take(job[0]):
+                        self._start(job)
+
+    def _take(self, sequence: int) -> bool:
+        """Take the token of job *sequence*; False when the job was recalled."""
+        while self._token < sequence:
+            try:
+                data = os.read(self._tokens, 8)
+            except BlockingIOError:
+                return False
+            if not data:
+                raise ConnectionResetError("the token pipe is closed")
+            (self._token,) = TOKEN.unpack(data)
+        return self._token == sequence
+
+    def _start(self, job: Job) -> None:
+        sequence, tag, queue, priority, deliveries, redelivered, text, property_text, body_bytes = job
+        app = self._app
+        try:
+            prepared = prepare(
+                app,
+                self._accept,
+                self._hostname,
+                protocol.parse_headers(text),
+                property_text,
+                body_bytes,
+                queue=queue,
+                priority=priority,
+                redelivered=redelivered,
+                deliveries=deliveries,
+            )
+        except MessageError as error:
+            self._tell(sequence, execution.invalid(error))
+            return
+        task, context, body, soft, _ = prepared
+        if tracks_start(prepared):
+            row = execution.started(app, task, context)
+            if row is not None:
+                self._send((STARTED, sequence, row))
+        if task.is_async:
+            self._event_loop().start(self._run_async(sequence, tag, prepared))
+            return
+        self._mark(0, tag)
+        self._running = True
+        if soft:
+            signal.setitimer(signal.ITIMER_REAL, soft)
+            try:
+                outcome = execution.execute(app, task, context, body, disarm=_disarm)
+            except SoftTimeLimitExceeded as error:  # it fired on the way out: the body's work is done
+                outcome = execution.interrupted(error)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        else:
+            outcome = execution.execute(app, task, context, body)
+        self._running = False
+        if os.getpid() != self._pid:
+            os._exit(0)  # the task forked, and this is the copy: it has no business here
+        self._mark(0, 0)
+        self._tell(sequence, outcome)
+
+    async def _run_async(self, sequence: int, tag: int, prepared: Prepared) -> None:
+        with self._send_lock:
+            slot = self._free_marks.pop() if self._free_marks else 0
+        self._mark(slot, tag)
+        outcome = await execution.execute_async(self._app, *prepared)
+        self._mark(slot, 0)
+        if slot:
+            with self._send_lock:
+                self._free_marks.append(slot)
+        self._tell(sequence, outcome)
+
+    def _event_loop(self) -> EventLoop:
+        if self._loop is None:
+            self._loop = EventLoop()
+        return self._loop
+
+    def _tell(self, sequence: int, outcome: execution.Outcome) -> None:
+        retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
+        self._send((OUTCOME, sequence, tuple(outcome), retire))
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        data = pack(message)
+        with self._send_lock:
+            self._socket.sendall(data)
+
+    def _mark(self, slot: int, tag: int) -> None:
+        if self._marks is not None:
+            MARK.pack_into(self._marks, (self._first_mark + slot) * MARK.size, tag)
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        """SIGUSR1: the worker shuts down and does not wait any longer."""
+        if self._loop is not None:
+            self._loop.cancel_all()
+        if self._running:
+            raise SoftTimeLimitExceeded()
+
+
+def _disarm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _resident() -> int:
+    """Resident memory of this process, KiB."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() // 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _open_marks(settings: Mapping[str, Any]) -> mmap.mmap | None:
+    path = settings.get("running_path")
+    if not path:
+        return None
+    size = (settings["index"] + 1) * MARKS_PER_CHILD * MARK.size
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(file).st_size < size:
+                os.posix_fallocate(file, 0, size)
+            return mmap.mmap(file, size)
+        finally:
+            os.close(file)
+    except OSError:
+        return None  # a full disk: a death of the whole worker will not count the runs it cut short
+

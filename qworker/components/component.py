@@ -1,0 +1,84 @@
+"""The contract of a component, and the one shell in which its thread runs.
+
+Comes from:  Worker, which starts, quiets and stops components in explicit orders.
+Goes to:     each component's ``step``, which does one turn and says how long it may rest.
+Thread:      one thread a component; this is the only place where a component waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from qworker.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadComponent:
+    """A component with a thread. Every method may be called in any order, and twice.
+
+    name: of the thread. clock: where step's *now* (monotonic seconds) comes from.
+    on_crash: called with the component's name and the error when a step raises.
+    """
+
+    name = "component"
+
+    def __init__(self, clock: Clock, on_crash: Callable[[str, BaseException], None]) -> None:
+        self.clock = clock
+        self._on_crash = on_crash
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._rung = threading.Event()
+
+    def step(self, now: float) -> float | None:
+        """Do one turn; return the seconds until the next one is due (0: at once, None: when woken)."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float | None) -> None:
+        """Rest until *seconds* have passed or wake() is called."""
+        self._rung.wait(seconds)
+        self._rung.clear()
+
+    def wake(self) -> None:
+        """End the rest early. Any thread."""
+        self._rung.set()
+
+    def start(self) -> None:
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+
+    def quiet(self) -> None:
+        """Take on nothing new."""
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread after its present turn; wait for that up to *timeout* seconds."""
+        self._stop.set()
+        self.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.opened()
+            while not self._stop.is_set():
+                delay = self.step(self.clock.monotonic())
+                if delay is None or delay > 0:
+                    self.wait(delay)
+        except BaseException as error:  # the shell: a crashed component stops the worker, with its reason
+            logger.debug("component %s crashed", self.name, exc_info=True)
+            self._on_crash(self.name, error)
+        finally:
+            self.closed()
+
+    def opened(self) -> None:
+        """Called first on the thread."""
+
+    def closed(self) -> None:
+        """Called last on the thread, also after a crash."""

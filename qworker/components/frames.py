@@ -1,0 +1,74 @@
+"""Frames: what the parent and a child of the process pool say to each other.
+
+Comes from:  ProcessPool (jobs) and the child's loop (outcomes).
+Goes to:     the socket between them.
+Thread:      pure functions and one buffer that belongs to whoever reads the socket.
+
+A frame is a length and a marshalled value: both ends are the same interpreter, and marshal is the quickest
+way to carry bytes, text and numbers. Message bodies pass through as they came from the broker.
+
+Beside the socket runs a pipe of *tokens*, one for each job in order. A child takes a job's token before it
+starts the job. The parent holds the reading end too, and recalls what has not started by taking the tokens
+back: the kernel hands each token out once, so a job is started or recalled, never both, also when the child
+is killed in between.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+LENGTH = struct.Struct("=I")
+TOKEN = struct.Struct("=Q")
+MARK = struct.Struct("=q")
+"""One slot of the running file (``LeaseStore.running_path``): the tag that runs, 0 for none."""
+MARKS_PER_CHILD = 128
+
+Job = tuple[int, int, str, int, int, bool, str, str | None, bytes]
+"""``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, body)``"""
+
+UP, STARTED, OUTCOME = 0, 1, 2
+"""What a child says: ``(UP,)``, ``(STARTED, sequence, row)``, ``(OUTCOME, sequence, outcome, retire)``."""
+
+
+def pack(value: Any) -> bytes:
+    """Return *value* (of plain types) as one frame."""
+    data = marshal.dumps(value)
+    return LENGTH.pack(len(data)) + data
+
+
+def pack_tokens(sequences: list[int]) -> bytes:
+    return struct.pack(f"={len(sequences)}Q", *sequences)
+
+
+def take_tokens(pipe: int) -> list[int]:
+    """Take all tokens that are left in *pipe*; [] when there are none."""
+    try:
+        data = os.read(pipe, 65536)
+    except BlockingIOError:
+        return []
+    return [sequence for (sequence,) in TOKEN.iter_unpack(data)]
+
+
+class FrameBuffer:
+    """Puts frames together from what a socket yields."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Take *data* in and yield the frames that are complete."""
+        data = self._data + data if self._data else data
+        start, end = 0, len(data)
+        while end - start >= 4:
+            (length,) = LENGTH.unpack_from(data, start)
+            if end - start - 4 < length:
+                break
+            yield marshal.loads(memoryview(data)[start + 4 : start + 4 + length])
+            start += 4 + length
+        self._data = data[start:]

@@ -1,0 +1,312 @@
+"""Listener: takes messages from the broker and gives it their acks.
+
+Comes from:  the broker (LeaseStore), and the mailbox: settlements from whoever ended a request.
+Goes to:     EtaSchedule for what is due soon, ReadyQueue for what is due; settlements back to the broker.
+Thread:      listener; owns the leasing side of the store, so every lease, ack, release and dead letter is made here.
+
+When the store fails, the listener lets go of it and tries again for ever with growing, random pauses; what
+runs goes on, and the settlements wait. When the store says that our lease was lost (this process was frozen,
+or the machine slept), what has not started is forgotten, since others have it now, and what runs is settled
+if the store ever gives it to us again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from qworker.components.component import ThreadComponent
+from qworker.components.fetch import FetchWindow
+from qworker.components.mailbox import Mailbox
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.receipt import Receipt
+from qworker.components.schedule_controller import ScheduleController
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.request import Request
+from qworker.retry import RECONNECT
+from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Settlement, Store
+from qworker.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+RECLAIM_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+LONGEST_REST = 1.0
+COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried"}
+
+
+class Letter(NamedTuple):
+    """An order to the listener: settle *request* so (None: nothing is left to settle).
+
+    then: called on this thread once that is done. final: the worker is done with the request.
+    """
+
+    request: Request | None
+    settlement: Settlement | None
+    then: Callable[[], None] | None = None
+    final: bool = True
+
+
+class Listener(ThreadComponent):
+    """node: our name. queues: which to consume. See FetchWindow and Receipt for the rest."""
+
+    name = "listener"
+
+    def __init__(
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        store: LeaseStore,
+        state: WorkerState,
+        ready: ReadyQueue,
+        schedule: ScheduleController,
+        receipt: Receipt,
+        window: FetchWindow,
+        *,
+        node: str,
+        queues: Sequence[str],
+        concurrency: int,
+        on_revoked: Callable[[Request], None],
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        conf = app.conf
+        self.mailbox: Mailbox[Letter] = Mailbox(store.wake)
+        self._store = store
+        self._state = state
+        self._ready = ready
+        self._schedule = schedule
+        self._receipt = receipt
+        self._window = window
+        self._node = node
+        self._queues = tuple(queues)
+        self._concurrency = concurrency
+        self._on_revoked = on_revoked
+        self._flush_seconds: float = conf.worker_ack_flush_seconds
+        self._flush_count: int = conf.worker_ack_flush_count
+        self._lease_seconds: float = conf.worker_lease_seconds
+        self._eta_window: float = conf.worker_eta_window
+        self._eta_limit: int = conf.worker_eta_task_limit
+        self._dead_limits = (conf.dead_letter_expires, conf.dead_letter_max)
+        self._quiet = False  # set by quiet(), a flag
+        self._epoch = 0  # listener only, as all below
+        self._letters: list[Letter] = []
+        self._oldest_letter = 0.0
+        self._reclaim_at = self._sweep_at = self._extend_at = 0.0
+        self._cursor = 0
+        self._more = False
+        self._news = True
+        self._failures = 0
+        self.last_turn = 0.0
+        """Monotonic time of the last turn in which the broker answered: what health checks look at."""
+
+    # -- the thread --
+
+    def opened(self) -> None:
+        self._enlist()
+
+    def _enlist(self) -> None:
+        self._epoch = self._store.enlist(self._node, self._queues, self._concurrency)
+        self._extend_at = self.clock.monotonic() + self._lease_seconds / 3
+
+    def step(self, now: float) -> float | None:
+        try:
+            rest = self._turn(now)
+        except LeaseLost as error:
+            self._lost_lease(error)
+            return 0
+        except BrokerUnavailable as error:
+            delay = RECONNECT.delay(self._failures, random.random)
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th… time
+                logger.error("the broker does not answer: %s; trying again in %.1f s", error, delay)
+            self._news = True
+            return max(delay, 0.05)
+        if self._failures:
+            logger.warning("the broker answers again after %d failures", self._failures)
+            self._failures = 0
+        self.last_turn = now
+        return rest
+
+    def wait(self, seconds: float | None) -> None:
+        if self._failures:
+            super().wait(seconds)
+        else:
+            self._news = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._news
+
+    def wake(self) -> None:
+        self._news_by_us()
+        super().wake()
+
+    def _rung_by_us(self) -> None:
+        self._store.wake()
+
+    def _turn(self, now: float) -> float | None:
+        self._collect(now)
+        if self._flush_due(now):
+            self._flush()
+        if now >= self._extend_at and self._state.requests:
+            self._store.extend()
+            self._extend_at = now + self._lease_seconds / 3
+        if now >= self._reclaim_at:
+            self._housekeep(now)
+        if self._news:
+            self._hear_revocations()
+        self._fetch()
+        return self._rest(now)
+
+    def _rest(self, now: float) -> float:
+        """How long nothing will have to be done, unless something wakes us."""
+        if self._more:
+            return 0
+        rest = max(0.0, self._reclaim_at - now)
+        if self._letters:
+            rest = min(rest, max(0.0, self._oldest_letter + self._flush_seconds - now))
+        if not self._quiet:
+            due = self._store.next_due(self._queues)
+            if due is not None:
+                ahead = self._eta_window if len(self._schedule.schedule) < self._eta_limit // 2 else 0.0
+                # A wall clock may jump: look at least once in LONGEST_REST seconds.
+                rest = min(rest, max(0.001, due - ahead - self.clock.now()))
+        return min(rest, LONGEST_REST)
+
+    # -- what comes in --
+
+    def _fetch(self) -> None:
+        self._more = False
+        if self._quiet:
+            return
+        limit = self._window.room()
+        room = self._eta_limit - len(self._schedule.schedule)
+        near = room if room > self._eta_limit // 2 else 0
+        if limit <= 0 and near <= 0:
+            self._give_back_surplus()
+            return
+        if not (self._news or self._window.drained):
+            return
+        self._news = False
+        messages = self._store.lease(self._queues, max(limit, 0), near, self._eta_window)
+        self._window.drained = False
+        if not messages:
+            return
+        # A full catch means that there is more to be had, once there is room for it.
+        self._news = len(messages) >= limit > 0
+        self._more = self._news and self._window.room() > len(messages)
+        wall = self.clock.now()
+        ready: list[Request] = []
+        for leased in messages:
+            request = self._receipt.take(leased, self._epoch, wall)
+            if request is None:
+                continue
+            if leased.due is not None and leased.due > wall:
+                self._schedule.enter(leased.due, request)
+            else:
+                ready.append(request)
+        if ready:
+            self._ready.put_many(ready)
+
+    def _give_back_surplus(self) -> None:
+        """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
+        surplus = self._window.surplus()
+        if surplus:
+            for request in self._ready.drop_last(surplus):
+                self._state.leave(request)
+                self._letters.append(Letter(None, Release(request.tag)))
+
+    # -- what goes back --
+
+    def _collect(self, now: float) -> None:
+        letters = self.mailbox.take()
+        if letters:
+            if not self._letters:
+                self._oldest_letter = now
+            self._letters.extend(letters)
+            self._window.drained = True
+
+    def _flush_due(self, now: float) -> bool:
+        if not self._letters:
+            return False
+        return (
+            len(self._letters) >= self._flush_count
+            or now - self._oldest_letter >= self._flush_seconds
+            or self._window.idle()
+            or self._quiet
+        )
+
+    def _flush(self) -> None:
+        letters = self._letters
+        current: list[Settlement] = []
+        over: list[Letter] = []
+        for letter in letters:
+            if letter.request is not None and letter.request.epoch != self._epoch and letter.final:
+                over.append(letter)
+            elif letter.settlement is not None:
+                current.append(letter.settlement)
+        lost = self._store.settle(self._epoch, current) if current else set()
+        self._letters = []
+        self._window.drained = True
+        for letter in letters:
+            request = letter.request
+            if letter.then is not None:
+                letter.then()
+            if letter.final and request is not None:
+                self._state.leave(request)
+                if request.tag in lost and not request.acked:
+                    over.append(letter)
+            if letter.final and letter.settlement is not None:
+                self._state.totals[COUNTED[type(letter.settlement)]] += 1
+        for letter in over:
+            if letter.request is not None and letter.settlement is not None:
+                logger.warning("%r ended after its lease was lost; another worker has it", letter.request)
+                self._state.finished_elsewhere(letter.request.tag, letter.settlement)
+
+    def _lost_lease(self, error: LeaseLost) -> None:
+        logger.error("%s; what had not started is left to others", error)
+        for request in (*self._ready.clear(), *self._schedule.schedule.clear()):
+            self._state.leave(request)
+        self._enlist()
+        self._news = True
+
+    # -- now and then --
+
+    def _housekeep(self, now: float) -> None:
+        self._reclaim_at = now + RECLAIM_SECONDS
+        for dead in self._store.reclaim():
+            logger.warning(
+                "worker %s is dead: %d of its messages are back, %d of them were running",
+                dead.name,
+                dead.returned,
+                dead.counted,
+            )
+            self._news = True
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_SECONDS
+            self._store.sweep(*self._dead_limits)
+
+    def _hear_revocations(self) -> None:
+        self._cursor, revocations = self._store.revoked_since(self._cursor)
+        for revocation in revocations:
+            for request in self._state.revoke(revocation):
+                self._on_revoked(request)
+
+    # -- the end --
+
+    def quiet(self) -> None:
+        self._quiet = True
+        self._store.wake()
+
+    def closed(self) -> None:
+        """The last settlements, then the store: the listener is the last to stop, because it owns the acks."""
+        try:
+            self._collect(self.clock.monotonic())
+            while self._letters:
+                self._flush()
+                self._collect(self.clock.monotonic())
+            self._store.resign()
+        except (BrokerUnavailable, ConfigurationError) as error:
+            logger.error("the last settlements did not reach the broker: %s; those tasks will run again", error)
+

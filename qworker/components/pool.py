@@ -1,0 +1,111 @@
+"""TaskPool: what a pool must do for the worker. One contract suite holds for all pools.
+
+Comes from:  Mediator (free_slots, submit), Worker (start, quiet, stop), Listener (terminate).
+Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
+Thread:      each method says which may call it; on_outcomes is called on the pool's own thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from qworker.execution import Outcome
+from qworker.request import Request
+
+
+LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = "lost", "time limit", "terminated", "interrupted", "unstarted"
+"""Why a request left the pool without an outcome: its process died; it was killed for its hard limit, or by
+request; it was killed for the sake of another or of the shutdown; it had not begun."""
+
+
+class Ended(NamedTuple):
+    """A request that left the pool: with its outcome, or without one, and then why (a constant above) and how."""
+
+    request: Request
+    outcome: Outcome | None
+    why: str = ""
+    how: str = ""
+
+
+OnEnded = Callable[[Sequence[Ended]], None]
+OnStored = Callable[[Sequence[tuple[Request, tuple[Any, ...]]]], None]
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """What every pool needs to know. Times in seconds, memory in KiB; None is no limit."""
+
+    concurrency: int
+    hostname: str
+    async_concurrency: int = 100
+    frame_seconds: float = 0.004
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
+    running_path: str | None = None
+    alive_timeout: float = 10.0
+
+
+class TaskPool(ABC):
+    """A place where tasks run."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
+
+    @abstractmethod
+    def free_slots(self, timeout: float, idle_only: bool = False) -> int:
+        """Wait up to *timeout* seconds for room; return how many requests may be submitted now, 0 for none.
+
+        idle_only: wait for a process that has nothing at all to do. Thread: mediator.
+        """
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> list[Request]:
+        """Take *requests* in order; return those that found no room (the first one that did not, and all after it).
+
+        Thread: mediator.
+        """
+
+    @abstractmethod
+    def terminate(self, request: Request, signal_name: str) -> bool:
+        """End the run of *request* by a signal; False when it is not running here. Any thread."""
+
+    @abstractmethod
+    def recall(self) -> list[Request]:
+        """Take back everything that has not started. Any thread."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Ask what runs to end now (SoftTimeLimitExceeded inside the task). Any thread."""
+
+    @abstractmethod
+    def in_flight(self) -> int:
+        """How many requests are in the pool. Any thread."""
+
+    @abstractmethod
+    def async_in_flight(self) -> int:
+        """How many of them are ``async def`` tasks, which take no process or thread of their own. Any thread."""
+
+    @abstractmethod
+    def mean_runtime(self) -> float:
+        """Seconds that recent tasks took, on average; 0.0 when nothing has run yet. Any thread."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """A snapshot for reports. Any thread."""
+
+    @abstractmethod
+    def quiet(self) -> None:
+        """Take no more requests. Safe to call twice."""
+
+    @abstractmethod
+    def stop(self, deadline: float) -> list[Request]:
+        """End everything by the monotonic *deadline*; return the requests whose runs were cut short."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """False when the pool has crashed."""

@@ -1,0 +1,237 @@
+"""ChildHandle: the parent's picture of one pool child, and its ends of the socket and the token pipe.
+
+Comes from:  ProcessPool, which makes one for each child.
+Goes to:     the child, in frames.
+Thread:      everything under the pool's lock, but receive(), kill() and close(), which are the pool thread's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import Any, NamedTuple
+
+from qworker.components.frames import FrameBuffer, Job, pack, pack_tokens, take_tokens
+from qworker.request import Request
+
+MAX_JOBS = 128
+"""In one child, however short they are."""
+ASYNC_GRACE_SECONDS = 2.0
+"""An async task is cancelled at its hard limit by the child itself; the parent kills it only this much later."""
+
+
+class Assigned(NamedTuple):
+    """A request in a child's hands, with the seconds it is expected to take."""
+
+    request: Request
+    seconds: float
+    since: float
+
+
+class ChildHandle:
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.pid = 0
+        self.up = False
+        self.gone = False
+        self.retiring = False
+        self.requests_cut = False
+        self.end: tuple[str, Request | None, str] | None = None
+        """Why we killed it: (why, for whose sake, how)."""
+        self.born = time.monotonic()
+        self.jobs: dict[int, Assigned] = {}
+        self.async_jobs = 0
+        self.load = 0.0
+        self.total = 0
+        self.heard = 0.0
+        self.outgoing: list[Job] = []
+        self._unsent = b""
+        self._buffer = FrameBuffer()
+        self._socket, self.their_socket = socket.socketpair()
+        self._socket.setblocking(False)
+        for end in (self._socket, self.their_socket):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.token_reader, self._token_writer = os.pipe()
+        os.set_blocking(self.token_reader, False)
+        self._open = True
+
+    def spawned(self) -> None:
+        """The child has its ends: let go of ours of them (but for the tokens, which we may take back)."""
+        self.their_socket.close()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    # -- what it may take --
+
+    def room(self, frame_seconds: float, idle_only: bool) -> int:
+        """How many short requests could be assigned now."""
+        if self.retiring or self.gone:
+            return 0
+        if not self.jobs:
+            return 1 if idle_only else MAX_JOBS
+        if idle_only:
+            return int(len(self.jobs) == self.async_jobs)
+        if self.load >= frame_seconds:
+            return 0
+        return max(0, MAX_JOBS - len(self.jobs))
+
+    def takes(self, seconds: float | None, frame_seconds: float) -> bool:
+        if self.retiring or self.gone:
+            return False
+        sync_jobs = len(self.jobs) - self.async_jobs
+        if not sync_jobs:
+            return True
+        return seconds is not None and self.load + seconds <= frame_seconds and sync_jobs < MAX_JOBS
+
+    def takes_async(self, most: int) -> bool:
+        return not (self.retiring or self.gone) and len(self.jobs) == self.async_jobs < most
+
+    def async_load(self) -> int:
+        return self.async_jobs
+
+    # -- assigning --
+
+    def assign(self, sequence: int, request: Request, seconds: float) -> None:
+        now = time.monotonic()
+        if not self.jobs:
+            self.heard = now
+        self.jobs[sequence] = Assigned(request, seconds, now)
+        self.total += 1
+        if request.is_async:
+            self.async_jobs += 1
+        else:
+            self.load += seconds
+        request.pid = self.pid
+        leased = request.leased
+        self.outgoing.append(
+            (
+                sequence,
+                leased.tag,
+                leased.queue,
+                leased.priority,
+                leased.deliveries,
+                leased.redelivered,
+                leased.headers,
+                leased.properties,
+                leased.body,
+            )
+        )
+
+    def flush(self) -> bool:
+        """Send what is assigned; False when the socket is full and the rest waits."""
+        if self.outgoing:
+            # The tokens first: a child that finds none for a job takes the job for recalled.
+            os.write(self._token_writer, pack_tokens([job[0] for job in self.outgoing]))
+            self._unsent += pack(self.outgoing)
+            self.outgoing = []
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._unsent = b""  # the child is dead: its end will be noticed, and its jobs with it
+                break
+            self._unsent = self._unsent[sent:]
+        return True
+
+    def finished(self, sequence: int, now: float) -> Request | None:
+        assigned = self.jobs.pop(sequence, None)
+        self.heard = now
+        if assigned is None:
+            return None
+        if assigned.request.is_async:
+            self.async_jobs -= 1
+        self.load = max(0.0, self.load - assigned.seconds) if self.jobs else 0.0
+        return assigned.request
+
+    def requests(self) -> list[Request]:
+        return [assigned.request for assigned in self.jobs.values()]
+
+    def recall(self) -> list[Request]:
+        """Take back the jobs that have not started."""
+        if self.gone or not self._open:
+            return []
+        taken = []
+        for sequence in take_tokens(self.token_reader):
+            assigned = self.jobs.pop(sequence, None)
+            if assigned is not None:
+                taken.append(assigned.request)
+                self.total -= 1
+                if assigned.request.is_async:
+                    self.async_jobs -= 1
+                else:
+                    self.load -= assigned.seconds
+        return taken
+
+    # -- watching --
+
+    def stalled(self, now: float, patience: float) -> bool:
+        """Whether the task it runs takes longer than anybody thought, with others waiting behind it."""
+        return len(self.jobs) - self.async_jobs > 1 and now - self.heard > patience
+
+    def next_limit(self) -> tuple[float, Request] | None:
+        """Monotonic time at which the hard limit of something that runs here passes, and whose it is."""
+        limits = []
+        first = True
+        for request, _, since in self.jobs.values():
+            limit = request.time_limit
+            if request.is_async:
+                if limit is not None:
+                    limits.append((since + limit + ASYNC_GRACE_SECONDS, request))
+            elif first:
+                first = False  # the sync jobs run one after the other: only the first one is running
+                if limit is not None:
+                    # It started after its predecessor's outcome at the latest: never too early a kill.
+                    limits.append((max(since, self.heard) + limit, request))
+        return min(limits, default=None, key=lambda pair: pair[0])
+
+    # -- pool thread --
+
+    def receive(self) -> list[Any] | None:
+        """The frames that have come; None when the child has hung up."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return list(self._buffer.feed(data)) if data else None
+
+    def kill(self, number: int) -> None:
+        if self.pid and not self.gone:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def hang_up(self) -> None:
+        """Tell the child to end when it has done what it has. Safe to call twice."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._socket.close()
+            self.their_socket.close()
+            os.close(self.token_reader)
+            os.close(self._token_writer)
+
+
+def describe_exit(status: int) -> str:
+    """Say how a process ended, from its wait status."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        hint = ", possibly for want of memory" if number == signal.SIGKILL else ""
+        return f"killed by {name}{hint}"
+    return f"exited with code {os.WEXITSTATUS(status)}"

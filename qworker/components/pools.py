@@ -1,0 +1,79 @@
+"""Which pool a worker gets, and where its children come from.
+
+Comes from:  Worker, at its start.
+Goes to:     ProcessPool or ThreadPool; the zygote.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from qworker.components.pool import OnEnded, OnStored, PoolSettings, TaskPool
+from qworker.errors import ConfigurationError, QWorkerError
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.components.zygote import Zygote
+
+logger = logging.getLogger(__name__)
+
+
+def make_zygote(app: QWorker) -> Zygote:
+    """Fork the process that will fork the children: now, while there is nothing that must not be forked."""
+    if not hasattr(os, "fork"):
+        raise ConfigurationError(
+            "this system cannot fork: use --start-method spawn, or --pool threads", setting="worker_start_method"
+        )
+    from qworker.components.zygote import Zygote
+
+    if threading.active_count() > 1:
+        logger.debug("forking with %d threads alive", threading.active_count())
+    zygote = Zygote(app)
+    zygote.fork()
+    return zygote
+
+
+def make_pool(
+    app: QWorker,
+    settings: PoolSettings,
+    zygote: Zygote | None,
+    on_ended: OnEnded,
+    on_stored: OnStored,
+    on_crash: Callable[[str, BaseException], None],
+) -> TaskPool:
+    """Return the pool that the setting ``worker_pool`` names, not started yet."""
+    kind: str = app.conf.worker_pool
+    if kind != "prefork":
+        from qworker.components.thread_pool import ThreadPool
+
+        if any(task.time_limit or task.soft_time_limit for task in app.tasks.values()):
+            logger.warning("time limits of sync tasks need the prefork pool: %s does not enforce them", kind)
+        return ThreadPool(app, settings, on_ended, on_stored, kind)
+    from qworker.components.process_pool import ProcessPool
+    from qworker.components.spawner import BilliardSpawner, Spawner, ZygoteSpawner
+
+    spawner: Spawner
+    if zygote is not None:
+        spawner = ZygoteSpawner(zygote)
+    else:
+        spawner = BilliardSpawner(app.conf.worker_start_method, _path_of(app))
+    return ProcessPool(settings, spawner, on_ended, on_stored, on_crash)
+
+
+def _path_of(app: QWorker) -> str:
+    """``module:attribute`` of *app*, for children that import it anew."""
+    import sys
+
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app and not name.startswith("qworker."):
+                return f"{name}:{attribute}"
+    raise QWorkerError(
+        f"no module has the app {app.main!r} as an attribute, so a spawned process could not find it: "
+        "make it a global of a module, or use --start-method zygote"
+    )

@@ -1,0 +1,67 @@
+"""Preparation: from the bytes of a message to a task, its context and its arguments.
+
+Comes from:  a pool child or a pool thread that is about to run a job.
+Goes to:     execution.
+Thread:      whichever runs the job. Only here is a body decoded: never in the worker's own threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qworker import protocol
+from qworker.current import Context
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.task import Task
+
+
+class Prepared(NamedTuple):
+    """Ready to run. soft, hard: limits in seconds, None for none."""
+
+    task: Task[..., Any]
+    context: Context
+    body: protocol.Body
+    soft: float | None
+    hard: float | None
+
+
+def prepare(
+    app: QWorker,
+    accept: frozenset[str],
+    hostname: str,
+    headers: Mapping[str, Any],
+    properties_text: str | None,
+    body_bytes: bytes,
+    *,
+    queue: str,
+    priority: int,
+    redelivered: bool,
+    deliveries: int,
+) -> Prepared:
+    """Decode the body and make the context.
+
+    Raises MessageError when the message is no good (NotRegistered for an unknown task).
+    """
+    properties = protocol.parse_properties(properties_text)
+    task = app.tasks[headers["task"]]
+    body = protocol.decode_body(body_bytes, headers, properties, accept, app.signer)
+    context = Context.from_message(
+        headers,
+        body,
+        properties=properties,
+        delivery_info={"exchange": "", "routing_key": queue, "priority": priority, "redelivered": redelivered},
+        hostname=hostname,
+        deliveries=deliveries + 1,
+        task=task,
+    )
+    hard, soft = headers["timelimit"] or (None, None)
+    return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
+
+
+def tracks_start(prepared: Prepared) -> bool:
+    """Whether the state STARTED is to be stored."""
+    task = prepared.task
+    return bool(task.track_started) and not (prepared.context.ignore_result or task.ignore_result)

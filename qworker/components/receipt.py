@@ -1,0 +1,118 @@
+"""Receipt: what the Listener does with one message that has come.
+
+Comes from:  Listener, with a leased message.
+Goes to:     back to it: a Request that is to run, or a Letter that settles what is not.
+Thread:      listener.
+
+Unknown tasks are put back a few times, longer each time, since a newer worker may know them; then they are
+dead letters, as is at once whatever cannot be read. Nothing that is wrong with a message stops the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from qworker import request as requests
+from qworker import signals
+from qworker.errors import MessageError, NotRegistered, QWorkerError, TaskExpired, TaskRevoked, WorkerLost
+from qworker.naming import near
+from qworker.request import Request
+from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
+from qworker.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+Settle = Callable[[Request | None, Settlement, dict[str, Any] | None], None]
+"""Called with a settlement and what to store with it."""
+
+
+class Receipt:
+    """unknown_delays: seconds to put an unknown task back for, one for each time."""
+
+    def __init__(
+        self, app: QWorker, state: WorkerState, accept: frozenset[str], unknown_delays: tuple[float, ...], settle: Settle
+    ) -> None:
+        self._app = app
+        self._state = state
+        self._accept = accept
+        self._unknown_delays = unknown_delays
+        self._settle = settle
+
+    def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
+        """Return the request to run; None when the message was settled here."""
+        known = self._state.done.pop(leased.tag, None)
+        if known is not None:  # it ran here, under a lease that was lost since
+            self._settle(None, known, None)
+            return None
+        running = self._state.requests.get(leased.tag)
+        if running is not None:  # it is running here still: let that run settle this delivery
+            running.epoch = epoch
+            return None
+        try:
+            request = requests.receive(self._app, leased, epoch, self._accept)
+        except NotRegistered as error:
+            self._unknown(leased, error, wall)
+            return None
+        except MessageError as error:
+            self._refuse(leased, requests.refusal(error))
+            return None
+        if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
+            how = f"it was running at each of {leased.deliveries} deaths of its process or worker"
+            self._end(request, WorkerLost(how), Bury(leased.tag, how))
+            return None
+        revocation = self._state.revoked.get(request.id)
+        if revocation is not None:
+            self._end(request, TaskRevoked("revoked"), Ack(leased.tag))
+            return None
+        if request.expires is not None and request.expires <= wall:
+            self._end(request, TaskExpired(), Ack(leased.tag))
+            return None
+        self._state.enter(request)
+        if signals.task_received.receivers:
+            signals.task_received.send(request.task, request=request)
+        logger.info("Task %s[%s] received", request.name, request.id)
+        return request
+
+    def _end(self, request: Request, error: QWorkerError, settlement: Settlement) -> None:
+        logger.info("Task %s[%s] is not run: %s", request.name, request.id, error)
+        if isinstance(error, TaskRevoked) and signals.task_revoked.receivers:
+            expired = isinstance(error, TaskExpired)
+            signals.task_revoked.send(
+                request.task, request=request, terminated=False, signum=None, expired=expired
+            )
+        self._settle(None, settlement, requests.result_meta(self._app, request.headers, error))
+
+    def _unknown(self, leased: Leased, error: NotRegistered, wall: float) -> None:
+        name = error.name
+        if signals.task_unknown.receivers:
+            signals.task_unknown.send(self._app, message=leased, exc=error, name=name, id=None)
+        if leased.parked < len(self._unknown_delays):
+            delay = self._unknown_delays[leased.parked]
+            logger.warning(
+                "no task named %r is registered here (message %d in %s): putting it back for %g s",
+                name, leased.tag, leased.queue, delay,
+            )  # fmt: skip
+            self._settle(None, Release(leased.tag, wall + delay, parked=True), None)
+            return
+        full = NotRegistered(name, near(name, list(self._app.tasks)))
+        meta = None
+        try:
+            headers = requests.protocol.receive(
+                leased.headers, leased.properties, leased.body, self._accept, self._app.signer
+            )[0]
+            meta = requests.result_meta(self._app, headers, full)
+        except MessageError:
+            pass
+        logger.error("%s; message %d in %s goes to the dead letters", full, leased.tag, leased.queue)
+        self._settle(None, Bury(leased.tag, requests.refusal(full)), meta)
+
+    def _refuse(self, leased: Leased, reason: str) -> None:
+        logger.error("message %d in %s cannot be run: %s; it goes to the dead letters", leased.tag, leased.queue, reason)
+        if signals.task_rejected.receivers:
+            signals.task_rejected.send(self._app, message=leased, exc=reason)
+        self._settle(None, Bury(leased.tag, reason), None)

@@ -1,0 +1,59 @@
+"""ResultWriter: stores the results that the worker itself decides, in a store that is not the broker's.
+
+Comes from:  Settler, with a letter and the metadata to store before it.
+Goes to:     the result backend; then the letter goes to the Listener.
+Thread:      result writer; no other thread of the worker ever waits for a result store.
+
+A store that is away is asked for ever; the message is not settled before its result is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from qworker.components.component import ThreadComponent
+from qworker.components.listener import Letter
+from qworker.components.mailbox import Mailbox
+from qworker.errors import BackendError, EncodeError
+from qworker.retry import RECONNECT
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+
+class ResultWriter(ThreadComponent):
+    name = "result writer"
+
+    def __init__(
+        self, app: QWorker, on_crash: Callable[[str, BaseException], None], post: Callable[[Letter], None]
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self._app = app
+        self._post = post
+        self.mailbox: Mailbox[tuple[Letter, dict[str, Any]]] = Mailbox(self.wake)
+        self._waiting: deque[tuple[Letter, dict[str, Any]]] = deque()  # this thread only
+        self._failures = 0
+
+    def step(self, now: float) -> float | None:
+        self._waiting.extend(self.mailbox.take())
+        while self._waiting:
+            letter, meta = self._waiting[0]
+            try:
+                self._app.backend.store(meta["task_id"], meta)
+            except EncodeError:
+                logger.exception("the result of %s cannot be stored", meta["task_id"])
+            except BackendError as error:
+                delay = RECONNECT.delay(self._failures, random.random)
+                self._failures += 1
+                logger.warning("the result store does not answer: %s; trying again in %.1f s", error, delay)
+                return max(delay, 0.05)
+            self._failures = 0
+            self._waiting.popleft()
+            self._post(letter)
+        return None

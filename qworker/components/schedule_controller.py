@@ -1,0 +1,107 @@
+"""ScheduleController: runs the EtaSchedule, the heap of requests whose time has not come.
+
+Comes from:  Listener (enter), for messages that fall due within ``worker_eta_window``.
+Goes to:     ReadyQueue, when the time has come; never before.
+Thread:      schedule; owns the heap. Others reach it by enter(), remove() and clear().
+
+The heap is ordered by the wall clock, since that is what an ETA is; a rest is never longer than MAX_REST, so
+that a wall clock that is set forward is noticed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable
+
+from qworker.clock import Clock
+from qworker.components.component import ThreadComponent
+from qworker.components.ready_queue import ReadyQueue
+from qworker.request import Request
+
+MAX_REST = 1.0
+
+
+class EtaSchedule:
+    """A heap of requests by due time. Under one lock; a removed request leaves the heap when it gets to its top."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, Request]] = []  # under _lock
+        self._present: set[int] = set()  # under _lock: tags
+
+    def push(self, due: float, request: Request) -> bool:
+        """Add *request*; True when it is the next one due."""
+        with self._lock:
+            heapq.heappush(self._heap, (due, request.tag, request))
+            self._present.add(request.tag)
+            return self._heap[0][2] is request
+
+    def pop_due(self, now: float) -> list[Request]:
+        """Take what is due at epoch second *now*, earliest first."""
+        due = []
+        with self._lock:
+            while self._heap and (self._heap[0][0] <= now or self._heap[0][1] not in self._present):
+                _, tag, request = heapq.heappop(self._heap)
+                if tag in self._present:
+                    self._present.discard(tag)
+                    due.append(request)
+        return due
+
+    def remove(self, request: Request) -> bool:
+        """Take *request* out; False when it is not here."""
+        with self._lock:
+            if request.tag not in self._present:
+                return False
+            self._present.discard(request.tag)
+            if len(self._heap) > 2 * len(self._present) + 64:  # more ghosts than requests: tidy up
+                self._heap = [entry for entry in self._heap if entry[1] in self._present]
+                heapq.heapify(self._heap)
+            return True
+
+    def next_due(self) -> float | None:
+        with self._lock:
+            return self._heap[0][0] if self._heap else None
+
+    def snapshot(self) -> list[tuple[float, Request]]:
+        """``(due, request)`` of everything here, earliest first."""
+        with self._lock:
+            return sorted(
+                ((due, request) for due, tag, request in self._heap if tag in self._present), key=lambda pair: pair[0]
+            )
+
+    def clear(self) -> list[Request]:
+        requests = [request for _, request in self.snapshot()]
+        with self._lock:
+            self._heap.clear()
+            self._present.clear()
+        return requests
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+
+class ScheduleController(ThreadComponent):
+    name = "schedule"
+
+    def __init__(
+        self, clock: Clock, on_crash: Callable[[str, BaseException], None], ready: ReadyQueue, moved: Callable[[], None]
+    ) -> None:
+        super().__init__(clock, on_crash)
+        self.schedule = EtaSchedule()
+        self._ready = ready
+        self._moved = moved
+
+    def enter(self, due: float, request: Request) -> None:
+        """Keep *request* until epoch second *due*. Any thread."""
+        if self.schedule.push(due, request):
+            self.wake()
+
+    def step(self, now: float) -> float | None:
+        wall = self.clock.now()
+        due = self.schedule.pop_due(wall)
+        if due:
+            self._ready.put_many(due)
+            self._moved()
+        following = self.schedule.next_due()
+        return None if following is None else min(MAX_REST, max(0.0, following - wall))

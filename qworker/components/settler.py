@@ -1,0 +1,130 @@
+"""Settler: turns ends into letters to the Listener, with the result to store along or ahead of them.
+
+Comes from:  the pool (how runs ended), Mediator (what is not to run), Receipt (what cannot run).
+Goes to:     the Listener's mailbox; through ResultWriter where results have a store of their own.
+Thread:      any: it has no state but what it was built with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker import execution, signals
+from qworker import request as requests
+from qworker.components import pool
+from qworker.components.listener import Letter
+from qworker.components.mailbox import Mailbox
+from qworker.components.pool import Ended
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.result_writer import ResultWriter
+from qworker.errors import InvalidTaskMessage
+from qworker.request import Request
+from qworker.transports.lease import Ack, Bury, Envelope, Release, Settlement, Store
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+WHY = {
+    pool.LOST: requests.LOST,
+    pool.TIME_LIMIT: requests.TIME_LIMIT,
+    pool.TERMINATED: requests.TERMINATED,
+    pool.INTERRUPTED: requests.INTERRUPTED,
+}
+
+
+class Settler:
+    def __init__(self, app: QWorker, ready: ReadyQueue) -> None:
+        self._app = app
+        self._ready = ready
+        self.listener: Mailbox[Letter]  # set by the worker, which builds both
+        self.writer: ResultWriter | None = None  # None when results are stored with the ack
+
+    # -- the pool's thread --
+
+    def ended(self, ends: Sequence[Ended]) -> None:
+        """Settle what left the pool; what had not started goes back to the ready queue."""
+        letters, unstarted = [], []
+        now = self._app.clock.now()
+        for request, outcome, why, how in ends:
+            if outcome is not None:
+                letters.append(self._outcome(request, outcome, now))
+            elif why == pool.UNSTARTED:
+                unstarted.append(request)
+            else:
+                settlement, meta = requests.end(self._app, request, WHY[why], how, now)
+                letters.append(self._letter(request, settlement, meta))
+        if unstarted:
+            self._ready.put_many(unstarted, front=True)
+        self.listener.post_many(letter for letter in letters if letter is not None)
+
+    def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> Letter | None:
+        settlement = requests.finish(request, outcome, now)
+        if outcome.kind == execution.INVALID:
+            meta = requests.result_meta(self._app, request.headers, InvalidTaskMessage(outcome.text))
+            if signals.task_rejected.receivers:
+                signals.task_rejected.send(self._app, message=request.leased, exc=outcome.text)
+            return self._letter(request, settlement, meta)
+        return self._letter(request, settlement, None)
+
+    def started(self, rows: Sequence[tuple[Request, tuple[Any, ...]]]) -> None:
+        """Store the state STARTED of running requests."""
+        self.listener.post_many(Letter(request, Store(row), final=False) for request, row in rows)  # type: ignore[arg-type]
+
+    # -- mediator, listener --
+
+    def end_here(self, request: Request, why: str, how: str) -> None:
+        """Settle a request that is not to run after all."""
+        settlement, meta = requests.end(self._app, request, why, how, self._app.clock.now())
+        self.settle(request, settlement, meta)
+
+    def settle(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> None:
+        """Have *settlement* carried out, and *meta* stored with it."""
+        letter = self._letter(request, settlement, meta)
+        if letter is not None:
+            self.listener.post(letter)
+
+    def ack_first(self, early: Sequence[Request]) -> None:
+        """Ack requests that must not run twice; each runs once its ack is in the broker, never before."""
+
+        def runner(request: Request) -> Any:
+            def run() -> None:
+                request.acked = True
+                self._ready.put_many([request], front=True)
+
+            return run
+
+        self.listener.post_many(Letter(request, Ack(request.tag), runner(request), final=False) for request in early)
+
+    def give_back(self, taken: Sequence[Request], due: float | None = None) -> None:
+        """Return requests that have not started, as they came."""
+        self.listener.post_many(
+            Letter(request, Release(request.tag, due)) for request in taken if not request.acked
+        )
+        again = [
+            Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
+            for one in (request.leased for request in taken if request.acked)
+        ]
+        if again:
+            self._app.broker.push(again)
+
+    def park(self, request: Request, due: float) -> None:
+        """Return a rate-limited request until epoch second *due*."""
+        self.give_back([request], due)
+
+    def _letter(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> Letter | None:
+        """The letter for the listener; None when it has to wait for the result store."""
+        if meta is not None and self.writer is None:
+            row = self._app.backend.row(meta["task_id"], meta)
+            if isinstance(settlement, Ack | Bury):
+                settlement = settlement._replace(row=row)
+        if request is not None and request.acked:  # the message is gone: only the result is left to store
+            row = settlement.row if isinstance(settlement, Ack | Bury) else None
+            return self._letter_of(Letter(request, Store(row) if row is not None else None), meta)
+        return self._letter_of(Letter(request, settlement), meta)
+
+    def _letter_of(self, letter: Letter, meta: dict[str, Any] | None) -> Letter | None:
+        if meta is not None and self.writer is not None:
+            self.writer.mailbox.post((letter, meta))
+            return None
+        return letter

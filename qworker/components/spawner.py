@@ -1,0 +1,143 @@
+"""Spawner: where the children of the process pool come from.
+
+Comes from:  ProcessPool, which asks for children and hears of their deaths.
+Goes to:     the zygote, or billiard's forkserver or spawn contexts where there is none.
+Thread:      pool thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import billiard
+
+from qworker.components import child
+from qworker.components.zygote import Zygote
+
+Notice = tuple[str, int, int]
+"""``("up", index, pid)`` or ``("exit", pid, wait status)``."""
+
+
+class Spawner(Protocol):
+    """What ProcessPool needs of it."""
+
+    def fileno(self) -> int:
+        """Readable when receive() has something."""
+
+    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        """Start a child with these two ends and settings. Raises OSError when that cannot be done now."""
+
+    def receive(self) -> list[Notice]:
+        """What has happened since. Raises EOFError when no more children can be had."""
+
+    def living(self) -> int:
+        """How many children live."""
+
+    def close(self) -> None:
+        """End all that is left. Safe to call twice."""
+
+
+class ZygoteSpawner:
+    """Children forked by the zygote."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        self._living: set[int] = set()
+
+    def fileno(self) -> int:
+        return self._zygote.fileno()
+
+    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        self._zygote.spawn(jobs, tokens, settings)
+
+    def receive(self) -> list[Notice]:
+        notices = self._zygote.receive()
+        for kind, number, value in notices:
+            if kind == "up":
+                self._living.add(value)
+            else:
+                self._living.discard(number)
+        return notices
+
+    def living(self) -> int:
+        return len(self._living)
+
+    def close(self) -> None:
+        self._zygote.close()
+
+
+class BilliardSpawner:
+    """Children of billiard's ``spawn`` or ``forkserver`` context, which import the app anew.
+
+    app_path: ``module:attribute`` under which a child finds the app.
+    """
+
+    def __init__(self, method: str, app_path: str) -> None:
+        self._context = billiard.get_context(method)
+        self._app_path = app_path
+        self._processes: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._notices: list[Notice] = []  # under _lock
+        self._read, self._write = os.pipe()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        from billiard.reduction import DupFd
+
+        process = self._context.Process(
+            target=_bootstrap,
+            args=(self._app_path, DupFd(jobs.fileno()), DupFd(tokens), dict(settings)),
+            name=f"child-{settings['index']}",
+        )
+        process.start()
+        self._processes[process.pid] = process
+        self._notify(("up", settings["index"], process.pid))
+        threading.Thread(target=self._await, args=(process,), name=f"wait {process.pid}", daemon=True).start()
+
+    def _await(self, process: Any) -> None:
+        ready = select.poll()
+        ready.register(process.sentinel, select.POLLIN)
+        ready.poll()
+        process.join(1.0)
+        code = process.exitcode or 0
+        self._processes.pop(process.pid, None)
+        self._notify(("exit", process.pid, -code if code < 0 else code << 8))
+
+    def _notify(self, notice: Notice) -> None:
+        with self._lock:
+            self._notices.append(notice)
+        os.write(self._write, b"!")
+
+    def receive(self) -> list[Notice]:
+        os.read(self._read, 4096)
+        with self._lock:
+            notices, self._notices = self._notices, []
+        return notices
+
+    def living(self) -> int:
+        return len(self._processes)
+
+    def close(self) -> None:
+        for pid in list(self._processes):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def _bootstrap(app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any]) -> None:
+    from qworker.naming import import_object
+
+    app = import_object(app_path)
+    app.finalize()
+    files = (jobs.detach(), tokens.detach())
+    os.set_blocking(files[1], False)
+    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], settings))

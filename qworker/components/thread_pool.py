@@ -1,0 +1,193 @@
+"""ThreadPool: tasks run in threads of the worker itself (``--pool threads``; ``solo`` is one thread).
+
+Comes from:  Mediator, which submits requests.
+Goes to:     execution, on the pool's threads; Ended requests to the worker.
+Thread:      the pool's own threads; what they share is under one lock that is never held while calling out.
+
+For work that waits (network, files) and for systems that cannot fork. A thread cannot be killed: hard and
+soft time limits and ``terminate`` need the prefork pool.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker import execution
+from qworker.components.estimates import Estimates
+from qworker.components.event_loop import EventLoop
+from qworker.components.pool import Ended, OnEnded, OnStored, PoolSettings, TaskPool
+from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.errors import MessageError
+from qworker.execution import Outcome
+from qworker.request import Request
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+class ThreadPool(TaskPool):
+    """settings: see PoolSettings. name: what info() calls it."""
+
+    def __init__(
+        self, app: QWorker, settings: PoolSettings, on_ended: OnEnded, on_stored: OnStored, name: str = "threads"
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._on_ended = on_ended
+        self._on_stored = on_stored
+        self._name = name
+        self._accept = frozenset(app.conf.accept_content)
+        self.estimates = Estimates()
+        self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._running: dict[int, Request] = {}  # under _lock: by tag
+        self._async_running = 0  # under _lock
+        self._accepting = True  # under _lock
+        self._threads: list[threading.Thread] = []
+        self._loop: EventLoop | None = None  # under _lock
+
+    def start(self) -> None:
+        if self._threads:
+            return
+        for number in range(self._settings.concurrency):
+            thread = threading.Thread(target=self._run, name=f"{self._name} {number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def _free(self) -> int:
+        if not self._accepting:
+            return 0
+        return max(0, self._settings.concurrency - (len(self._running) - self._async_running))
+
+    def free_slots(self, timeout: float, idle_only: bool = False) -> int:
+        with self._lock:
+            free = self._free()
+            if not free and timeout > 0:
+                self._room.wait(timeout)
+                free = self._free()
+            return free
+
+    def submit(self, requests: Sequence[Request]) -> list[Request]:
+        for position, request in enumerate(requests):
+            with self._lock:
+                limit = self._settings.async_concurrency
+                if not self._accepting or (self._async_running >= limit if request.is_async else self._free() <= 0):
+                    return list(requests[position:])
+                self._running[request.tag] = request
+                self._async_running += request.is_async
+            request.pid = os.getpid()
+            self._work.put(request)
+        return []
+
+    def terminate(self, request: Request, signal_name: str) -> bool:
+        return False
+
+    def recall(self) -> list[Request]:
+        taken = []
+        while True:
+            try:
+                request = self._work.get_nowait()
+            except queue.Empty:
+                return taken
+            if request is not None:
+                self._remove(request)
+                taken.append(request)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._loop is not None:
+                self._loop.cancel_all()
+
+    def in_flight(self) -> int:
+        with self._lock:
+            return len(self._running)
+
+    def async_in_flight(self) -> int:
+        with self._lock:
+            return self._async_running
+
+    def mean_runtime(self) -> float:
+        return self.estimates.mean
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "implementation": self._name,
+            "max-concurrency": self._settings.concurrency,
+            "processes": [os.getpid()],
+            "in-flight": self.in_flight(),
+        }
+
+    def quiet(self) -> None:
+        with self._lock:
+            self._accepting = False
+            self._room.notify_all()
+
+    def stop(self, deadline: float) -> list[Request]:
+        self.quiet()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            if self._loop is not None:
+                self._loop.stop()
+            return list(self._running.values())
+
+    # -- the pool's threads --
+
+    def _run(self) -> None:
+        while (request := self._work.get()) is not None:
+            leased = request.leased
+            try:
+                prepared = prepare(
+                    self._app,
+                    self._accept,
+                    self._settings.hostname,
+                    request.headers,
+                    leased.properties,
+                    leased.body,
+                    queue=leased.queue,
+                    priority=leased.priority,
+                    redelivered=leased.redelivered,
+                    deliveries=leased.deliveries,
+                )
+            except MessageError as error:
+                self._end(request, execution.invalid(error))
+                continue
+            if tracks_start(prepared):
+                row = execution.started(self._app, prepared.task, prepared.context)
+                if row is not None:
+                    self._on_stored([(request, row)])
+            if request.is_async:
+                with self._lock:
+                    self._loop = self._loop or EventLoop()
+                self._loop.start(self._run_async(request, prepared))
+            else:
+                self._end(request, execution.execute(self._app, prepared.task, prepared.context, prepared.body))
+
+    async def _run_async(self, request: Request, prepared: Prepared) -> None:
+        self._end(request, await execution.execute_async(self._app, *prepared))
+
+    def _remove(self, request: Request) -> None:
+        with self._lock:
+            if self._running.pop(request.tag, None) is not None:
+                self._async_running -= request.is_async
+            self._room.notify()
+
+    def _end(self, request: Request, outcome: Outcome) -> None:
+        if not request.is_async:
+            self.estimates.learn(request.name, outcome.runtime)
+        self._remove(request)
+        self._on_ended([Ended(request, outcome)])
+
+

@@ -1,0 +1,179 @@
+"""The zygote: a process that does nothing but fork the pool's children.
+
+Comes from:  Worker, which forks it right after the app is imported, before any thread, socket or database.
+Goes to:     ``child.main`` in the children it forks.
+Thread:      single-threaded on both sides of each fork; the parent talks to it from the pool thread.
+
+Forking while threads run is unsafe, and a pool that heals itself forks at any time. The zygote has no
+threads, so its forks are safe, and the children share its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import billiard
+
+from qworker.components import child
+
+PR_SET_PDEATHSIG = 1
+
+
+class Zygote:
+    """The parent's handle of the zygote. fork() once, in the main thread; the rest belongs to the pool thread."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._control: socket.socket | None = None
+        self.pid = 0
+
+    def fork(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ours.close()
+                _serve(theirs, self._app, parent)
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._control = ours
+
+    def fileno(self) -> int:
+        return self._control.fileno() if self._control else -1
+
+    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when the zygote is gone."""
+        assert self._control is not None, "fork first"
+        socket.send_fds(self._control, [marshal.dumps(dict(settings))], [jobs.fileno(), tokens])
+
+    def receive(self) -> list[tuple[str, int, int]]:
+        """Take what the zygote has to say: ``("up", index, pid)`` and ``("exit", pid, status)``.
+
+        Raises EOFError when the zygote is gone.
+        """
+        assert self._control is not None, "fork first"
+        messages: list[tuple[str, int, int]] = []
+        while True:
+            try:
+                data = self._control.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
+            except ConnectionError:
+                data = b""
+            if not data:
+                if messages:
+                    return messages
+                raise EOFError("the process that forks the pool's children has died")
+            messages.append(marshal.loads(data))
+
+    def close(self) -> None:
+        """Let the zygote end, and with it every child that is left. Safe to call twice."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+            try:
+                os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                pass
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, also by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _serve(control: socket.socket, app: Any, parent: int) -> None:
+    """Fork children on request until the parent is gone."""
+    os.setpgid(0, 0)  # a signal to the worker's group is the worker's business
+    _die_with(parent)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    gc.collect()
+    gc.freeze()
+    processes: dict[int, Any] = {}
+    ready = select.poll()
+    ready.register(control, select.POLLIN)
+    ready.register(readable, select.POLLIN)
+    while True:
+        for file, _ in ready.poll():
+            if file == readable:
+                os.read(readable, 4096)
+                continue
+            data, files, _, _ = socket.recv_fds(control, 65536, 2)
+            if not data:
+                for pid in processes:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            _fork_child(control, (readable, writable), app, marshal.loads(data), files, processes)
+        _reap(control, processes)
+
+
+def _fork_child(
+    control: socket.socket,
+    wakeup: tuple[int, int],
+    app: Any,
+    settings: dict[str, Any],
+    files: list[int],
+    processes: dict[int, Any],
+) -> None:
+    process = billiard.get_context("fork").Process(
+        target=_child, args=(control, wakeup, app, settings, files, os.getpid()), name=f"child-{settings['index']}"
+    )
+    try:
+        process.start()
+    except OSError:  # no memory, or too many processes: the pool sees the socket close and asks again later
+        control.send(marshal.dumps(("exit", -settings["index"] - 1, 0)))
+    else:
+        processes[process.pid] = process
+        control.send(marshal.dumps(("up", settings["index"], process.pid)))
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _child(
+    control: socket.socket, wakeup: tuple[int, int], app: Any, settings: dict[str, Any], files: list[int], parent: int
+) -> None:
+    _die_with(parent)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for name in (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_DFL)
+    control.close()
+    for file in wakeup:
+        os.close(file)
+    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], settings))
+
+
+def _reap(control: socket.socket, processes: dict[int, Any]) -> None:
+    while processes:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        processes.pop(pid, None)
+        control.send(marshal.dumps(("exit", pid, status)))

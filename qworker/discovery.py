@@ -1,0 +1,267 @@
+"""Discovery: finds the app that a command is about, and can say why it is that one.
+
+Comes from:  the option -A, QWORKER_APP, `[tool.qworker] app`, Django's settings module, the files of the working directory.
+Goes to:     the command line.
+Thread:      main, before anything else runs.
+The working directory goes on the import path. A module that cannot be imported is shown with the user's own lines
+of the traceback, not with ours or the import machinery's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from traceback import FrameSummary, extract_tb, format_exception_only, format_list
+from types import ModuleType
+from typing import NamedTuple
+
+from qworker.app import QWorker
+from qworker.conf.sources import read_tool_table
+from qworker.errors import ConfigurationError, QWorkerError
+from qworker.naming import near
+
+ENVIRONMENT_VARIABLE = "QWORKER_APP"
+
+# Modules of a package that usually hold its app, most telling name first.
+_SUBMODULES = ("qworker", "qworker_app", "celery", "app", "tasks")
+# Files of the working directory that are looked at, most telling name first.
+_FILES = ("qworker_app.py", "tasks.py", "app.py")
+_OURS = str(Path(__file__).parent) + os.sep
+_LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
+
+
+class Found(NamedTuple):
+    """An app, why it was chosen (for people), and its path "module:name" or "module" (for -A)."""
+
+    app: QWorker
+    how: str
+    target: str
+
+
+def find_app(option: str | None = None, directory: Path | None = None) -> Found:
+    """The app meant by the option -A, or the one that is to be found without it.
+
+    ConfigurationError says where was looked and what to write when there is none, several, or one that
+    cannot be imported. directory None is the working directory.
+    """
+    here = directory or _working_directory()
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    target, how = _choose(option, here)
+    return load(target, how, here)
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        raise ConfigurationError("the working directory is gone; change to one that exists") from None
+
+
+def _choose(option: str | None, here: Path) -> tuple[str, str]:
+    if option is not None:
+        return option.strip(), "given with -A"
+    if named := os.environ.get(ENVIRONMENT_VARIABLE, "").strip():
+        return named, f"from the environment variable {ENVIRONMENT_VARIABLE}"
+    if in_pyproject := _in_pyproject(here):
+        return in_pyproject, "from [tool.qworker] in pyproject.toml"
+    if in_django := _in_django():
+        return in_django, "beside the settings named by DJANGO_SETTINGS_MODULE"
+    return _in_directory(here)
+
+
+def _in_pyproject(here: Path) -> str | None:
+    try:
+        named = read_tool_table(here).get("app")
+    except ValueError as error:
+        raise ConfigurationError(f"cannot read {here / 'pyproject.toml'}: {error}") from None
+    if named is not None and not isinstance(named, str):
+        raise ConfigurationError(
+            'app in [tool.qworker] of pyproject.toml must be text such as "proj.app:app"'
+        )
+    return named
+
+
+def _in_django() -> str | None:
+    package = os.environ.get("DJANGO_SETTINGS_MODULE", "").partition(".")[0]
+    return next((name for name in _submodules(package) if not name.endswith((".app", ".tasks"))), None)
+
+
+def _submodules(package: str) -> Iterator[str]:
+    """Existing modules of a package that usually hold an app; nothing when there is no such package."""
+    if not package.isidentifier():
+        return
+    for name in _SUBMODULES:
+        try:
+            if find_spec(f"{package}.{name}") is not None:
+                yield f"{package}.{name}"
+        except (ImportError, AttributeError, ValueError):
+            return  # no such package; should it be one that breaks, importing it by name will tell
+
+
+def _in_directory(here: Path) -> tuple[str, str]:
+    for name in _FILES:
+        if _makes_app(here / name):
+            return Path(name).stem, f"{name} in the working directory makes an app"
+    packages = sorted(
+        {path.parent.name for path in here.glob("*/__init__.py") if path.parent.name.isidentifier()}
+    )
+    found = [module for package in packages if (module := _module_that_makes_app(here / package))]
+    if len(found) == 1:
+        return found[0], "the only package in the working directory that makes an app"
+    if found:
+        raise ConfigurationError(
+            f"{len(found)} packages in {here} make an app; say which with -A: " + ", ".join(found)
+        )
+    raise ConfigurationError(
+        f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it with -A, as "
+        f"in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, write tasks.py: "
+        'from qworker import QWorker; app = QWorker("tasks")'
+    )
+
+
+def _module_that_makes_app(package: Path) -> str | None:
+    if _makes_app(package / "__init__.py"):
+        return package.name
+    return next(
+        (f"{package.name}.{name}" for name in _SUBMODULES if _makes_app(package / f"{name}.py")), None
+    )
+
+
+def _makes_app(path: Path) -> bool:
+    """Whether a file speaks of QWorker; read as text, because importing every file that lies about is no way."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return "QWorker" in file.read(_LONGEST_SOURCE)
+    except OSError:
+        return False
+
+
+def load(target: str, how: str, here: Path) -> Found:
+    """The app at "package.module", "package.module:name" or "path/to/file.py"; ConfigurationError if none is."""
+    path, _, attribute = target.partition(":")
+    name = _module_of_file(path, here) if path.endswith(".py") or "/" in path or os.sep in path else path
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(
+            f"{target!r} ({how}) names no module; write it as proj.tasks, proj.tasks:app or path/to/file.py"
+        )
+    module = _import(name, how, here)
+    if attribute:
+        return Found(_named(module, attribute, how), how, f"{name}:{attribute}")
+    apps = _apps_in(module)
+    if not apps and hasattr(module, "__path__"):
+        for submodule in _submodules(name):
+            apps = _apps_in(_import(submodule, how, here))
+            if apps:
+                name = submodule
+                break
+    if len(apps) == 1:
+        (attribute,) = apps
+        return Found(apps[attribute], how, f"{name}:{attribute}")
+    if apps:
+        choices = " or ".join(f"-A {name}:{attribute}" for attribute in apps)
+        raise ConfigurationError(f"{name} ({how}) has {len(apps)} apps; say which: {choices}")
+    celery = [key for key, value in vars(module).items() if type(value).__module__.startswith("celery.")]
+    hint = f"{celery[0]} is made by Celery: make it with QWorker instead" if celery else "make one"
+    raise ConfigurationError(
+        f'{name} ({how}) has no app; {hint}, as in: from qworker import QWorker; app = QWorker("{name}")'
+    )
+
+
+def _module_of_file(text: str, here: Path) -> str:
+    """The dotted name of a Python file, whose import root goes on the import path."""
+    path = (here / text).resolve()
+    if path.is_dir() and (path / "__init__.py").exists():
+        names, root = [path.name], path.parent
+    elif path.is_file() and path.suffix == ".py":
+        names, root = ([] if path.stem == "__init__" else [path.stem]), path.parent
+    else:
+        raise ConfigurationError(f"there is no Python file {path}")
+    while (root / "__init__.py").exists():
+        names.insert(0, root.name)
+        root = root.parent
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return ".".join(names)
+
+
+def _apps_in(module: ModuleType) -> dict[str, QWorker]:
+    apps: dict[str, QWorker] = {}
+    for name, value in vars(module).items():
+        # The type itself, because `current_app` only poses as an app.
+        if issubclass(type(value), QWorker) and not any(value is app for app in apps.values()):
+            apps[name] = value
+    return apps
+
+
+def _named(module: ModuleType, attribute: str, how: str) -> QWorker:
+    value: object = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            nearest = list(_apps_in(module)) or near(part, vars(module))
+            hint = f"; did you mean {module.__name__}:{nearest[0]}?" if nearest else ""
+            raise ConfigurationError(f"{module.__name__} has no {attribute!r} ({how}){hint}")
+        value = getattr(value, part)
+    if isinstance(value, ModuleType) and len(apps := _apps_in(value)) == 1:
+        (value,) = apps.values()
+    if not isinstance(value, QWorker):
+        raise ConfigurationError(
+            f"{module.__name__}:{attribute} ({how}) is a {type(value).__name__}, not a QWorker app"
+        )
+    return value
+
+
+def _import(name: str, how: str, here: Path) -> ModuleType:
+    try:
+        return import_module(name)
+    except ConfigurationError as error:
+        frames = _own_frames(error)
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise ConfigurationError(f"{error}{where}", error.setting, error.source) from None
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            nearest = near(
+                name, [path.stem if path.is_file() else path.name for path in here.glob("[a-zA-Z]*")]
+            )
+            hint = f"did you mean {nearest[0]}?" if nearest else f"looked in {here} and on the import path"
+            raise ConfigurationError(f"there is no module {name!r} ({how}); {hint}") from None
+        raise ConfigurationError(_story(name, error)) from None
+    except SystemExit as error:
+        message = (
+            f"{name} ends the program when it is imported (exit {error.code}); put that under: if __name__ =="
+        )
+        raise ConfigurationError(f'{message} "__main__":') from None
+    except Exception as error:  # the user's module is code: it may raise anything
+        raise ConfigurationError(_story(name, error)) from None
+
+
+def load_tasks(app: QWorker) -> None:
+    """Imports every module that the app's settings name for their tasks; ConfigurationError when one cannot be."""
+    try:
+        app.load_tasks()
+    except QWorkerError:
+        raise
+    except Exception as error:  # a user's module again
+        raise ConfigurationError(
+            _story("the modules of imports, include and autodiscover_tasks", error)
+        ) from None
+
+
+def _own_frames(error: Exception) -> list[FrameSummary]:
+    """The frames of the user's code and of what it calls, without ours and the import machinery's."""
+    return [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_OURS)
+        and not frame.filename.startswith("<frozen importlib")
+        and "importlib" not in Path(frame.filename).parts
+    ]
+
+
+def _story(name: str, error: Exception) -> str:
+    text = "".join(format_list(_own_frames(error)) + format_exception_only(error)).rstrip()
+    return f"cannot import {name}, because of this in it:\n{text}"

@@ -1,0 +1,340 @@
+"""Execution: one run of one task, as a pipe of named steps, ending in an Outcome.
+
+Comes from:  a pool child, a thread of the threads pool, or an eager call.
+Goes to:     the result store (or a row for the worker to store with the ack), and back as an Outcome.
+Thread:      whichever runs the task; everything it needs is passed in.
+
+Whatever the body raises, this returns an Outcome: SystemExit and KeyboardInterrupt are failures of the task,
+not of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qworker import signals, states
+from qworker.current import Context, pop, push
+from qworker.errors import (
+    BackendError,
+    EncodeError,
+    Ignore,
+    MessageError,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    TimeLimitExceeded,
+)
+from qworker.middleware import compose
+from qworker.retry import RECONNECT
+from qworker.safe_repr import safe_repr
+from qworker.exceptions import exception_to_dict
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.protocol import Body
+    from qworker.task import Task
+
+logger = logging.getLogger(__name__)
+
+MAX_TRACEBACK = 64 * 1024
+"""Characters of a traceback that are kept."""
+
+SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID = "success", "failure", "retry", "ignored", "rejected", "invalid"
+
+
+class Outcome(NamedTuple):
+    """How a run ended. All fields are plain values, so that it can cross a process.
+
+    kind: one of the constants above. runtime: seconds. text: repr of the result or of the exception.
+    row: the result for the worker to store together with the ack; None when there is nothing to store, or when
+    it was stored here. expected: the exception is one of the task's ``throws``.
+    """
+
+    kind: str
+    runtime: float = 0.0
+    text: str = ""
+    traceback: str | None = None
+    requeue: bool = False
+    row: tuple[Any, ...] | None = None
+    expected: bool = False
+
+
+class ExceptionInfo:
+    """What hooks get as *einfo*: ``str(einfo)`` is the traceback, ``einfo.exception`` the exception."""
+
+    __slots__ = ("exception", "traceback", "type")
+
+    def __init__(self, exception: BaseException, text: str) -> None:
+        self.exception = exception
+        self.type = type(exception)
+        self.traceback = text
+
+    def __str__(self) -> str:
+        return self.traceback
+
+
+def execute(
+    app: QWorker, task: Task[..., Any], context: Context, body: Body, disarm: Callable[[], None] | None = None
+) -> Outcome:
+    """Run *task* for *context*; return how it ended. disarm: called as soon as the body is done."""
+    run = _Run(app, task, context)
+    try:
+        run.enter()
+        value = run.call(body)
+        if disarm is not None:
+            disarm()
+    except BaseException as error:  # the task's code: whatever it raises is the outcome
+        if disarm is not None:
+            disarm()
+        return run.raised(error)
+    else:
+        return run.returned(value)
+    finally:
+        run.leave()
+
+
+async def execute_async(
+    app: QWorker,
+    task: Task[..., Any],
+    context: Context,
+    body: Body,
+    soft: float | None = None,
+    hard: float | None = None,
+) -> Outcome:
+    """execute() for an ``async def`` task. soft and hard: limits in seconds; both cancel the task."""
+    import asyncio
+
+    run = _Run(app, task, context)
+    try:
+        run.enter()
+        limit = min((seconds for seconds in (soft, hard) if seconds), default=None)
+        try:
+            async with asyncio.timeout(limit) as timer:
+                value = await run.call(body)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise (SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)) from None
+    except asyncio.CancelledError:
+        return run.raised(SoftTimeLimitExceeded("cancelled"))
+    except BaseException as error:  # as in execute()
+        return run.raised(error)
+    else:
+        return run.returned(value)
+    finally:
+        run.leave()
+
+
+def invalid(error: BaseException) -> Outcome:
+    """The outcome of a message that cannot be run."""
+    text = str(error) if isinstance(error, MessageError) else repr(error)
+    return Outcome(INVALID, text=text)
+
+
+def interrupted(error: BaseException) -> Outcome:
+    """The outcome of a run whose limit fired while its outcome was being made."""
+    return Outcome(FAILURE, text=repr(error))
+
+
+def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, ...] | None:
+    """Store the state STARTED; return the row when the worker is to store it. Never fails the run."""
+    import os
+
+    backend = app.backend
+    info = {"pid": os.getpid(), "hostname": context.hostname}
+    meta = backend.meta(context.id, states.STARTED, info, context=context)
+    if app.results_with_broker:
+        return backend.row(context.id, meta)
+    try:
+        backend.store(context.id, meta)
+    except BackendError as error:
+        logger.warning("state STARTED of %s was not stored: %s", context.id, error)
+    return None
+
+
+class _Run:
+    """The steps of one run, in order: enter, call, returned or raised, leave."""
+
+    __slots__ = ("app", "context", "runtime", "start", "status", "task", "token", "value")
+
+    def __init__(self, app: QWorker, task: Task[..., Any], context: Context) -> None:
+        self.app = app
+        self.task = task
+        self.context = context
+        self.token: Any = None
+        self.status = states.FAILURE
+        self.value: Any = None
+        self.runtime = 0.0
+        self.start = 0.0
+
+    def enter(self) -> None:
+        context, task = self.context, self.task
+        self.start = time.perf_counter()
+        self.token = push(context, task)
+        if signals.task_prerun.receivers:
+            signals.task_prerun.send(
+                task, task_id=context.id, task=task, args=context.args, kwargs=context.kwargs
+            )
+        task.before_start(context.id or "", context.args, context.kwargs)
+        self.start = time.perf_counter()
+
+    def call(self, body: Body) -> Any:
+        task = self.task
+        if self.app.middleware:
+            chain = compose(self.app.middleware, "execute", lambda context: task.run(*context.args, **context.kwargs))
+            return chain(self.context)
+        return task.run(*body[0], **body[1])
+
+    def returned(self, value: Any) -> Outcome:
+        self.runtime = time.perf_counter() - self.start
+        self.value, self.status = value, states.SUCCESS
+        task, context = self.task, self.context
+        row = None
+        if not (context.ignore_result or task.ignore_result):
+            try:
+                row = self._store(states.SUCCESS, value)
+            except EncodeError as error:
+                return self._failed(error)
+        if signals.task_success.receivers:
+            signals.task_success.send(task, result=value)
+        self._hook(task.on_success, value, context.id, context.args, context.kwargs)
+        text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
+        return Outcome(SUCCESS, self.runtime, text, None, False, row)
+
+    def raised(self, error: BaseException) -> Outcome:
+        self.runtime = time.perf_counter() - self.start
+        task = self.task
+        if isinstance(error, Ignore):
+            self.status = states.IGNORED
+            return Outcome(IGNORED, self.runtime, safe_repr(error))
+        if isinstance(error, Reject):
+            self.status = states.REJECTED
+            return Outcome(REJECTED, self.runtime, safe_repr(error.reason), requeue=error.requeue)
+        if isinstance(error, Retry):
+            return self._retried(error)
+        if isinstance(error, task.autoretry_for) and not isinstance(error, task.dont_autoretry_for):
+            return self._autoretry(error)
+        return self._failed(error)
+
+    def _autoretry(self, error: BaseException) -> Outcome:
+        task = self.task
+        options = {"countdown": task.autoretry_countdown(self.context), **task.retry_kwargs}
+        try:
+            directive = task.retry(exc=error, throw=False, **options)  # type: ignore[arg-type]
+        except BaseException as final:  # no retry is left, or the next attempt could not be sent
+            if final is not error and final.__context__ is None:
+                final.__context__ = error
+            return self._failed(final)
+        return self._retried(directive)
+
+    def _retried(self, directive: Retry) -> Outcome:
+        task, context = self.task, self.context
+        self.status, self.value = states.RETRY, directive
+        cause = directive.exc or directive
+        text = _format(cause)
+        row = None
+        if not (context.ignore_result or task.ignore_result):
+            row = self._store(states.RETRY, exception_to_dict(cause), text)
+        info = ExceptionInfo(cause, text)
+        if signals.task_retry.receivers:
+            signals.task_retry.send(task, request=context, reason=directive, einfo=info)
+        self._hook(task.on_retry, cause, context.id, context.args, context.kwargs, info)
+        return Outcome(RETRY, self.runtime, str(directive), text, False, row)
+
+    def _failed(self, error: BaseException) -> Outcome:
+        task, context = self.task, self.context
+        self.status, self.value = states.FAILURE, error
+        text = _format(error)
+        row = None
+        ignored = context.ignore_result or task.ignore_result
+        if not ignored or task.store_errors_even_if_ignored:
+            row = self._store(states.FAILURE, exception_to_dict(error), text)
+        info = ExceptionInfo(error, text)
+        if signals.task_failure.receivers:
+            signals.task_failure.send(
+                task,
+                task_id=context.id,
+                exception=error,
+                args=context.args,
+                kwargs=context.kwargs,
+                traceback=error.__traceback__,
+                einfo=info,
+            )
+        self._hook(task.on_failure, error, context.id, context.args, context.kwargs, info)
+        expected = isinstance(error, task.throws)
+        if not context.is_eager:
+            # The traceback's frames hold everything the body held: let go of it.
+            error.__traceback__ = None
+        return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row, expected)
+
+    def leave(self) -> None:
+        """Whatever happened: the last hook, the last signal, the old context."""
+        task, context = self.task, self.context
+        context.ended = self.status, self.value  # for who called eagerly
+        info = ExceptionInfo(self.value, "") if isinstance(self.value, BaseException) else None
+        self._hook(task.after_return, self.status, self.value, context.id, context.args, context.kwargs, info)
+        if signals.task_postrun.receivers:
+            signals.task_postrun.send(
+                task,
+                task_id=context.id,
+                task=task,
+                args=context.args,
+                kwargs=context.kwargs,
+                retval=self.value,
+                state=self.status,
+            )
+        if self.token is not None:
+            pop(self.token)
+
+    def _hook(self, hook: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            hook(*arguments)
+        except Exception:  # a hook observes; the outcome stands
+            logger.exception("%s of task %s raised", hook.__name__, self.task.name)
+
+    def _store(self, status: str, result: Any, text: str | None = None) -> tuple[Any, ...] | None:
+        """Store the state, or return the row for the worker to store with the ack.
+
+        A store that is away is asked again for as long as the worker runs: the message is not acked meanwhile.
+        """
+        context, backend = self.context, self.app.backend
+        if context.is_eager and not self.app.conf.task_store_eager_result:
+            backend.check_encodable(result)
+            return None
+        meta = backend.meta(context.id, status, result, traceback=text, context=context)
+        if self.app.results_with_broker and not context.is_eager:
+            return backend.row(context.id, meta)
+        attempt = 0
+        while True:
+            try:
+                backend.store(context.id, meta)
+            except EncodeError:
+                raise
+            except BackendError as error:
+                delay = RECONNECT.delay(attempt, random.random)
+                attempt += 1
+                logger.warning("the result of %s waits: %s; trying again in %.1f s", context.id, error, delay)
+                time.sleep(delay)
+            else:
+                return None
+
+
+def _format(error: BaseException) -> str:
+    """The traceback as text, from the task's own first frame on; bounded."""
+    try:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except Exception:  # an exception whose own methods raise
+        text = f"{type(error).__name__}: (its text cannot be had)\n"
+    if len(text) > MAX_TRACEBACK:
+        text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
+    return text
+
+

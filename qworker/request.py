@@ -1,0 +1,231 @@
+"""Request: one received message in the worker, from its receipt to its settlement.
+
+Comes from:  the Listener, which makes it of a leased message.
+Goes to:     EtaSchedule or ReadyQueue, Mediator, TaskPool; at its end a Settlement goes back to the Listener.
+Thread:      passed from hand to hand; whoever holds it may write to it.
+
+OUTCOMES is the specification of the worker: what each way to end means for the message, the stored state,
+the signal and the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qworker import execution, protocol, signals, states
+from qworker.clock import to_epoch
+from qworker.errors import (
+    MessageError,
+    NotRegistered,
+    QWorkerError,
+    TaskExpired,
+    TaskRevoked,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLost,
+)
+from qworker.execution import Outcome
+from qworker.exceptions import exception_to_dict
+from qworker.serialization import encode
+from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.task import Task
+
+logger = logging.getLogger(__name__)
+
+LOST, TIME_LIMIT, TERMINATED, REVOKED, EXPIRED, INTERRUPTED = (
+    "lost", "time limit", "terminated", "revoked", "expired", "interrupted"
+)  # fmt: skip
+"""Ways to end that the worker decides; the others are the kinds of execution.Outcome."""
+
+FIRST_REDELIVERY_SECONDS = 0.0
+MAX_REDELIVERY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of OUTCOMES. message: what happens to it. level: of the log line. said: the log line's words."""
+
+    message: str
+    level: int
+    said: str
+
+
+OUTCOMES: Mapping[str, Rule] = {
+    execution.SUCCESS: Rule("ack", logging.INFO, "succeeded in %.6fs: %s"),
+    execution.RETRY: Rule("ack", logging.INFO, "will be retried after %.6fs: %s"),
+    execution.FAILURE: Rule("ack or dead", logging.ERROR, "raised after %.6fs: %s"),
+    execution.IGNORED: Rule("ack", logging.INFO, "was ignored after %.6fs: %s"),
+    execution.REJECTED: Rule("requeue or dead", logging.WARNING, "was rejected after %.6fs: %s"),
+    execution.INVALID: Rule("dead", logging.ERROR, "cannot be run (after %.6fs): %s"),
+    LOST: Rule("redeliver or dead", logging.ERROR, "lost its process after %.6fs: %s"),
+    TIME_LIMIT: Rule("ack or dead", logging.ERROR, "was killed after %.6fs: %s"),
+    TERMINATED: Rule("ack", logging.WARNING, "was terminated after %.6fs: %s"),
+    REVOKED: Rule("ack", logging.INFO, "was revoked after %.6fs: %s"),
+    EXPIRED: Rule("ack", logging.INFO, "expired after %.6fs: %s"),
+    INTERRUPTED: Rule("requeue", logging.INFO, "was interrupted after %.6fs and goes back: %s"),
+}
+
+
+class Request:
+    """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None."""
+
+    __slots__ = (
+        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "leased", "name",
+        "pid", "revocation", "soft_time_limit", "task", "time_limit",
+    )  # fmt: skip
+
+    def __init__(self, leased: Leased, epoch: int, headers: dict[str, Any], task: Task[..., Any]) -> None:
+        self.leased = leased
+        self.epoch = epoch
+        self.headers = headers
+        self.task = task
+        self.id: str = headers["id"]
+        self.name: str = headers["task"]
+        self.is_async = task.is_async
+        self.acks_late = bool(task.acks_late)
+        self.acked = False
+        self.pid = 0
+        self.revocation: Any = None
+        eta, expires = headers["eta"], headers["expires"]
+        self.eta = to_epoch(eta) if eta is not None else None
+        self.expires = to_epoch(expires) if expires is not None else None
+        hard, soft = headers["timelimit"] or (None, None)
+        self.time_limit: float | None = hard or task.time_limit
+        self.soft_time_limit: float | None = soft or task.soft_time_limit
+
+    @property
+    def tag(self) -> int:
+        return self.leased.tag
+
+    def describe(self) -> dict[str, Any]:
+        """The request as ``inspect active`` shows it."""
+        headers, leased = self.headers, self.leased
+        return {
+            "id": self.id,
+            "name": self.name,
+            "args": headers.get("argsrepr"),
+            "kwargs": headers.get("kwargsrepr"),
+            "hostname": headers.get("origin"),
+            "acknowledged": self.acked,
+            "worker_pid": self.pid or None,
+            "delivery_info": {
+                "exchange": "",
+                "routing_key": leased.queue,
+                "priority": leased.priority,
+                "redelivered": leased.redelivered,
+            },
+        }
+
+    def __repr__(self) -> str:
+        return f"<Request {self.name}[{self.id}]>"
+
+
+def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) -> Request:
+    """Make the request of *leased*.
+
+    Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
+    """
+    headers, properties, body = protocol.receive(leased.headers, leased.properties, leased.body, accept, app.signer)
+    if body is not None:  # protocol 1: the child gets it as protocol 2
+        payload = protocol.rewire(headers, {}, encode([list(body.args), body.kwargs, body.embed])[2])
+        leased = leased._replace(headers=payload.headers, properties=payload.properties, body=payload.body)
+    task = app.tasks.get(headers["task"])
+    if task is None:
+        raise NotRegistered(headers["task"])
+    return Request(leased, epoch, headers, task)
+
+
+def result_meta(app: QWorker, headers: Mapping[str, Any], error: QWorkerError) -> dict[str, Any] | None:
+    """What to store for a task that the worker itself ends with *error*; None when its result is ignored."""
+    task = app.tasks.get(headers["task"])
+    if headers.get("ignore_result") or (task is not None and task.ignore_result):
+        return None
+    status = states.REVOKED if isinstance(error, TaskRevoked | Terminated) else states.FAILURE
+    meta: dict[str, Any] = app.backend.meta(headers["id"], status, exception_to_dict(error), traceback=None)
+    for name, header in (("group_id", "group"), ("parent_id", "parent_id")):
+        if headers.get(header):
+            meta[name] = headers[header]
+    return meta
+
+
+def finish(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """Settle what a run reported: log it, and say what happens to the message."""
+    rule = OUTCOMES[outcome.kind]
+    level = logging.INFO if outcome.expected else rule.level
+    if logger.isEnabledFor(level):
+        detail = outcome.traceback if outcome.kind == execution.FAILURE and not outcome.expected else outcome.text
+        logger.log(
+            level,
+            f"Task %s[%s] {rule.said}",
+            request.headers.get("shadow") or request.name,
+            request.id,
+            outcome.runtime,
+            f"{outcome.text}\n{detail}" if detail is not None and detail != outcome.text else outcome.text,
+        )
+    tag = request.tag
+    row: Any = outcome.row
+    if rule.message == "ack":
+        return Ack(tag, row)
+    if rule.message == "requeue or dead" and outcome.requeue:
+        return Release(tag)
+    if rule.message == "ack or dead" and request.task.acks_on_failure_or_timeout:
+        return Ack(tag, row)
+    return Bury(tag, f"{outcome.kind}: {outcome.text}", row)
+
+
+def end(app: QWorker, request: Request, why: str, how: str, now: float) -> tuple[Settlement, dict[str, Any] | None]:
+    """Settle what the worker ended itself; return that and what to store, None when there is nothing.
+
+    why: one of the constants at the head of this module. how: in words.
+    """
+    rule, task, tag = OUTCOMES[why], request.task, request.tag
+    logger.log(rule.level, f"Task %s[%s] {rule.said}", request.name, request.id, 0.0, how)
+    if why == INTERRUPTED and not request.acked:
+        return Release(tag), None
+    if why in (LOST, INTERRUPTED):
+        deliveries = request.leased.deliveries + 1
+        limit = task.max_deliveries or 1
+        again = task.reject_on_worker_lost and not request.acked
+        if again and deliveries < limit:
+            delay = 0.0 if deliveries == 1 else min(2.0 ** (deliveries - 2), MAX_REDELIVERY_SECONDS)
+            return Release(tag, now + delay if delay else None, counted=True), None
+        error: QWorkerError = WorkerLost(f"{how} (delivery {deliveries} of at most {limit})")
+        meta = result_meta(app, request.headers, error)
+        _tell_failure(request, error)
+        return (Bury(tag, str(error)) if again else Ack(tag)), meta
+    if why == TIME_LIMIT:
+        error = TimeLimitExceeded(request.time_limit)
+        _tell_failure(request, error)
+        late = task.acks_on_failure_or_timeout
+        return (Ack(tag) if late else Bury(tag, f"the hard time limit of {request.time_limit:g} s passed")), result_meta(
+            app, request.headers, error
+        )
+    error = {TERMINATED: Terminated, EXPIRED: TaskExpired}.get(why, TaskRevoked)(how)
+    if signals.task_revoked.receivers:
+        signals.task_revoked.send(
+            task, request=request, terminated=why == TERMINATED, signum=None, expired=why == EXPIRED
+        )
+    return Ack(tag), result_meta(app, request.headers, error)
+
+
+def _tell_failure(request: Request, error: QWorkerError) -> None:
+    if signals.task_failure.receivers:
+        signals.task_failure.send(
+            request.task, task_id=request.id, exception=error, args=None, kwargs=None, traceback=None, einfo=None
+        )
+
+
+def poison(leased: Leased, limit: int) -> bool:
+    """Whether the deaths that *leased* has met with are as many as are allowed."""
+    return leased.deliveries >= limit
+
+
+def refusal(error: MessageError) -> str:
+    """The reason that goes beside a message into the dead letters."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,228 @@
+"""LeaseStore: what a broker must be able to do for a qworker worker. One contract suite holds for all.
+
+Comes from:  ``publishing.py`` (push), the Listener (everything else), the command line (queues, dead…).
+Goes to:     the store behind it: ``transports/sqlite.py``.
+Thread:      push, revoke and the administration from any thread; the leasing side from the listener only.
+
+A message is taken on a *lease*: it stays in the store, marked with its holder, until it is settled. What a
+dead holder leaves behind comes back by ``reclaim``. A lease belongs to an *epoch*, which is what the holder
+was given when it enlisted; a holder that was thought dead and enlists again gets a new one, and what it
+settles for the old epoch finds nothing to settle. That is the fence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ResultRow = tuple[str, str, bytes, float | None]
+"""``(task_id, status, payload, expires)``: a result to be stored together with the ack."""
+
+
+class Envelope(NamedTuple):
+    """A message on its way in. headers and properties are JSON text; due and expires are epoch seconds."""
+
+    queue: str
+    headers: str
+    properties: str | None
+    body: bytes
+    priority: int = 0
+    due: float | None = None
+    expires: float | None = None
+
+
+class Leased(NamedTuple):
+    """A message on lease. deliveries counts the runs of it that a death cut short; parked, how often it was
+    put back because nobody here knew its task."""
+
+    tag: int
+    queue: str
+    priority: int
+    due: float | None
+    deliveries: int
+    redelivered: bool
+    parked: int
+    headers: str
+    properties: str | None
+    body: bytes
+
+
+class Dead(NamedTuple):
+    """A dead letter: the message as it came, and why it was given up. died_at is in epoch seconds."""
+
+    tag: int
+    queue: str
+    reason: str
+    died_at: float
+    deliveries: int
+    headers: str
+    properties: str | None
+    body: bytes
+
+
+class QueueInfo(NamedTuple):
+    """How a queue stands. oldest: epoch seconds at which the oldest ready message was sent, None if none is."""
+
+    queue: str
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    oldest: float | None
+
+
+class Ack(NamedTuple):
+    """Forget the message; store *row* (if any) in the same step."""
+
+    tag: int
+    row: ResultRow | None = None
+
+
+class Release(NamedTuple):
+    """Give the message back, to be leased again at epoch second *due* (None: at once).
+
+    counted: a run of it was cut short by a death. parked: its task is not known here.
+    """
+
+    tag: int
+    due: float | None = None
+    counted: bool = False
+    parked: bool = False
+
+
+class Bury(NamedTuple):
+    """Move the message to the dead letters, with the reason; store *row* (if any) in the same step."""
+
+    tag: int
+    reason: str
+    row: ResultRow | None = None
+
+
+class Store(NamedTuple):
+    """Store *row*; the message itself was settled before, or stays."""
+
+    row: ResultRow
+
+
+Settlement = Ack | Release | Bury | Store
+
+
+class Reclaimed(NamedTuple):
+    """What a dead holder left: its name, how many messages went back, and how many of them it was running."""
+
+    name: str
+    returned: int
+    counted: int
+
+
+class Revocation(NamedTuple):
+    """An order not to run a task, or to end it."""
+
+    task_id: str
+    terminate: bool
+    signal: str
+
+
+class LeaseStore(ABC):
+    """A broker that leases. A forked child must not use its parent's: stores see to that themselves."""
+
+    url: str
+
+    # -- any thread --
+
+    @abstractmethod
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        """Store all or none of *envelopes*; they are durable when this returns.
+
+        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored.
+        """
+
+    @abstractmethod
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them)."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End a wait() of this process early. Safe in a signal handler."""
+
+    # -- the listener --
+
+    @abstractmethod
+    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        """Become a holder of leases, under a new epoch, which is returned."""
+
+    @abstractmethod
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        """Take up to *limit* due messages, and up to *near* that fall due within *horizon* seconds.
+
+        Most urgent first, then oldest; [] when there is none. Raises LeaseLost when this holder was taken for
+        dead: enlist again.
+        """
+
+    @abstractmethod
+    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        """Carry out *settlements* in one step; return the tags that were no longer ours (nothing was done)."""
+
+    @abstractmethod
+    def extend(self) -> None:
+        """Renew the lease on everything held. Raises LeaseLost as lease() does."""
+
+    @abstractmethod
+    def reclaim(self) -> list[Reclaimed]:
+        """Put back what dead holders held; [] when all are well. Cheap enough for once a second."""
+
+    @abstractmethod
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Epoch second at which the next delayed message falls due; None when none waits."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """Wait until something was pushed or revoked, wake() was called or *timeout* seconds have passed."""
+
+    @abstractmethod
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
+
+    @abstractmethod
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max*, old
+        revocations and expired results; return how many rows went. Writes nothing when nothing is due."""
+
+    @abstractmethod
+    def running_path(self) -> str | None:
+        """The file in which children mark the tag that they run (see components/child.py); None: not kept."""
+
+    @abstractmethod
+    def resign(self) -> None:
+        """Stop being a holder; everything still held goes back, not counted. Safe to call twice."""
+
+    # -- administration, any thread --
+
+    @abstractmethod
+    def queues(self) -> list[QueueInfo]:
+        """All queues that hold anything, by name."""
+
+    @abstractmethod
+    def purge(self, queue: str) -> int:
+        """Delete what waits in *queue* (not what is being run); return how many messages that were."""
+
+    @abstractmethod
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        """The newest *limit* dead letters, newest first."""
+
+    @abstractmethod
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        """Send dead letters (None: all) back to their queues, with a clean count; return how many."""
+
+    @abstractmethod
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        """Delete dead letters (None: all); return how many."""
+
+    @abstractmethod
+    def workers(self) -> list[dict[str, object]]:
+        """Live workers: ``{"name", "pid", "queues", "concurrency", "started"}`` each."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Safe to call twice."""

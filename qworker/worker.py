@@ -1,0 +1,342 @@
+"""Worker: builds, starts, watches and stops the components.
+
+Comes from:  ``qworker start``, or a program that embeds a worker (start, stop).
+Goes to:     Listener, ScheduleController, Mediator and TaskPool, which do the work.
+Thread:      main. Signal handlers set a flag and write one byte; components that crash do the same.
+
+The end is one machine of states, each with a deadline: RUNNING → DRAINING (take no more, give back what has
+not started, wait for what runs) → SOFT (interrupt what runs) → COLD (kill it, and give it back) → gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker import signals
+from qworker.components.fetch import FetchWindow
+from qworker.components.listener import Listener
+from qworker.components.mediator import Mediator
+from qworker.components.pool import PoolSettings, TaskPool
+from qworker.components.pools import make_pool, make_zygote
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.receipt import Receipt
+from qworker.components.result_writer import ResultWriter
+from qworker.components.schedule_controller import ScheduleController
+from qworker.components.settler import Settler
+from qworker.components.task_bucket import TaskBucket
+from qworker.errors import QWorkerError
+from qworker.naming import node_name
+from qworker.request import REVOKED, Request
+from qworker.task_options import rate_per_second
+from qworker.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
+ORDERS = {"warm": DRAINING, "soft": SOFT, "cold": COLD}
+RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
+KILL_SECONDS = 5.0
+"""How long the pool may take to die."""
+
+
+class Worker:
+    """One worker of *app*. None for an option takes the setting.
+
+    hostname: name@host. queues: which to consume; None: all of ``task_queues``, or the default one.
+    on_ready: called once everything runs.
+    """
+
+    def __init__(
+        self,
+        app: QWorker,
+        *,
+        hostname: str | None = None,
+        queues: Sequence[str] | None = None,
+        on_ready: Callable[[], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.app = app
+        self.hostname = hostname if hostname and "@" in hostname else node_name(hostname)
+        app.conf.command_line({CONF_OF[name]: value for name, value in settings.items()})
+        conf = app.conf
+        self.queues = tuple(queues or conf.task_queues or (conf.task_default_queue,))
+        self.concurrency: int = 1 if conf.worker_pool == "solo" else conf.worker_concurrency or os.cpu_count() or 1
+        self.phase = RUNNING
+        self._on_ready = on_ready
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._orders: list[str] = []  # appended by signal handlers and request_stop, taken by main
+        self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
+        self._started = False
+        self._stopped = False
+        self._abandoned = 0
+        self.state = WorkerState(conf.revokes_max)
+
+    # -- building --
+
+    def start(self) -> None:
+        """Start everything; return when the worker consumes. Call it in the main thread, before others exist.
+
+        Raises QWorkerError when something cannot start.
+        """
+        if self._started:
+            return
+        self._started = True
+        app, conf = self.app, self.app.conf
+        signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
+        app.load_tasks()
+        signals.worker_init.send(self)
+        zygote = make_zygote(app) if conf.worker_pool == "prefork" and conf.worker_start_method in FORKING else None
+        self.ready = self._make_ready_queue()
+        self.settler = Settler(app, self.ready)
+        self.pool: TaskPool = make_pool(
+            app,
+            PoolSettings(
+                concurrency=self.concurrency,
+                hostname=self.hostname,
+                async_concurrency=conf.worker_async_concurrency,
+                frame_seconds=conf.worker_frame_seconds,
+                max_tasks_per_child=conf.worker_max_tasks_per_child,
+                max_memory_per_child=conf.worker_max_memory_per_child,
+                running_path=app.broker.running_path(),
+                alive_timeout=conf.worker_proc_alive_timeout,
+            ),
+            zygote,
+            self.settler.ended,
+            self.settler.started,
+            self._crashed,
+        )
+        self.window = FetchWindow(self.pool, self.ready, self.concurrency, conf.worker_prefetch_multiplier)
+        self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
+        accept = frozenset(conf.accept_content)
+        receipt = Receipt(app, self.state, accept, tuple(conf.task_unknown_delays), self.settler.settle)
+        self.listener = Listener(
+            app,
+            self._crashed,
+            app.broker,
+            self.state,
+            self.ready,
+            self.schedule,
+            receipt,
+            self.window,
+            node=self.hostname,
+            queues=self.queues,
+            concurrency=self.concurrency,
+            on_revoked=self._revoked,
+        )
+        self.settler.listener = self.listener.mailbox
+        self.writer = None
+        if not app.results_with_broker:
+            self.writer = ResultWriter(app, self._crashed, self.listener.mailbox.post)
+            self.settler.writer = self.writer
+        self.mediator = Mediator(
+            app.clock,
+            self._crashed,
+            self.ready,
+            self.pool,
+            self.settler.end_here,
+            self.settler.ack_first,
+            self._fetch_more,
+        )
+        signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
+        self.pool.start()
+        if self.writer is not None:
+            self.writer.start()
+        # Receivers before senders: the listener, which brings the work, comes last.
+        for component in (self.schedule, self.mediator, self.listener):
+            component.start()
+        while not self.listener.last_turn and self._crash is None and self.listener.alive:
+            time.sleep(0.001)
+        if self._crash is not None:
+            self._shut_down(COLD)
+            raise _as_error(self._crash)
+        signals.worker_ready.send(self)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def _make_ready_queue(self) -> ReadyQueue:
+        rates = {name: rate_per_second(task.rate_limit) for name, task in self.app.tasks.items()}
+        limited = {name: rate for name, rate in rates.items() if rate}
+        if not limited:
+            return ReadyQueue()
+        return TaskBucket(limited, self.app.clock, lambda request, due: self.settler.park(request, due))
+
+    def _fetch_more(self) -> None:
+        self.window.drained = True
+        self.app.broker.wake()
+
+    # -- what components and others ask of it --
+
+    def _crashed(self, name: str, error: BaseException) -> None:
+        """A component crashed. Its thread calls."""
+        if self._crash is None:
+            self._crash = (name, error)
+        self._wake()
+
+    def request_stop(self, how: str = "warm") -> None:
+        """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any time."""
+        self._orders.append(ORDERS[how])
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            pass
+
+    def _revoked(self, request: Request) -> None:
+        """A revocation hit a request that is here. Listener thread."""
+        if self.schedule.schedule.remove(request):
+            self.settler.end_here(request, REVOKED, "revoked")
+        elif request.revocation.terminate and not self.pool.terminate(request, request.revocation.signal):
+            logger.info("Task %s[%s] is revoked; it is not running yet", request.name, request.id)
+
+    def info(self) -> dict[str, Any]:
+        """A snapshot for reports and health checks. Any thread."""
+        return {
+            "hostname": self.hostname,
+            "pid": os.getpid(),
+            "phase": self.phase,
+            "queues": list(self.queues),
+            "ready": len(self.ready),
+            "scheduled": len(self.schedule.schedule),
+            "window": self.window.size(),
+            "pool": self.pool.info(),
+            **self.state.info(),
+        }
+
+    # -- running --
+
+    def run(self) -> int:
+        """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were abandoned."""
+        previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            self.start()
+            self._watch()
+        finally:
+            self.stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if self._crash is not None:
+            return 1
+        return 3 if self._abandoned else 0
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        # Sets a flag and writes one byte; whatever it means happens in the main loop.
+        order = SIGNALS[number]
+        if order == DRAINING and (self._orders or self.phase != RUNNING):
+            order = COLD
+        if order:
+            self._orders.append(order)
+        self._wake()
+
+    def _watch(self) -> None:
+        """Rest until an order or a crash comes."""
+        ready = select.poll()
+        ready.register(self._wake_read, select.POLLIN)
+        while self._crash is None and not self._orders:
+            for _ in ready.poll():
+                self._hush()
+
+    def _hush(self) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+    def stop(self, how: str = "warm") -> None:
+        """Stop everything, by *how* unless a harder order came. Safe to call twice."""
+        if self._stopped or not self._started or not hasattr(self, "mediator"):
+            return
+        first = COLD if self._crash is not None else max((ORDERS[how], *self._orders), key=RANK.__getitem__)
+        if self._crash is not None:
+            logger.error("the %s failed, so the worker stops: %s", self._crash[0], self._crash[1])
+            logger.debug("the traceback of that", exc_info=self._crash[1])
+        self._shut_down(first)
+
+    def _shut_down(self, phase: str) -> None:
+        self._stopped = True
+        conf = self.app.conf
+        signals.worker_shutting_down.send(self.hostname, how=phase, exitcode=0, sig=None)
+        self.phase = phase
+        # Senders before receivers, so that nothing is handed to somebody who is gone.
+        self.listener.quiet()
+        self.mediator.stop()
+        self.schedule.stop()
+        self.pool.quiet()
+        self.settler.give_back([*self.pool.recall(), *self.ready.clear(), *self.schedule.schedule.clear()])
+        if phase == DRAINING:
+            phase = self._drain(time.monotonic() + conf.worker_shutdown_timeout)
+        if phase == SOFT and self.pool.in_flight():
+            self.phase = SOFT
+            logger.warning("%d tasks still run: interrupting them", self.pool.in_flight())
+            self.pool.interrupt()
+            self._drain(time.monotonic() + max(conf.worker_soft_shutdown_timeout, 1.0))
+        if self.pool.in_flight():
+            self.phase = COLD
+        cut = self.pool.stop(time.monotonic() + KILL_SECONDS)
+        self._abandoned = len(cut)
+        # Unstarted frames may have come back while the pool drained.
+        self.settler.give_back([*cut, *self.ready.clear()])
+        if self.writer is not None:
+            self.writer.stop(conf.result_store_patience)
+        self.listener.stop(KILL_SECONDS * 2)
+        signals.worker_shutdown.send(self)
+        totals = self.state.totals
+        logger.info(
+            "stopped (%s): %d tasks finished, %d given back, %d of them cut short",
+            self.phase,
+            totals["finished"] + totals["buried"],
+            totals["returned"],
+            len(cut),
+        )
+
+    def _drain(self, deadline: float) -> str:
+        """Wait for what runs; return the phase that comes next."""
+        ready = select.poll()
+        ready.register(self._wake_read, select.POLLIN)
+        while self.pool.in_flight() and self.pool.alive:
+            if time.monotonic() > deadline:
+                return SOFT
+            for _ in ready.poll(5):
+                self._hush()
+            if self._orders and max(map(RANK.__getitem__, self._orders)) > RANK[self.phase]:
+                return max(self._orders, key=RANK.__getitem__)
+        return COLD
+
+
+CONF_OF = {
+    "concurrency": "worker_concurrency",
+    "pool": "worker_pool",
+    "prefetch_multiplier": "worker_prefetch_multiplier",
+    "max_tasks_per_child": "worker_max_tasks_per_child",
+    "max_memory_per_child": "worker_max_memory_per_child",
+    "time_limit": "task_time_limit",
+    "soft_time_limit": "task_soft_time_limit",
+    "start_method": "worker_start_method",
+}
+"""Options of Worker and the settings that they are."""
+
+FORKING = ("zygote", "fork")
+
+SIGNALS = {signal.SIGTERM: DRAINING, signal.SIGINT: DRAINING, signal.SIGQUIT: COLD, signal.SIGHUP: "",
+           signal.SIGUSR1: "", signal.SIGUSR2: ""}  # fmt: skip
+"""What a signal orders; '' is heard and changes nothing."""
+
+
+def _as_error(crash: tuple[str, BaseException]) -> BaseException:
+    name, error = crash
+    return error if isinstance(error, QWorkerError) else QWorkerError(f"the {name} failed to start: {error!r}")
+
+

@@ -1,0 +1,53 @@
+"""The worker's ledger: which requests it has, which tasks were revoked, and how many ended how.
+
+Comes from:  the Listener enters requests; whoever ends them takes them out.
+Goes to:     revocation, shutdown, reports.
+Thread:      the dictionary is written by the listener (enter) and by the thread that posts the end (leave);
+             each single operation on it is atomic. Totals belong to the listener.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+from qworker.request import Request
+from qworker.transports.lease import Revocation, Settlement
+
+
+class WorkerState:
+    """max_revoked: how many revocations are remembered; the oldest are forgotten first."""
+
+    def __init__(self, max_revoked: int = 50_000) -> None:
+        self.requests: dict[int, Request] = {}
+        """tag → request, from receipt to settlement."""
+        self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
+        self.done: OrderedDict[int, Settlement] = OrderedDict()  # listener only
+        """tag → what to do with a message that ended under an epoch that was over by then."""
+        self.totals: Counter[str] = Counter()  # listener only
+        self._max_revoked = max_revoked
+
+    def enter(self, request: Request) -> None:
+        self.requests[request.leased.tag] = request
+
+    def leave(self, request: Request) -> None:
+        self.requests.pop(request.leased.tag, None)
+
+    def revoke(self, revocation: Revocation) -> list[Request]:
+        """Remember *revocation*; return the requests that it hits here."""
+        self.revoked[revocation.task_id] = revocation
+        while len(self.revoked) > self._max_revoked:
+            self.revoked.popitem(last=False)
+        hit = [request for request in list(self.requests.values()) if request.id == revocation.task_id]
+        for request in hit:
+            request.revocation = revocation
+        return hit
+
+    def finished_elsewhere(self, tag: int, settlement: Settlement) -> None:
+        """The run of *tag* ended, but its lease was lost: keep what to do should it be delivered here again."""
+        self.done[tag] = settlement
+        while len(self.done) > 10_000:
+            self.done.popitem(last=False)
+
+    def info(self) -> dict[str, Any]:
+        return {"reserved": len(self.requests), "revoked": len(self.revoked), "total": dict(self.totals)}
