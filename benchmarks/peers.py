@@ -63,6 +63,9 @@ _QWORKER = (
 )
 _HUEY_NOTE = "takes a task out of the queue before it runs: a killed worker loses it"
 
+_PGQUEUER = "{python} -m benchmarks.adapters.pgqueuer_postgres"
+_TWO_PGQUEUERS = f'{_PGQUEUER} & a=$!; {_PGQUEUER} & b=$!; trap "kill $a $b" TERM; wait; wait'
+
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -150,11 +153,11 @@ PEERS: dict[str, Peer] = {
             "pgqueuer",
             "pgqueuer",
             "pgqueuer_postgres",
-            (),
-            requirements=("pgqueuer==1.6.0", "asyncpg==0.32.0"),
-            workloads=("enqueue", "bulk"),
+            ("sh", "-c", _TWO_PGQUEUERS),
+            requirements=("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+            workloads=("noop", "enqueue", "bulk", "latency", "cpu1", "cpu10", "idle", "start"),
             most={"enqueue": 5000},
-            note="PostgreSQL, synchronous_commit on; enqueueing only",
+            note="PostgreSQL with fsync; two processes, 50 jobs fetched at a time, async bodies",
         ),
     )
 }

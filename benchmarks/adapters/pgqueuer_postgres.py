@@ -1,39 +1,80 @@
-"""PgQueuer on PostgreSQL, the enqueueing side, in a schema of its own that is dropped at the end."""
+"""PgQueuer on PostgreSQL, in a schema of its own that is dropped at the end. Its workers are asyncio programs."""
 
 import asyncio
 import json
+import logging
+import signal
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
+from benchmarks import bodies
 from benchmarks.adapters.services import POSTGRES_URL, QUEUE
 
-_loop = asyncio.new_event_loop()
-_connection = _loop.run_until_complete(asyncpg.connect(POSTGRES_URL, server_settings={"search_path": QUEUE}))
-_queries = Queries(AsyncpgDriver(_connection))
+
+async def connect() -> asyncpg.Connection:
+    """A connection that sees our schema only."""
+    return await asyncpg.connect(POSTGRES_URL, server_settings={"search_path": QUEUE})
+
+
+async def work() -> None:
+    """One worker until SIGTERM. `pgq run` would do the same, but fails at its log level in this version."""
+    logging.getLogger("pgqueuer").setLevel(logging.WARNING)
+    queuer = PgQueuer(AsyncpgDriver(await connect()))
+
+    @queuer.entrypoint("noop")
+    async def noop(job: Job) -> None:
+        bodies.noop(*json.loads(job.payload or b""))
+
+    @queuer.entrypoint("burn")
+    async def burn(job: Job) -> None:
+        bodies.burn(*json.loads(job.payload or b""))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, queuer.shutdown.set)
+    await queuer.run(batch_size=50)
+
+
+@cache
+def _producer() -> tuple[asyncio.AbstractEventLoop, asyncpg.Connection, Queries]:
+    """The producer's loop and connection; made on first use, for the worker imports this module too."""
+    loop = asyncio.new_event_loop()
+    connection = loop.run_until_complete(connect())
+    return loop, connection, Queries(AsyncpgDriver(connection))
 
 
 def prepare() -> None:
     """Make the schema anew and PgQueuer's tables in it."""
     finish()
-    _loop.run_until_complete(_connection.execute(f"CREATE SCHEMA {QUEUE}"))
-    _loop.run_until_complete(_queries.install())
+    loop, connection, queries = _producer()
+    loop.run_until_complete(connection.execute(f"CREATE SCHEMA {QUEUE}"))
+    loop.run_until_complete(queries.install())
 
 
 def send(task: str, *args: Any) -> None:
     """Enqueue one job."""
-    _loop.run_until_complete(_queries.enqueue(task, json.dumps(args).encode()))
+    loop, _, queries = _producer()
+    loop.run_until_complete(queries.enqueue(task, json.dumps(args).encode()))
 
 
 def send_many(task: str, calls: Sequence[tuple[Any, ...]]) -> None:
     """Enqueue many jobs with one statement."""
+    loop, _, queries = _producer()
     payloads = [json.dumps(args).encode() for args in calls]
-    _loop.run_until_complete(_queries.enqueue([task] * len(calls), payloads, [0] * len(calls)))
+    loop.run_until_complete(queries.enqueue([task] * len(calls), payloads, [0] * len(calls)))
 
 
 def finish() -> None:
     """Drop the schema."""
-    _loop.run_until_complete(_connection.execute(f"DROP SCHEMA IF EXISTS {QUEUE} CASCADE"))
+    loop, connection, _ = _producer()
+    loop.run_until_complete(connection.execute(f"DROP SCHEMA IF EXISTS {QUEUE} CASCADE"))
+
+
+if __name__ == "__main__":
+    uvloop.run(work())
