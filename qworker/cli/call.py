@@ -72,7 +72,7 @@ _DURATION = SettingValue("worker_shutdown_timeout")
 @click.option("--serializer", help="json, or another accepted one.")
 @click.option("--by-name", is_flag=True, help="Send it even when this app does not know the task.")
 @click.option("-w", "--wait", is_flag=True, help="Wait for the result and print it.")
-@click.option("--timeout", type=_DURATION, default="1min", show_default=True, help="How long to wait.")
+@click.option("--timeout", type=_DURATION, default="60s", show_default=True, help="How long to wait.")
 @json_option
 def call(
     name: str,

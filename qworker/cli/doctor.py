@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.examinations import EXAMINATIONS, Finding
+from qworker.cli.examinations import EXAMINATIONS, Examination, Finding
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json
 from qworker.conf import mask_urls
@@ -33,7 +33,9 @@ def doctor(app: str | None, strict: bool, as_json: bool) -> int:
             findings += examine(found)
         except QWorkerError as error:
             findings.append(Finding("error", str(error), ""))
-    findings = list(dict.fromkeys(findings))  # a broker that cannot be opened is told once, not by each who tried
+    findings = list(
+        dict.fromkeys(findings)
+    )  # a broker that cannot be opened is told once, not by each who tried
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -42,10 +44,21 @@ def doctor(app: str | None, strict: bool, as_json: bool) -> int:
     return 1 if any(finding.severity in bad for finding in findings) else 0
 
 
+def _examine(examination: Examination, found: Found) -> list[Finding]:
+    findings: list[Finding] = []
+    try:
+        findings.extend(examination(found))
+    except QWorkerError as error:
+        findings.append(Finding("error", str(error)))
+    return findings
+
+
 def _print(findings: list[Finding]) -> None:
     signs = _SIGNS if "utf" in (click.get_text_stream("stdout").encoding or "").lower() else _PLAIN_SIGNS
     for finding in findings:
-        click.echo(f"{click.style(signs[finding.severity], _COLORS[finding.severity])} {mask_urls(finding.what)}")
+        click.echo(
+            f"{click.style(signs[finding.severity], _COLORS[finding.severity])} {mask_urls(finding.what)}"
+        )
         if finding.advice:
             click.echo(f"    {mask_urls(finding.advice)}")
     errors = sum(finding.severity == "error" for finding in findings)

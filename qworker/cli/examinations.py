@@ -20,6 +20,7 @@ from typing import NamedTuple
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
 from qworker.discovery import Found, load_tasks
+from qworker.embedded import database_path
 
 # RETURNING, which claims and settles in one statement.
 _OLDEST_SQLITE = (3, 35, 0)
@@ -27,10 +28,6 @@ _SCARCE_DISK = 100 * 1024**2
 _SCARCE_FILES = 256
 _LARGEST_SKEW = 2.0  # seconds
 _OLD_MESSAGE = 600.0  # seconds
-_NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs fuse.sshfs lustre gfs2 ocfs2 beegfs davfs "
-    "fuse.davfs fuse.s3fs fuse.rclone fuse.gcsfuse vboxsf prl_fs".split()
-)
 
 
 class Finding(NamedTuple):
@@ -57,7 +54,7 @@ def interpreter(found: Found) -> Iterator[Finding]:
         import resource
     except ImportError:
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < _SCARCE_FILES:
         yield Finding("warning", f"a process may open only {hard} files", "raise the limit: ulimit -n 4096")
 
@@ -87,7 +84,7 @@ def tasks(found: Found) -> Iterator[Finding]:
     else:
         yield Finding("ok", count(len(own), "task"))
     serializer = found.app.conf.result_serializer
-    if serializer == "pickle":
+    if serializer != "json":
         return
     for name, task in own.items():
         kept = not task.ignore_result
@@ -104,11 +101,15 @@ def broker(found: Found) -> Iterator[Finding]:
     store = found.app.broker
     now = found.app.clock.now()
     infos = {info.queue: info for info in store.queues()}
-    yield Finding("ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready")
+    yield Finding(
+        "ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready"
+    )
     workers = store.workers()
     worked_on = {queue for worker in workers for queue in _list(worker["queues"])}
     if workers:
-        yield Finding("ok", f"{count(len(workers), 'worker')}: {', '.join(str(worker['name']) for worker in workers)}")
+        yield Finding(
+            "ok", f"{count(len(workers), 'worker')}: {', '.join(str(worker['name']) for worker in workers)}"
+        )
     for queue, senders in sorted(_queues_in_use(found).items()):
         if queue in worked_on:
             continue
@@ -119,14 +120,20 @@ def broker(found: Found) -> Iterator[Finding]:
             yield from _unattended(queue, info.ready, "", bool(workers))
         if info.oldest is not None and queue in worked_on and now - info.oldest > _OLD_MESSAGE:
             waited = age(now - info.oldest)
-            yield Finding("warning", f"queue {queue!r} is behind: its oldest message waits for {waited}", "start more workers")
+            yield Finding(
+                "warning",
+                f"queue {queue!r} is behind: its oldest message waits for {waited}",
+                "start more workers",
+            )
     for info in store.queues():
         if info.dead:
             advice = "see why: qworker dead list"
             yield Finding("warning", f"{count(info.dead, 'dead letter')} of queue {info.queue!r}", advice)
         if info.oldest is not None and info.oldest - now > _LARGEST_SKEW:
             ahead = age(info.oldest - now)
-            yield Finding("error", f"a message of queue {info.queue!r} was sent {ahead} in the future", _SET_CLOCKS)
+            yield Finding(
+                "error", f"a message of queue {info.queue!r} was sent {ahead} in the future", _SET_CLOCKS
+            )
 
 
 _SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
@@ -166,22 +173,16 @@ def _list(queues: object) -> list[str]:
 
 
 def place(found: Found) -> Iterator[Finding]:
-    """The directory of the embedded broker: room, kind of file system, its clock."""
+    """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on opening.)"""
     url = found.app.broker.url
-    if not url.startswith("sqlite:///"):
+    if not url.startswith("sqlite:"):
         return
-    directory = Path(url.removeprefix("sqlite:///").partition("?")[0]).absolute().parent
+    directory = database_path(url).parent
     free = shutil.disk_usage(directory).free
     if free < _SCARCE_DISK:
+        severity = "error" if free < _SCARCE_DISK // 10 else "warning"
         what = f"{directory} has {free // 1024**2} MB left"
-        yield Finding("error" if free < _SCARCE_DISK // 10 else "warning", what, "make room: nothing can be sent when it is full")
-    kind = file_system(directory)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        yield Finding(
-            "error",
-            f"{directory} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
-            "keep the file on a local disk (broker_url = sqlite:///path), or use another broker",
-        )
+        yield Finding(severity, what, "make room: nothing can be sent when it is full")
     yield from writable(directory)
 
 
@@ -191,26 +192,12 @@ def writable(directory: Path) -> Iterator[Finding]:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
             skew = os.fstat(file.fileno()).st_mtime - time.time()
     except OSError as error:
-        yield Finding("error", f"cannot write to {directory}: {error.strerror}", "give it to the user that runs this")
+        yield Finding(
+            "error", f"cannot write to {directory}: {error.strerror}", "give it to the user that runs this"
+        )
         return
     if abs(skew) > _LARGEST_SKEW:
         yield Finding("error", f"the clock of {directory} is {age(abs(skew))} off ours", _SET_CLOCKS)
-
-
-def file_system(directory: Path, mounts: str = "/proc/self/mounts") -> str | None:
-    """The kind of file system a directory is on, None where that cannot be told."""
-    try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    best, kind = "", None
-    for line in lines:
-        fields = line.split(" ")
-        point = fields[1].replace("\\040", " ")
-        inside = str(directory) == point or str(directory).startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
 
 
 def results(found: Found) -> Iterator[Finding]:
@@ -220,7 +207,9 @@ def results(found: Found) -> Iterator[Finding]:
     yield Finding("ok", f"results are kept {url}" if " " in url else f"results are kept in {url}")
 
 
-EXAMINATIONS: tuple[Callable[[Found], Iterator[Finding]], ...] = (
+Examination = Callable[[Found], Iterator[Finding]]
+
+EXAMINATIONS: tuple[Examination, ...] = (
     interpreter,
     settings,
     tasks,

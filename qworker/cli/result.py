@@ -31,7 +31,7 @@ EXIT_NOT_READY = 3
 @click.option(
     "--timeout",
     type=SettingValue("worker_shutdown_timeout"),
-    default="1min",
+    default="60s",
     show_default=True,
     help="How long.",
 )

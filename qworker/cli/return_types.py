@@ -1,37 +1,29 @@
-"""Return types: whether what a task says it returns can be stored.
+"""Return types: whether what a task says it returns can be stored as JSON.
 
 Comes from:  doctor, with the function of a task.
-Goes to:     the words for the first type that cannot, or None.
+Goes to:     the name of the first type that cannot, or None.
 Thread:      pure, but for the user's annotations, which are evaluated.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Set
+from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
-# What no text format can keep; other classes may have taught the JSON encoder about themselves.
-_REFUSED: tuple[type, ...] = (
-    complex,
-    Generator,
-    Iterator,
-    AsyncIterator,
-    types.FunctionType,
-    types.ModuleType,
-    memoryview,
-    type,
-)
+from kombu.utils import json as kombu_json
+
+_PLAIN = (str, int, float, list, tuple, dict, bytes, types.NoneType)
 _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def unserialisable(function: Callable[..., Any]) -> str | None:
-    """The type in a function's return annotation that no text serializer keeps, in words; None when all is well."""
+    """The type in a function's return annotation that JSON does not keep; None when all is well or unknown."""
     try:
         hints = get_type_hints(function)
     except Exception:  # annotations are the user's code, and may name what only type checkers see
         return None
-    return _first_bad(hints.get("return"))
+    return _first_bad(hints.get("return", Any))
 
 
 def _first_bad(annotation: Any) -> str | None:
@@ -39,6 +31,17 @@ def _first_bad(annotation: Any) -> str | None:
     if origin in (Union, types.UnionType) or origin in _CONTAINERS:
         return next((bad for part in get_args(annotation) if (bad := _first_bad(part)) is not None), None)
     plain = origin or annotation
-    if isinstance(plain, type) and issubclass(plain, _REFUSED) and plain is not object:
-        return f"{plain.__module__}.{plain.__qualname__}".removeprefix("builtins.")
-    return None
+    if not isinstance(plain, type) or _storable(plain):
+        return None
+    return f"{plain.__module__}.{plain.__qualname__}".removeprefix("builtins.")
+
+
+def _storable(kind: type) -> bool:
+    """Whether values of a class are, or may be, what the JSON encoder takes."""
+    if kind is object or kind is Any or hasattr(kind, "__json__") or issubclass(kind, _PLAIN):
+        return True
+    if Protocol in kind.__mro__ or getattr(kind, "_is_protocol", False):
+        return True
+    if kind.__module__ in ("collections.abc", "typing"):  # Mapping and Sequence may be dict and list
+        return issubclass(kind, Collection) and not issubclass(kind, (Set, Iterator, AsyncIterator))
+    return any(issubclass(kind, known) for known in getattr(kombu_json, "_encoders", ()))

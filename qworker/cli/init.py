@@ -1,0 +1,86 @@
+"""`qworker init`: files to run this project with.
+
+Comes from:  people who deploy.
+Goes to:     standard output, or files of the project; texts are in `templates`.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from pathlib import Path
+from string import Template
+
+import click
+
+from qworker.cli.options import app_option, open_app
+from qworker.cli.templates import TEMPLATES, Example
+from qworker.errors import ConfigurationError, QWorkerError
+
+
+@click.command(
+    epilog="Kinds: " + ", ".join(f"{name} ({example.what})" for name, example in TEMPLATES.items()) + "."
+)
+@click.argument("kind", required=False, type=click.Choice(list(TEMPLATES)))
+@app_option
+@click.option("-w", "--write", is_flag=True, help="Write the file into the working directory.")
+@click.option("--force", is_flag=True, help="With --write: replace a file that is there.")
+def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
+    """Print files to run this project: systemd, docker, procfile, …"""
+    if kind is None:
+        for name, example in TEMPLATES.items():
+            click.echo(f"{name:15}{example.file:35}{example.what}")
+        click.echo("\nPrint one with `qworker init KIND`; --write makes the file.", err=True)
+        return
+    example = TEMPLATES[kind]
+    text = Template(example.text).substitute(_values(app, example))
+    if write:
+        _write(Path(example.file), text, force)
+    else:
+        click.echo(text, nl=False)
+
+
+def _values(app: str | None, example: Example) -> dict[str, str]:
+    directory = Path.cwd()
+    name = "".join(char if char.isalnum() else "-" for char in directory.name.lower()).strip("-") or "project"
+    target, timeout = "tasks", 25.0
+    if example.needs_app:
+        try:
+            found = open_app(app, tasks=False)
+        except QWorkerError as error:
+            if app is not None:
+                raise
+            click.echo(
+                f"No app here yet, so the file says -A {target}. ({str(error).splitlines()[0]})", err=True
+            )
+        else:
+            target, timeout = found.target, found.app.conf.worker_shutdown_timeout
+    return {
+        "name": name,
+        "app": target,
+        "directory": str(directory),
+        "user": getpass.getuser(),
+        "qworker": _command(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        # The init system must wait longer than the worker does, or it kills what would have been put back.
+        "stop": f"{timeout + 5:.0f}",
+    }
+
+
+def _command() -> str:
+    """The command `qworker` by its whole path, because init systems have a path of their own."""
+    beside = Path(sys.executable).with_name("qworker")
+    return str(beside) if os.access(beside, os.X_OK) else f"{sys.executable} -m qworker"
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    if path.exists() and not force:
+        raise ConfigurationError(f"{path} is there already; look at it first, then use --force")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path.absolute()}: {error.strerror}") from None
+    click.echo(f"Wrote {path}.")

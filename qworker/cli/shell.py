@@ -1,0 +1,66 @@
+"""`qworker shell`: a Python prompt with the app and its tasks.
+
+Comes from:  people.
+Goes to:     IPython when it is installed, else Python's own prompt; or code from -c or standard input.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from qworker.cli.options import app_option, open_app
+from qworker.discovery import Found
+
+
+@click.command()
+@app_option
+@click.option("-c", "--command", metavar="CODE", help="Run this and exit.")
+@click.option("--plain", is_flag=True, help="Python's own prompt, even if IPython is installed.")
+def shell(app: str | None, command: str | None, plain: bool) -> None:
+    """A Python prompt with `app` and all its tasks by their short names."""
+    found = open_app(app)
+    names = _names(found)
+    if command is not None:
+        exec(compile(command, "<command>", "exec"), names)
+    elif not sys.stdin or not sys.stdin.isatty():
+        source = sys.stdin.read() if sys.stdin else ""
+        exec(compile(source, "<stdin>", "exec"), names)
+    else:
+        _prompt(names, found, plain)
+
+
+def _names(found: Found) -> dict[str, Any]:
+    """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the app."""
+    names: dict[str, Any] = {"__name__": "__qworker__"}
+    for name, task in found.app.tasks.items():
+        short = name.rpartition(".")[2]
+        names[short] = None if short in names else task
+    names = {name: value for name, value in names.items() if value is not None and name.isidentifier()}
+    return {**names, "app": found.app, "tasks": found.app.tasks, "AsyncResult": found.app.AsyncResult}
+
+
+def _prompt(names: dict[str, Any], found: Found, plain: bool) -> None:
+    known = ", ".join(sorted(name for name in names if not name.startswith("_")))
+    banner = f"qworker shell of {found.target}. You have: {known}"
+    if not plain:
+        try:
+            embed = import_module("IPython").embed
+        except ImportError:
+            pass
+        else:
+            embed(user_ns=names, header=banner, colors="neutral")
+            return
+    import code
+
+    try:  # line editing and completion, where the system has them
+        import_module("readline").parse_and_bind("tab: complete")
+        completer = import_module("rlcompleter").Completer(names)
+        import_module("readline").set_completer(completer.complete)
+    except ImportError:
+        pass
+    code.interact(banner, local=names, exitmsg="")
