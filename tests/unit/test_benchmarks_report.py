@@ -181,9 +181,9 @@ def test_every_peer_has_its_adapter_and_known_workloads() -> None:
 def test_rounds_go_over_all_peers_of_a_workload_before_the_next() -> None:
     cells = [
         (number, workload, peer.name)
-        for number, workload, peer in plan(["qworker", "pgqueuer"], ["noop", "bulk"], 2)
+        for number, workload, peer in plan(["qworker", "qworker-normal"], ["noop", "bulk"], 2)
     ]
-    once = [("noop", "qworker"), ("bulk", "qworker"), ("bulk", "pgqueuer")]
+    once = [("noop", "qworker"), ("bulk", "qworker"), ("bulk", "qworker-normal")]
     assert cells == [(number, *cell) for number in (1, 2) for cell in once]
 
 
