@@ -25,7 +25,7 @@ _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is n
 
 
 def exception_to_dict(exc: BaseException) -> dict[str, Any]:
-    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it plain JSON.
+    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's dialect).
 
     Arguments that JSON cannot hold, or that are very long, become their bounded representation.
     """

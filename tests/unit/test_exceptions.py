@@ -1,0 +1,146 @@
+"""Exceptions as data: Celery's shape, nothing imported, nothing called that is no exception."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker import errors
+from qworker.exceptions import MAX_ARGUMENT, exception_from_dict, exception_to_dict
+from qworker.json_dialect import dumps, loads
+
+
+class Outer:
+    class Inner(Exception):
+        pass
+
+
+class Fussy(Exception):
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+
+
+class Counting(Exception):
+    made = 0
+
+    def __init__(self, *args: Any) -> None:
+        type(self).made += 1
+        if args and args[0] == "explode":
+            raise RuntimeError("constructor")
+        super().__init__(*args)
+
+
+def stored(name: str, module: str, *args: Any) -> dict[str, Any]:
+    return {"exc_type": name, "exc_module": module, "exc_message": list(args)}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x", 1, None), KeyError("k"), ZeroDivisionError(), Outer.Inner("deep"), UnicodeDecodeError("utf-8", b"x", 0, 1, "why"),
+     OSError(2, "No such file"), errors.WorkerLost("gone"), errors.TaskRevoked("revoked"), errors.TaskExpired(),
+     errors.TimeLimitExceeded(30), errors.SoftTimeLimitExceeded(), errors.NotRegistered("a.b"), errors.ChordError("x"),
+     errors.MaxRetriesExceeded("m"), errors.Reject("why", True)],
+)  # fmt: skip
+def test_an_exception_comes_back_as_itself(error: Exception) -> None:
+    data = loads(dumps(exception_to_dict(error)))
+    again = exception_from_dict(data)
+    assert type(again) is type(error)
+    assert (again.args, str(again)) == (error.args, str(error))
+
+
+def test_the_shape_and_the_names_are_celerys() -> None:
+    assert exception_to_dict(Outer.Inner("x")) == {
+        "exc_type": "Outer.Inner",
+        "exc_message": ["x"],
+        "exc_module": __name__,
+    }
+    assert exception_to_dict(errors.WorkerLost("x"))["exc_type"] == "WorkerLostError"
+    assert exception_to_dict(errors.TaskExpired()) == stored(
+        "TaskRevokedError", "celery.exceptions", "expired"
+    )
+
+
+def test_arguments_json_cannot_hold_or_that_are_huge_become_text() -> None:
+    data = exception_to_dict(ValueError(object, {1}, "x" * 100_000, ["y" * 100_000], 10**5000))
+    assert data["exc_message"][:2] == ["<class 'object'>", "{1}"]
+    assert len(data["exc_message"][2]) == MAX_ARGUMENT
+    assert all(len(json.dumps(value)) <= MAX_ARGUMENT + 10 for value in data["exc_message"])
+
+
+def test_a_constructor_that_wants_something_else_does_not_matter() -> None:
+    again = exception_from_dict(exception_to_dict(Fussy(3, detail="d")))
+    assert type(again) is Fussy
+    assert str(again) == "3: d"
+    assert type(exception_from_dict(stored("Counting", __name__, "explode"))) is Counting
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("system", "os"),
+        ("eval", "builtins"),
+        ("Popen", "subprocess"),
+        ("Outer", __name__),
+        ("Outer.Inner.__init__", __name__),
+        ("exceptions.WorkerLostError", "billiard"),
+        ("int", "builtins"),
+        ("SystemExit", "builtins"),
+        ("KeyboardInterrupt", "builtins"),
+        ("BaseException", "builtins"),
+        ("WorkerShutdown", "qworker.errors"),
+        ("Anything", "antigravity"),
+        ("", ""),
+        ("a\x00b", "\ud800"),
+        ("x" * 100_000, "y" * 100_000),
+    ],
+)
+def test_cve_2021_23727_nothing_but_loaded_exception_classes_is_used(name: str, module: str) -> None:
+    before = set(sys.modules)
+    error = exception_from_dict(stored(name, module, "echo pwned"))
+    assert isinstance(error, Exception)
+    assert error.args == ("echo pwned",)
+    assert set(sys.modules) == before
+
+
+def test_a_missing_class_has_a_stand_in_that_can_be_caught_by_type_and_pickled() -> None:
+    error = exception_from_dict(stored("deep.PaymentError", "shop.errors", "card", 7))
+    kind = type(error)
+    assert (kind.__name__, kind.__module__, error.args) == ("PaymentError", "shop.errors", ("card", 7))
+    with pytest.raises(kind):
+        raise exception_from_dict(stored("deep.PaymentError", "shop.errors", "other"))
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert exception_to_dict(again) == stored("deep.PaymentError", "shop.errors", "card", 7)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "text", 7, [], {}, {"exc_type": 7, "exc_module": [], "exc_message": {}}]
+)
+def test_anything_stored_becomes_some_exception(value: object) -> None:
+    assert isinstance(exception_from_dict(value), Exception)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=[])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.fixed_dictionaries({}, optional={"exc_type": JSON, "exc_module": JSON, "exc_message": JSON}))
+def test_reading_never_raises(value: dict[str, Any]) -> None:
+    error = exception_from_dict(value)
+    assert isinstance(error, Exception)
+    assert exception_to_dict(error)["exc_type"].isprintable()
+
+
+@given(st.lists(JSON, max_size=4))
+def test_writing_never_raises_and_is_json(args: list[Any]) -> None:
+    assert isinstance(loads(dumps(exception_to_dict(Exception(*args)))), dict)

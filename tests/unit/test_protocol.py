@@ -1,0 +1,272 @@
+"""Writing messages: what Celery expects, a template equal to the long way, and the next attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.errors import ConfigurationError, EncodeError, PublishError
+from qworker.protocol import (
+    HeaderTemplate,
+    TaskMessage,
+    decode_body,
+    encode,
+    origin,
+    parse_headers,
+    parse_properties,
+    retry_headers,
+    rewire,
+)
+from qworker.wire import HEADERS, NO_EMBED
+
+ACCEPT = frozenset({"json", "pickle"})
+SIGNATURE = {
+    "task": "proj.next",
+    "args": [1],
+    "kwargs": {},
+    "options": {},
+    "subtask_type": None,
+    "immutable": False,
+}
+
+NAME = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.dates()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ARGS = st.lists(JSON, max_size=4).map(tuple)
+KWARGS = st.dictionaries(st.text(max_size=8), JSON, max_size=3)
+TIME = st.none() | st.datetimes().map(lambda moment: moment.isoformat() + "+00:00")
+LIMIT = st.none() | st.integers(0, 10**6) | st.floats(0, 1e6)
+SIGNATURES = st.none() | st.lists(st.just(SIGNATURE), max_size=2)
+MESSAGES = st.builds(
+    TaskMessage, NAME, NAME, ARGS, KWARGS, SIGNATURES, SIGNATURES, SIGNATURES, st.none() | st.just(SIGNATURE), TIME,
+    TIME, st.none() | NAME, st.none() | NAME, st.none() | st.integers(0, 9), st.integers(0, 9), st.tuples(LIMIT, LIMIT),
+    st.none() | NAME, st.none() | NAME, st.booleans(), st.integers(0, 3),
+    headers=st.dictionaries(NAME.map(lambda name: f"x-{name}"), JSON, max_size=2), reply_to=st.none() | NAME,
+    compression=st.sampled_from([None, None, "gzip"]), serializer=st.sampled_from(["json", "json", "pickle"]),
+)  # fmt: skip
+
+
+@given(MESSAGES)
+def test_what_is_encoded_is_received(message: TaskMessage) -> None:
+    wire = encode(message)
+    headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+    body = decode_body(wire.body, headers, properties, ACCEPT)
+    assert body == (message.args, message.kwargs, {name: getattr(message, name) for name in NO_EMBED})
+    for name in (
+        "task",
+        "id",
+        "eta",
+        "expires",
+        "shadow",
+        "group",
+        "group_index",
+        "retries",
+        "parent_id",
+        "ignore_result",
+    ):
+        assert headers[name] == getattr(message, name)
+    assert headers["root_id"] == message.root_id or message.id
+    assert tuple(headers["timelimit"]) == message.timelimit
+    assert all(headers[name] == value for name, value in message.headers.items())
+    assert properties.get("reply_to") == message.reply_to
+
+
+def test_a_plain_call_is_celerys_message_to_the_letter() -> None:
+    wire = encode(TaskMessage("proj.add", "i", (1, 2)))
+    assert list(json.loads(wire.headers)) == list(HEADERS)
+    assert json.loads(wire.headers) == {
+        "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": None, "expires": None, "group": None,
+        "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": "i", "parent_id": None,
+        "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
+        "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
+    }  # fmt: skip
+    assert wire.properties is None
+    assert json.loads(wire.body) == [[1, 2], {}, NO_EMBED]
+
+
+def test_properties_are_there_when_they_say_something() -> None:
+    assert json.loads(encode(TaskMessage("t", "i", reply_to="q")).properties or "") == {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "correlation_id": "i",
+        "reply_to": "q",
+    }
+    pickled = json.loads(encode(TaskMessage("t", "i", serializer="pickle")).properties or "")
+    assert pickled["content_type"] == "application/x-python-serialize"
+    assert pickled["content_encoding"] == "binary"
+
+
+def test_stamps_are_headers_too_and_compression_is_named() -> None:
+    message = TaskMessage("t", "i", stamped_headers=["team"], stamps={"team": "a"}, compression="gzip")
+    wire = encode(message)
+    headers = json.loads(wire.headers)
+    assert (headers["team"], headers["stamped_headers"], headers["stamps"]) == ("a", ["team"], {"team": "a"})
+    assert headers["compression"] == "application/x-gzip"
+    assert json.loads(zlib.decompress(wire.body)) == [[], {}, NO_EMBED]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"args": (1, object())}, EncodeError, r"args\[1\] cannot be serialised"),
+        ({"kwargs": {"user": object()}}, EncodeError, r"kwargs\['user'\]"),
+        ({"callbacks": [object()]}, EncodeError, r"callbacks\[0\]"),
+        ({"headers": {"x": object()}}, EncodeError, r"headers\['x'\]"),
+        ({"headers": {"id": "other"}}, PublishError, "cannot hold 'id'"),
+        ({"stamped_headers": ["task"], "stamps": {"task": 1}}, PublishError, "cannot hold 'task'"),
+        ({"id": ""}, PublishError, "header 'id'"),
+        ({"id": "a\nb"}, PublishError, "header 'id'"),
+        ({"id": "x" * 300}, PublishError, "header 'id'"),
+        ({"task": "\ud800"}, PublishError, "header 'task'"),
+        ({"eta": "soon"}, PublishError, "header 'eta'"),
+        ({"timelimit": (-1, None)}, PublishError, "header 'timelimit'"),
+        ({"serializer": "jsn"}, ConfigurationError, "did you mean 'json'"),
+        ({"compression": "rar"}, ConfigurationError, "no compression is named"),
+    ],
+)
+def test_what_the_receiver_would_refuse_is_not_sent(
+    changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        encode(replace(TaskMessage("proj.add", "i"), **changes))
+
+
+# -- the template --
+
+
+@given(MESSAGES, NAME, ARGS, KWARGS, st.none() | NAME, st.none() | NAME, TIME, TIME)
+def test_a_template_gives_what_encode_gives(
+    prototype: TaskMessage,
+    id: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    root_id: str | None,
+    parent_id: str | None,
+    eta: str | None,
+    expires: str | None,
+) -> None:
+    prototype = replace(prototype, argsrepr=None, kwargsrepr=None)
+    message = replace(
+        prototype,
+        id=id,
+        args=args,
+        kwargs=kwargs,
+        root_id=root_id,
+        parent_id=parent_id,
+        eta=eta,
+        expires=expires,
+    )
+    template = HeaderTemplate(prototype)
+    assert template.wire(id, args, kwargs, root_id, parent_id, eta, expires) == encode(message)
+
+
+def test_a_template_keeps_nothing_of_the_call_before() -> None:
+    template = HeaderTemplate(TaskMessage("proj.add", "x"))
+    first = template.wire("a", (1,), {})
+    template.wire("b", (2,), {"k": 3}, parent_id="a", eta="2030-01-01T00:00:00+00:00")
+    assert template.wire("a", (1,), {}) == first
+
+
+@pytest.mark.parametrize("id", ["", "a\nb", "x" * 256, None, 7, 'quote"and\\backslash'])
+def test_a_template_checks_the_id(id: Any) -> None:
+    template = HeaderTemplate(TaskMessage("proj.add", "x"))
+    if id and isinstance(id, str) and id.startswith("quote"):
+        assert parse_headers(template.wire(id, (), {}).headers)["id"] == id
+        return
+    with pytest.raises(PublishError, match="task_id must be"):
+        template.wire(id, (), {})
+
+
+def test_a_template_names_the_argument_it_cannot_serialise() -> None:
+    template = HeaderTemplate(TaskMessage("proj.add", "x"))
+    with pytest.raises(EncodeError, match=r"args\[0\]\['a'\]"):
+        template.wire("i", ({"a": object()},), {})
+    with pytest.raises(EncodeError, match=r"kwargs\['b'\]"):
+        template.wire("i", (), {"b": {1}})
+    deep: Any = 1
+    for _ in range(201):
+        deep = [deep]
+    with pytest.raises(EncodeError, match="deeper"):
+        template.wire("i", (deep,), {})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"task": "a\nb"}, {"shadow": "a\nb"}, {"headers": {"id": "x"}}, {"timelimit": ("1", None)}]
+)
+def test_a_template_of_a_bad_prototype_is_refused_at_once(changes: dict[str, Any]) -> None:
+    with pytest.raises(PublishError):
+        HeaderTemplate(replace(TaskMessage("proj.add", "x"), **changes))
+
+
+def test_a_template_signs_when_asked() -> None:
+    class Signer:
+        def sign(self, headers: Any, body: bytes, properties: Any = None) -> str:
+            return f"signed {headers['id']} {len(body)}"
+
+    wire = HeaderTemplate(TaskMessage("proj.add", "x")).wire("i", (1,), {}, signer=Signer())
+    assert json.loads(wire.headers)["signature"] == f"signed i {len(wire.body)}"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_its_own_origin() -> None:
+    template = HeaderTemplate(TaskMessage("proj.add", "x"))
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, template.wire("i", (), {}).headers.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        assert json.loads(pipe.read())["origin"].startswith(f"gen{pid}@")
+    assert origin().startswith(f"gen{os.getpid()}@")
+
+
+# -- the next attempt --
+
+
+@given(MESSAGES, st.integers(1, 99), st.none() | st.floats(0, 2e9))
+def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, eta: float | None) -> None:
+    wire = encode(message)
+    headers = parse_headers(wire.headers)
+    before = json.dumps(headers, default=str)
+    again = retry_headers(headers, eta, retries, headers["id"])
+    assert json.dumps(headers, default=str) == before
+    changed = {"eta", "retries", "parent_id"}
+    assert {k: v for k, v in again.items() if k not in changed} == {
+        k: v for k, v in headers.items() if k not in changed
+    }
+    assert (again["retries"], again["parent_id"]) == (retries, headers["id"])
+    sent = rewire(again, parse_properties(wire.properties), wire.body)
+    parsed = parse_headers(sent.headers)
+    assert decode_body(sent.body, parsed, parse_properties(sent.properties), ACCEPT).args == message.args
+    assert (parsed["eta"] is None) is (eta is None)
+
+
+def test_what_the_broker_added_is_left_behind() -> None:
+    headers = {**parse_headers(encode(TaskMessage("t", "i")).headers), "x-death": [1], "redelivered": True,
+               "x-delivery-count": 3, "signature": "v1", "x-mine": 1, "compression": "application/x-gzip"}  # fmt: skip
+    again = retry_headers(headers, "2030-01-01T00:00:00+00:00", 2, None)
+    assert not again.keys() & {"x-death", "redelivered", "x-delivery-count", "signature"}
+    assert (again["x-mine"], again["compression"], again["eta"]) == (
+        1,
+        "application/x-gzip",
+        "2030-01-01T00:00:00+00:00",
+    )

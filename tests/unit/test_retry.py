@@ -1,0 +1,96 @@
+"""How long to wait: the arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.errors import ConfigurationError
+from qworker.retry import RECONNECT, RetryPolicy, backoff_delay
+
+SECONDS = st.floats(0, 1e6)
+CHANCE = st.floats(0, 1, exclude_max=True)
+
+
+def most() -> float:
+    return 0.999999
+
+
+@pytest.mark.parametrize(("attempt", "expected"), [(0, 0.0), (1, 0.2), (2, 0.4), (3, 0.5), (100, 0.5)])
+def test_intervals_as_kombu_has_them(attempt: int, expected: float) -> None:
+    policy = RetryPolicy(interval_start=0, interval_step=0.2, interval_max=0.5)
+    assert policy.delay(attempt, most) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("retries", "expected"), [(0, 2), (1, 4), (2, 8), (8, 512), (9, 600), (10_000, 600), (-1, 2)]
+)
+def test_backoff_doubles_up_to_its_maximum(retries: int, expected: float) -> None:
+    assert backoff_delay(2, retries, 600, False, most) == expected
+    assert backoff_delay(2, retries, 600, True, lambda: 0.5) == expected / 2
+
+
+def test_a_policy_with_backoff_uses_it() -> None:
+    policy = RetryPolicy(backoff=1.0, backoff_max=10, jitter=False, interval_start=99)
+    assert [policy.delay(attempt, most) for attempt in range(5)] == [1, 2, 4, 8, 10]
+
+
+@given(SECONDS, SECONDS, SECONDS, st.none() | SECONDS, SECONDS, st.booleans(), st.integers(0, 10**9), CHANCE)
+def test_a_wait_is_never_negative_and_never_over_its_maximum(
+    start: float,
+    step: float,
+    top: float,
+    backoff: float | None,
+    cap: float,
+    jitter: bool,
+    attempt: int,
+    chance: float,
+) -> None:
+    policy = RetryPolicy(3, start, step, top, backoff, cap, jitter)
+    assert 0 <= policy.delay(attempt, lambda: chance) <= (top if backoff is None else cap)
+
+
+def test_reconnecting_never_gives_up_and_spreads() -> None:
+    assert RECONNECT.allows(10**9)
+    assert RECONNECT.delay(0, most) == pytest.approx(0.1, rel=1e-3)
+    assert RECONNECT.delay(100, most) == pytest.approx(10, rel=1e-3)
+    assert RECONNECT.delay(100, lambda: 0.0) == 0
+
+
+def test_how_many() -> None:
+    assert [RetryPolicy(max_retries=2).allows(attempt) for attempt in range(4)] == [True, True, False, False]
+
+
+def test_from_celerys_mapping() -> None:
+    policy = RetryPolicy.from_mapping(
+        {
+            "max_retries": None,
+            "interval_start": 1,
+            "interval_step": 2,
+            "interval_max": 3,
+            "retry_errors": None,
+        }
+    )
+    assert policy == RetryPolicy(None, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_retrys": 3}, "did you mean 'max_retries'"),
+        ({"zzz": 3}, "it knows"),
+        ({"max_retries": "3"}, "cannot be '3'"),
+        ({"max_retries": 2.5}, "cannot be 2.5"),
+        ({"max_retries": True}, "cannot be True"),
+        ({"interval_start": -1}, "cannot be -1"),
+        ({"interval_start": None}, "cannot be None"),
+        ({"interval_max": float("nan")}, "cannot be nan"),
+        ({"interval_max": float("inf")}, "cannot be inf"),
+        ({"jitter": 1}, "cannot be 1"),
+    ],
+)
+def test_what_is_wrong_in_a_mapping_is_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        RetryPolicy.from_mapping(options, "task_publish_retry_policy")
+    assert caught.value.setting == "task_publish_retry_policy"

@@ -1,0 +1,376 @@
+"""Values to bytes and back: kombu's dialect, limits, and messages a user can act on."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import math
+import pickle
+import uuid
+import zlib
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import kombu.serialization
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
+from kombu.utils.json import register_type
+
+from qworker import serialization
+from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
+from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
+from qworker.serialization import compress, content_types, decode, decompress, encode
+
+JSON_ONLY = frozenset({"json"})
+GZIP = "application/x-gzip"
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=[]))  # lone surrogates too
+    | st.datetimes(timezones=st.none() | st.just(UTC))
+    | st.dates()
+    | st.times()
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.binary()
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+# -- the dialect --
+
+
+@given(VALUES)
+def test_everything_of_the_dialect_comes_back_as_it_was(value: Any) -> None:
+    assert decode(*_swap(encode(value)), JSON_ONLY) == value
+
+
+@given(VALUES)
+def test_kombu_reads_what_we_write_and_we_read_what_kombu_writes(value: Any) -> None:
+    content_type, content_encoding, data = encode(value)
+    assert kombu.serialization.loads(data, content_type, content_encoding) == value
+    content_type, content_encoding, payload = kombu.serialization.dumps(value, "json")
+    assert decode(payload.encode(), content_type, content_encoding, JSON_ONLY) == value
+
+
+@given(VALUES)
+def test_our_json_is_kombus_without_the_spaces(value: Any) -> None:
+    assert json.loads(dumps(value)) == json.loads(kombu_dumps(value))
+    assert kombu_loads(dumps(value)) == value
+
+
+def _swap(encoded: tuple[str, str, bytes]) -> tuple[bytes, str, str]:
+    return encoded[2], encoded[0], encoded[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((1, 2), "[1,2]"),
+        ({"a": None}, '{"a":null}'),
+        ("é\ud800", '"\\u00e9\\ud800"'),
+        (b"a", '{"__type__":"bytes","__value__":"a"}'),
+        (b"\xff", '{"__type__":"base64","__value__":"/w=="}'),
+        (date(2030, 1, 2), '{"__type__":"date","__value__":"2030-01-02"}'),
+        (time(1, 2), '{"__type__":"time","__value__":"01:02:00"}'),
+        (datetime(2030, 1, 2), '{"__type__":"datetime","__value__":"2030-01-02T00:00:00"}'),
+        (Decimal("1.50"), '{"__type__":"decimal","__value__":"1.50"}'),
+        (uuid.UUID(int=1), '{"__type__":"uuid","__value__":{"hex":"00000000000000000000000000000001"}}'),
+    ],
+)
+def test_the_text_of_each_type(value: object, text: str) -> None:
+    assert dumps(value) == text
+
+
+def test_objects_and_registered_types_choose_their_own_json() -> None:
+    class Point:
+        def __json__(self) -> dict[str, int]:
+            return {"x": 1}
+
+    class Money:
+        def __init__(self, amount: str) -> None:
+            self.amount = amount
+
+    assert loads(dumps([Point()])) == [{"x": 1}]
+    register_type(Money, "test_money", lambda money: money.amount, Money)
+    assert loads(dumps([Money("3.50")]))[0].amount == "3.50"
+
+
+def test_numbers_that_are_no_json_pass_as_python_writes_them() -> None:
+    assert dumps([math.inf, -math.inf]) == "[Infinity,-Infinity]"
+    assert math.isnan(loads("[NaN]")[0])
+
+
+@pytest.mark.parametrize("text", [" [1]", "[1] ", "\n[1]\n"])
+def test_white_space_around_a_value(text: str) -> None:
+    assert loads(text) == [1]
+
+
+# -- depth --
+
+
+@pytest.mark.parametrize(
+    ("depth", "refused"), [(MAX_DEPTH - 1, False), (MAX_DEPTH, False), (MAX_DEPTH + 1, True)]
+)
+def test_depth_has_a_limit_both_ways(depth: int, refused: bool) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if len(str(depth)) % 2 else {"k": value}
+    data = nested(depth).encode()
+    if not refused:
+        assert decode(*_swap(encode(value)), JSON_ONLY) == value
+        decode(data, serialization.JSON, "utf-8", JSON_ONLY)
+        return
+    with pytest.raises(EncodeError, match="deeper than 200"):
+        encode(value)
+    with pytest.raises(InvalidTaskMessage, match="deeper than 200"):
+        decode(data, serialization.JSON, "utf-8", JSON_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("text", "deep"),
+    [
+        ("[" + "[]," * 10_000 + "[]]", False),
+        ('"' + "[" * 1000 + '"', False),
+        ('["' + "[" * 1000 + '\\"' + "{" * 1000 + '"]', False),
+        ('["]"' + ',["]"' * 300 + "]" * 301, True),
+        ('["\\"]"' + ',["]"' * 300 + "]" * 301, True),
+        ('{"a":' * 201 + "1" + "}" * 201, True),
+        ("[" * 100_000, True),
+        ("]" * 100_000, False),
+        ("[]" * 201 + "]", True),
+    ],
+)
+def test_depth_is_counted_outside_strings(text: str, deep: bool) -> None:
+    assert too_deep(text.encode()) is deep
+
+
+@given(VALUES)
+def test_depth_is_exact(value: Any) -> None:
+    def depth(part: Any) -> int:
+        if isinstance(part, list):
+            return 1 + max(map(depth, part), default=0)
+        if isinstance(part, dict):
+            return 1 + max(map(depth, part.values()), default=0)
+        return 0
+
+    data = dumps(value).encode()
+    actual = depth(json.loads(data))
+    assert not too_deep(data, actual)
+    assert actual == 0 or too_deep(data, actual - 1)
+
+
+# -- what cannot be serialised --
+
+
+class Connection:
+    pass
+
+
+class Broken:
+    def __json__(self) -> None:
+        raise ValueError("closed")
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "words"),
+    [
+        ([1, {"user": Connection()}], "args[1]['user']", "Connection is not JSON"),
+        (Connection(), "args", "its id"),
+        ({"a": {1, 2}}, "args['a']", "set is not JSON"),
+        ({(1, 2): 3}, "a key of args", "tuple cannot be the key"),
+        ([Broken()], "args[0]", "ValueError: closed"),
+        ([10**5000], "args[0]", "4300"),
+        (LOOP, None, "contains itself"),
+        ({"k" * 500: Connection()}, None, "Connection"),
+    ],
+)
+def test_the_message_says_which_part_and_what_to_do(value: Any, path: str | None, words: str) -> None:
+    with pytest.raises(EncodeError, match=words) as caught:
+        encode(value, what="args")
+    if path is not None:
+        assert caught.value.path == path
+        assert path in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_other_serializers_say_so_too() -> None:
+    with pytest.raises(EncodeError, match="args cannot be serialised with pickle"):
+        encode([lambda: None], "pickle", "args")
+    with pytest.raises(ConfigurationError, match="did you mean 'json'") as caught:
+        encode([1], "jsn")
+    assert caught.value.setting == "task_serializer"
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
+def test_each_serializer_both_ways_and_with_kombu(serializer: str) -> None:
+    value = {"a": [1, "é", None, True], "b": {"c": 1.5}}
+    content_type, content_encoding, data = encode(value, serializer)
+    assert type(data) is bytes
+    assert decode(data, content_type, content_encoding, content_types([serializer])) == value
+    assert kombu.serialization.loads(data, content_type, content_encoding, accept={content_type}) == value
+
+
+# -- what is accepted --
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_a_content_type_that_is_not_accepted_is_not_looked_at() -> None:
+    with pytest.raises(SecurityError, match=r"'application/x-python-serialize'.*'pickle'.*accept_content"):
+        decode(pickle.dumps(Trap()), "application/x-python-serialize", "binary", JSON_ONLY)
+
+
+@pytest.mark.parametrize("content_type", ["application/data", "application/text", "text/plain", "", "json"])
+def test_nothing_is_accepted_by_default_not_even_what_kombu_trusts(content_type: str) -> None:
+    accept = frozenset({"application/json"})
+    with pytest.raises(SecurityError):
+        decode(b"[]", content_type, "utf-8", accept)
+
+
+def test_accepted_by_name_or_by_content_type() -> None:
+    assert content_types(["json", "application/x-yaml"]) == {"application/json", "application/x-yaml"}
+    for accept in (JSON_ONLY, content_types(["json"])):
+        assert decode(b"[1]", "application/json", "utf-8", accept) == [1]
+    with pytest.raises(ConfigurationError, match="did you mean 'pickle'") as caught:
+        content_types(["pikle"])
+    assert caught.value.setting == "accept_content"
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "reason"),
+    [
+        (b"", "utf-8", "not valid JSON"),
+        (b"[1,]", "utf-8", "not valid JSON"),
+        (b"[1] x", "utf-8", "not valid JSON"),
+        (b"\xff\xfe", "utf-8", "UnicodeDecodeError"),
+        (b"[1]", "rot13", "content encoding 'rot13'"),
+        (b"[1]", "idna", "content encoding"),
+        (b"[1]", "zlib", "content encoding"),
+        (b"[" * 100_000, "utf-8", "deeper"),
+        (b"9" * 5000, "utf-8", "4300"),
+        (b'{"__type__":"nonsense","__value__":1}', "utf-8", "Unsupported type"),
+        (b'{"__type__":["list"],"__value__":1}', "utf-8", "not valid JSON"),
+        (b'{"__type__":"uuid","__value__":{"hex":7}}', "utf-8", "not valid JSON"),
+        (b'{"__type__":"datetime","__value__":"soon"}', "utf-8", "not valid JSON"),
+        (b'{"__type__":"base64","__value__":null}', "utf-8", "not valid JSON"),
+    ],
+)
+def test_malformed_json_is_an_invalid_message_with_a_reason(data: bytes, encoding: str, reason: str) -> None:
+    with pytest.raises(InvalidTaskMessage, match=reason) as caught:
+        decode(data, "application/json", encoding, JSON_ONLY)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("encoding", "codec"),
+    [("utf-8", "utf-8"), ("UTF-8", "utf-8"), ("binary", "utf-8"), ("us-ascii", "ascii"), ("latin-1", "latin-1"),
+     ("utf-16", "utf-16")],
+)  # fmt: skip
+def test_encodings_that_people_use(encoding: str, codec: str) -> None:
+    text = '["e"]' if codec == "ascii" else '["é"]'
+    assert decode(text.encode(codec), "application/json", encoding, JSON_ONLY) == json.loads(text)
+
+
+@pytest.mark.parametrize(("size", "refused"), [(99, False), (100, False), (101, True)])
+def test_size_has_a_limit(size: int, refused: bool) -> None:
+    data = b'"' + b"x" * (size - 2) + b'"'
+    if refused:
+        with pytest.raises(InvalidTaskMessage, match="101 bytes is over the limit of 100"):
+            decode(data, "application/json", "utf-8", JSON_ONLY, limit=100)
+    else:
+        assert decode(data, "application/json", "utf-8", JSON_ONLY, limit=100)
+
+
+@pytest.mark.parametrize("name", ["pickle", "yaml", "msgpack"])
+def test_damaged_data_of_other_serializers_is_an_invalid_message(name: str) -> None:
+    content_type = serialization.CONTENT_TYPES[name]
+    with pytest.raises(InvalidTaskMessage, match="not valid application/x-"):
+        decode(b"\xc1\xff[{: !!python/object:os.system x", content_type, "binary", frozenset({name}))
+
+
+# -- compression --
+
+
+@given(st.binary(max_size=2000), st.sampled_from(["gzip", "bzip2", "lzma"]))
+def test_compression_both_ways(data: bytes, method: str) -> None:
+    mime, packed = compress(data, method)
+    assert decompress(packed, mime) == data
+    assert kombu.compression.decompress(packed, mime) == data
+
+
+def test_the_gzip_of_other_languages_is_read_too() -> None:
+    assert decompress(gzip.compress(b"[1]"), GZIP) == b"[1]"
+    assert decompress(zlib.compress(b"[1]"), GZIP) == b"[1]"
+
+
+@pytest.mark.parametrize(
+    ("mime", "bomb"),
+    [
+        (GZIP, zlib.compress(b"\0" * 50_000_000, 9)),
+        ("application/x-bz2", bz2.compress(b"\0" * 50_000_000)),
+        ("application/x-lzma", lzma.compress(b"\0" * 50_000_000)),
+    ],
+)
+def test_a_bomb_stops_at_the_limit(mime: str, bomb: bytes) -> None:
+    assert len(bomb) < 100_000
+    with pytest.raises(InvalidTaskMessage, match="more than the limit of 1000000 bytes"):
+        decompress(bomb, mime, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("data", "mime", "reason"),
+    [
+        (b"not compressed", GZIP, "does not decompress"),
+        (zlib.compress(b"x" * 1000)[:-3], GZIP, "ends in the middle"),
+        (b"", GZIP, "ends in the middle"),
+        (b"x", "application/x-bz2", "does not decompress|ends in the middle"),
+        (b"x", "application/x-lzma", "does not decompress|ends in the middle"),
+        (b"x", "application/zip", "is not one of"),
+        (b"x", "a" * 5000, "is not one of"),
+    ],
+)
+def test_damaged_or_unknown_compression(data: bytes, mime: str, reason: str) -> None:
+    with pytest.raises(InvalidTaskMessage, match=reason) as caught:
+        decompress(data, mime)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(("size", "refused"), [(999, False), (1000, False), (1001, True)])
+def test_the_limit_after_decompression_is_exact(size: int, refused: bool) -> None:
+    packed = zlib.compress(b"x" * size)
+    if refused:
+        with pytest.raises(InvalidTaskMessage):
+            decompress(packed, GZIP, 1000)
+    else:
+        assert len(decompress(packed, GZIP, 1000)) == size
+
+
+def test_an_unknown_method_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"no compression is named 'rar'.*gzip") as caught:
+        compress(b"x", "rar")
+    assert caught.value.setting == "task_compression"

@@ -1,0 +1,182 @@
+"""Signatures: what a change to the message, the key or the time does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker.clock import isoformat
+from qworker.errors import ConfigurationError, SecurityError
+from qworker.protocol import (
+    TaskMessage,
+    decode_body,
+    encode,
+    parse_headers,
+    parse_properties,
+    retry_headers,
+    rewire,
+)
+from qworker.signing import SIGNED_HEADERS, Signer
+from qworker.testing import FakeClock
+
+OLD = "the old key, which is long enough"
+NEW = "the new key, which is long enough"
+ACCEPT = frozenset({"json"})
+MESSAGE = TaskMessage("proj.add", "id-1", (1, 2), {"x": 3}, stamps={"team": "a"}, timelimit=(10, 5))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def signer(clock: FakeClock) -> Signer:
+    return Signer([NEW], clock)
+
+
+def parts(message: TaskMessage, signer: Signer) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    wire = encode(message, signer)
+    return parse_headers(wire.headers), parse_properties(wire.properties), wire.body
+
+
+def test_a_signed_message_is_accepted(signer: Signer) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    assert decode_body(body, headers, properties, ACCEPT, signer).args == (1, 2)
+
+
+def test_an_unsigned_message_is_not(signer: Signer) -> None:
+    wire = encode(MESSAGE)
+    with pytest.raises(SecurityError, match="not signed"):
+        decode_body(wire.body, parse_headers(wire.headers), parse_properties(None), ACCEPT, signer)
+
+
+@pytest.mark.parametrize("position", range(0, 90, 7))
+def test_a_flipped_bit_of_the_body_is_noticed(signer: Signer, position: int) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    position %= len(body)
+    changed = body[:position] + bytes([body[position] ^ 1]) + body[position + 1 :]
+    with pytest.raises(SecurityError, match="does not match"):
+        decode_body(changed, headers, properties, ACCEPT, signer)
+
+
+@pytest.mark.parametrize("name", SIGNED_HEADERS)
+def test_a_changed_header_is_noticed(signer: Signer, name: str) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    for value in ("other", None, 7):
+        if headers.get(name) != value:
+            with pytest.raises(SecurityError, match="does not match"):
+                signer.verify({**headers, name: value}, body, properties)
+
+
+@pytest.mark.parametrize("name", ["content_type", "content_encoding", "reply_to"])
+def test_a_changed_property_is_noticed(signer: Signer, name: str) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify(headers, body, {**properties, name: "application/x-python-serialize"})
+
+
+@pytest.mark.parametrize("name", ["argsrepr", "shadow", "redelivered", "x-death", "traceparent"])
+def test_what_a_broker_adds_and_people_read_may_change(signer: Signer, name: str) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    signer.verify({**headers, name: "other"}, body, properties)
+
+
+def test_signatures_of_two_messages_cannot_be_swapped(signer: Signer) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    other, _, _ = parts(TaskMessage("proj.delete", "id-2", (1, 2), {"x": 3}), signer)
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify({**headers, "signature": other["signature"]}, body, properties)
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify({**other, "signature": headers["signature"]}, body, properties)
+
+
+def test_keys_rotate(clock: FakeClock) -> None:
+    old, both, new = Signer([OLD], clock), Signer([NEW, OLD], clock), Signer([NEW], clock)
+    headers, properties, body = parts(MESSAGE, old)
+    both.verify(headers, body, properties)
+    with pytest.raises(SecurityError, match="not one of security_key"):
+        new.verify(headers, body, properties)
+    headers, properties, body = parts(MESSAGE, both)
+    new.verify(headers, body, properties)
+
+
+def test_the_same_key_id_with_another_secret_does_not_pass(signer: Signer, clock: FakeClock) -> None:
+    headers, properties, body = parts(MESSAGE, Signer([OLD], clock))
+    version, _, signed_at, digest = headers["signature"].split(":")
+    ours = signer.sign(headers, body, properties).split(":")[1]
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify({**headers, "signature": f"{version}:{ours}:{signed_at}:{digest}"}, body, properties)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        None,
+        7,
+        "",
+        "v1",
+        "v2:a:1:b",
+        "v1:k:x:d",
+        "v1:k:²:d",
+        "v1:k:1:d:e",
+        "v1:k:" + "9" * 99 + ":d",
+        "é:\ud800:1:x",
+    ],
+)
+def test_no_signature_at_all(signer: Signer, signature: object) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    with pytest.raises(SecurityError):
+        signer.verify({**headers, "signature": signature}, body, properties)
+
+
+def test_a_digest_that_is_not_ascii_is_just_wrong(signer: Signer) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    start = headers["signature"].rpartition(":")[0]
+    for digest in ("é", "\ud800", ""):
+        with pytest.raises(SecurityError, match="does not match"):
+            signer.verify({**headers, "signature": f"{start}:{digest}"}, body, properties)
+
+
+def test_a_replay_ends_with_max_age_counted_from_the_eta(clock: FakeClock) -> None:
+    signer = Signer([NEW], clock, max_age=60)
+    now = parts(MESSAGE, signer)
+    later = parts(TaskMessage("proj.add", "id-1", eta=isoformat(clock.now() + 3600)), signer)
+    clock.advance(59)
+    signer.verify(now[0], now[2], now[1])
+    clock.advance(3)
+    with pytest.raises(SecurityError, match="older than 60 s"):
+        signer.verify(now[0], now[2], now[1])
+    signer.verify(later[0], later[2], later[1])
+
+
+def test_the_time_of_signing_is_signed(signer: Signer) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    version, key, signed_at, digest = headers["signature"].split(":")
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify(
+            {**headers, "signature": f"{version}:{key}:{int(signed_at) + 9}:{digest}"}, body, properties
+        )
+
+
+def test_the_next_attempt_is_signed_anew(signer: Signer) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    again = retry_headers(headers, 1_800_000_000.0, 1, headers["id"])
+    assert "signature" not in again
+    wire = rewire(again, properties, body, signer)
+    assert decode_body(
+        wire.body, parse_headers(wire.headers), parse_properties(wire.properties), ACCEPT, signer
+    )
+
+
+@pytest.mark.parametrize("keys", [[], "", [""], ["short"], ["long enough for a key", "short"]])
+def test_keys_must_be_there_and_long(keys: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="16 bytes") as caught:
+        Signer(keys)
+    assert caught.value.setting == "security_key"
+
+
+def test_one_key_as_text_is_one_key(signer: Signer, clock: FakeClock) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    Signer(NEW, clock).verify(headers, body, properties)  # type: ignore[arg-type]
