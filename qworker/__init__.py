@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qworker import errors, signals, states
-    from qworker.app import QWorker, shared_task
+    from qworker.app import QWorker
     from qworker.current import Context, current_app, current_task
+    from qworker.eager import EagerResult
     from qworker.errors import (
         ConfigurationError,
         Ignore,
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     )
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
-    from qworker.result import AsyncResult, EagerResult, allow_join_result
+    from qworker.result import AsyncResult, allow_join_result
+    from qworker.shared import shared_task
     from qworker.signature import Signature
     from qworker.task import Task
 
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "qworker.app": ("QWorker", "shared_task"),
+    "qworker.app": ("QWorker",),
     "qworker.current": ("Context", "current_app", "current_task"),
+    "qworker.eager": ("EagerResult",),
     "qworker.errors": (
         "ConfigurationError",
         "Ignore",
@@ -55,7 +58,8 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
-    "qworker.result": ("AsyncResult", "EagerResult", "allow_join_result"),
+    "qworker.result": ("AsyncResult", "allow_join_result"),
+    "qworker.shared": ("shared_task",),
     "qworker.signature": ("Signature",),
     "qworker.task": ("Task",),
 }

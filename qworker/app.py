@@ -12,13 +12,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from qworker import registry, signals
 from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
-from qworker.current import Proxy, add_app, all_apps, get_current_app, set_default_app
+from qworker.current import add_app, all_apps, set_default_app
+from qworker.decorators import BoundDecorator, Decorator
+from qworker.definition import adopt, make_task
 from qworker.errors import ConfigurationError
 from qworker.middleware import Middleware
 from qworker.naming import import_object, task_name
@@ -28,35 +31,16 @@ from qworker.result import AsyncResult
 from qworker.serialization import content_types
 from qworker.signals import Signal
 from qworker.signature import Signature
-from qworker.task import AsyncTask, Task, make_task
+from qworker.task import AsyncTask, Task
 from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore
 
 if TYPE_CHECKING:
+    from qworker.awaiting import LoopWaiter, Watcher
     from qworker.signing import Signer
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Decorator(Protocol):
-    """Makes a task of a function: what ``@app.task(…)`` is, to a type checker."""
-
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class BoundDecorator(Protocol):
-    """The same with ``bind=True``: the function's first parameter is the task, and no argument of the call."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
 
 
 class Control:
@@ -119,6 +103,8 @@ class QWorker:
         self._broker: LeaseStore | None = None
         self._backend: Backend | None = None
         self._results_with_broker: bool | None = None
+        self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
+        self._watcher: Watcher | None = None
         if config_source is not None:
             self.config_from_object(config_source)
         add_app(self)
@@ -157,28 +143,31 @@ class QWorker:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, *, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+    def task(self, /, *, bind: Literal[True], **options: Any) -> BoundDecorator: ...
     @overload
-    def task(self, *, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+    def task(self, /, *, bind: Literal[False] = False, **options: Any) -> Decorator: ...
 
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def task(
+        self, function: Callable[..., Any] | None = None, /, *, bind: bool = False, **options: Any
+    ) -> Any:
         """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
 
         name: by default ``module.function``. bind: give the task itself as first argument. base: a subclass of Task.
         The rest: see the reference of task options; what is not given comes from the settings.
         """
         if function is None:
-            return lambda function: self._add(make_task(self, function, **options))
-        return self._add(make_task(self, function, **options))
+            return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
+        return self.add_task(make_task(self, function, bind=bind, **options))
 
     def register_task(self, task: Task[P, R]) -> Task[P, R]:
         """Register an instance of a class-based task."""
         name = task.name or task_name(type(task), self.main)
-        task.adopt(self, name)
-        self._add(task)
+        adopt(task, self, name)
+        self.add_task(task)
         return task
 
-    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+    def add_task(self, task: Task[..., Any]) -> Task[..., Any]:
+        """Take *task* in; raises ConfigurationError when another one has its name."""
         with self._lock:
             other = dict.get(self._tasks, task.name)
             if other is not None and other.origin() != task.origin():
@@ -304,6 +293,27 @@ class QWorker:
                 self._backend = open_backend(url, self.conf, self.clock)
             return self._backend
 
+    def waiter(self) -> LoopWaiter:
+        """What waits for results in the running event loop."""
+        import asyncio  # only for who uses it: it costs 30 ms
+
+        from qworker.awaiting import LoopWaiter
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._waiters:
+            self._waiters[loop] = LoopWaiter(self.backend, loop)
+        return self._waiters[loop]
+
+    @property
+    def watcher(self) -> Watcher:
+        """What keeps the promises made by ``result.then``."""
+        with self._lock:
+            if self._watcher is None:
+                from qworker.awaiting import Watcher
+
+                self._watcher = Watcher(self)
+            return self._watcher
+
     @property
     def results_with_broker(self) -> bool:
         """Whether results are kept in the broker's own store, so that a worker stores them together with the ack."""
@@ -335,6 +345,7 @@ class QWorker:
                 if opened is not None:
                     opened.close()
             self._broker = self._backend = self._results_with_broker = None
+            self._waiters.clear()
 
     def __enter__(self) -> QWorker:
         return self
@@ -364,36 +375,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-@overload
-def shared_task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
-@overload
-def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
-@overload
-def shared_task(*, bind: Literal[True], **options: Any) -> BoundDecorator: ...
-@overload
-def shared_task(*, bind: Literal[False] = False, **options: Any) -> Decorator: ...
-
-
-def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a task that belongs to every app, for libraries that do not know it. Options as for app.task.
-
-    What this returns stands for the task of the current app.
-    """
-    if function is None:
-        return lambda function: shared_task(function, **options)
-
-    def make(app: QWorker) -> Task[..., Any]:
-        return app._add(make_task(app, function, **options))
-
-    registry.shared.append(make)
-    for app in all_apps():
-        if app.finalized:
-            make(app)
-
-    def find() -> Task[..., Any]:
-        app = get_current_app()
-        return app.tasks[options.get("name") or task_name(function, app.main)]
-
-    return Proxy(find)

@@ -22,8 +22,8 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     while seen < 100 and not hasattr(function, "__code__"):
         inner = getattr(function, "func", None) or getattr(function, "__func__", None)
         if inner is None:
-            call = getattr(type(function), "__call__", None)
-            return bool(getattr(getattr(call, "__code__", None), "co_flags", 0) & _COROUTINE)
+            function = type(function).__call__
+            break
         function, seen = inner, seen + 1
     return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & _COROUTINE)
 

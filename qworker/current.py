@@ -74,7 +74,8 @@ class Context:
     deliveries is ours: how many times the broker has handed this message to a worker, this time included.
     """
 
-    id: str | None
+    id: str
+    """The task's id; None when the task was called as a function."""
     task: str | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -251,13 +252,9 @@ class Proxy:
     def _get_current_object(self) -> Any:
         return object.__getattribute__(self, "_find")()
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._get_current_object())
-
-    @property
-    def __doc__(self) -> Any:  # type: ignore[override]
-        return self._get_current_object().__doc__
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]

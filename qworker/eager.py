@@ -7,7 +7,7 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.current import Context, current_context
@@ -16,10 +16,57 @@ from qworker.execution import execute
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.protocol import Body
-from qworker.result import EagerResult
+from qworker.result import AsyncResult
 
 if TYPE_CHECKING:
+    from qworker.app import QWorker
     from qworker.task import Task
+
+R = TypeVar("R")
+
+
+class EagerResult(AsyncResult[R]):
+    """The result of a task that was run inline; everything is known already."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,
+        value: Any,
+        state: str,
+        traceback: str | None = None,
+        name: str | None = None,
+        app: QWorker | None = None,
+    ) -> None:
+        super().__init__(id, app)
+        self._meta = {"status": state, "result": value, "traceback": traceback, "name": name, "task_id": id}
+
+    def get(self, timeout: float | None = None, propagate: bool = True, *args: Any, **kwargs: Any) -> R:
+        """Return the value, or raise the exception, at once."""
+        return self._value(self._look(), propagate)
+
+    wait = get
+
+    def ready(self) -> bool:
+        """True."""
+        return True
+
+    def _final_meta(self) -> dict[str, Any] | None:
+        return self._meta
+
+    async def _await(self) -> R:
+        return self._value(self._look(), True)
+
+    def forget(self) -> None:
+        """Nothing is stored."""
+
+    def revoke(self, *args: Any, **kwargs: Any) -> None:
+        """Too late: it has run."""
+
+    def __reduce__(self) -> Any:
+        meta = self._look()
+        return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])
 
 
 def apply_eagerly(

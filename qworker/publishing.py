@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.call_options import Call, check_options, make_call, next_call
@@ -128,9 +129,7 @@ class Publisher:
             sent.append((one, call))
             if self.app.conf.task_always_eager and one is not None:
                 continue
-            self._through_middleware(
-                call, lambda message, call=call: ready.append(self._prepare(call, message))
-            )  # type: ignore[misc]
+            self._through_middleware(call, partial(self._collect, ready, call))
         if self.app.conf.task_always_eager:
             return [
                 self._call_eagerly(one, call, options) if one else self._result(call, one)
@@ -299,6 +298,9 @@ class Publisher:
             call.expires,
         )
         return envelope, wire, call
+
+    def _collect(self, ready: list[tuple[Envelope, Wire, Call]], call: Call, message: TaskMessage) -> None:
+        ready.append(self._prepare(call, message))
 
     def _deliver(self, ready: list[tuple[Envelope, Wire, Call]], call: Call) -> None:
         self._push([envelope for envelope, _, _ in ready], call.message.task, call.retry, call.retry_policy)

@@ -73,7 +73,7 @@ class AsyncResult(Generic[R]):
     sent, or whose result has expired: its state is PENDING.
     """
 
-    __slots__ = ("__weakref__", "_app", "_meta", "_queue", "_then", "id", "ignored", "parent")
+    __slots__ = ("__weakref__", "_app", "_meta", "_promises", "_queue", "id", "ignored", "parent")
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AsyncResult(Generic[R]):
         self._app = app
         self._queue = queue
         self._meta: dict[str, Any] | None = None  # kept once it is final
-        self._then: Any = None
+        self._promises: list[Any] | None = None
 
     @property
     def app(self) -> QWorker:
@@ -161,7 +161,7 @@ class AsyncResult(Generic[R]):
             patience = min(part for part in (left, slice_, 3600.0) if part is not None)
             found = self.backend.wait([self.id], patience, on_interval=on_interval, interval=interval)
             if self.id in found:
-                return self._keep(found[self.id])
+                return self.keep(found[self.id])
             if not hinted and clock.monotonic() - started >= HINT_AFTER:
                 hinted = True
                 self._hint()
@@ -173,7 +173,8 @@ class AsyncResult(Generic[R]):
         except Exception as error:  # a hint must not break what it comments on
             logger.debug("cannot tell whether workers are there: %s", error)
             return
-        if self._queue is not None and not any(self._queue in worker["queues"] for worker in workers):
+        queues = {queue for worker in workers for queue in cast("list[str]", worker["queues"])}
+        if self._queue is not None and self._queue not in queues:
             logger.warning(
                 "No worker is consuming queue %s: task %s waits until one does (qworker start -Q %s)",
                 self._queue,
@@ -185,26 +186,45 @@ class AsyncResult(Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait without blocking the event loop; return the value or raise the exception, as get() does."""
+        return self._await().__await__()
+
+    async def _await(self) -> R:
         if self.ignored:
             return cast(R, None)
+        refuse_to_wait_in_a_task()
         meta = self._final_meta()
         if meta is None:
-            meta = self._keep((yield from self.app.waiter().meta(self.id).__await__()))
+            import asyncio  # only for who uses it: it costs 30 ms
+
+            waiter = self.app.waiter()
+            try:
+                async with asyncio.timeout(HINT_AFTER):
+                    found = await waiter.meta(self.id)
+            except TimeoutError:
+                await asyncio.to_thread(self._hint)
+                found = await waiter.meta(self.id)
+            meta = self.keep(found)
         return self._value(meta, True)
 
     def then(
         self, callback: Callable[[AsyncResult[R]], Any], on_error: Callable[..., Any] | None = None
     ) -> Any:
-        """Call callback(result) once it is there, or on_error(exception) if it failed; returns a vine promise.
+        """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine promise.
 
-        Who waits finds out: the promise is kept by whoever calls get() or ready(), or by a running event loop.
+        They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out.
         """
-        if self._then is None:
-            from vine import promise
+        from vine import promise  # only for who uses it
 
-            self._then = promise()
-        chained = self._then.then(callback, on_error=on_error)
-        self._final_meta()
+        kept = promise()
+        chained = kept.then(callback, on_error=on_error)
+        if self._promises is None:
+            self._promises = []
+        self._promises.append(kept)
+        meta = self._final_meta()
+        if meta is None:
+            self.app.watcher.watch(self)
+        else:
+            self.keep(meta)
         return chained
 
     # -- looking --
@@ -214,17 +234,22 @@ class AsyncResult(Generic[R]):
         if self._meta is None:
             meta = self.backend.get(self.id)
             if meta is not None and meta["status"] in states.READY_STATES:
-                self._keep(meta)
+                self.keep(meta)
         return self._meta
 
-    def _keep(self, meta: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Take in the metadata of the ended task, once and for all, and keep the promises made of it."""
         if self._meta is None:
             self._meta = meta
-            if self._then is not None and not self._then.ready:
-                if meta["status"] in states.PROPAGATE_STATES:
-                    self._then.throw(self._exception(meta), propagate=False)
-                else:
-                    self._then(self)
+        while self._promises:
+            try:
+                kept = self._promises.pop(0)  # whoever takes one out keeps it, also when two threads find out
+            except IndexError:
+                break
+            if meta["status"] in states.PROPAGATE_STATES:
+                kept.throw(self._exception(meta), propagate=False)
+            else:
+                kept(self)
         return self._meta
 
     def _look(self) -> dict[str, Any]:
@@ -370,57 +395,3 @@ def result_from_tuple(value: Any, app: QWorker | None = None) -> AsyncResult[Any
     if not isinstance(identity, str):
         raise ValueError(f"{value!r} does not describe a result: expected ((id, parent), children)")
     return AsyncResult(identity, app, result_from_tuple(parent, app) if parent else None)
-
-
-class EagerResult(AsyncResult[R]):
-    """The result of a task that was run inline; everything is known already."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        id: str,
-        value: Any,
-        state: str,
-        traceback: str | None = None,
-        name: str | None = None,
-        app: QWorker | None = None,
-    ) -> None:
-        super().__init__(id, app)
-        self._meta = {"status": state, "result": value, "traceback": traceback, "name": name, "task_id": id}
-
-    def get(self, timeout: float | None = None, propagate: bool = True, *args: Any, **kwargs: Any) -> R:
-        """Return the value, or raise the exception, at once."""
-        return self._value(self._look(), propagate)
-
-    wait = get
-
-    def ready(self) -> bool:
-        """True."""
-        return True
-
-    def _final_meta(self) -> dict[str, Any] | None:
-        return self._meta
-
-    def then(
-        self, callback: Callable[[AsyncResult[R]], Any], on_error: Callable[..., Any] | None = None
-    ) -> Any:
-        """Call callback(result) or on_error(exception) at once."""
-        meta, self._meta = self._look(), None
-        promise = super().then(callback, on_error)
-        self._keep(meta)
-        return promise
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self._value(self._look(), True)
-        yield
-
-    def forget(self) -> None:
-        """Nothing is stored."""
-
-    def revoke(self, *args: Any, **kwargs: Any) -> None:
-        """Too late: it has run."""
-
-    def __reduce__(self) -> Any:
-        meta = self._look()
-        return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])

@@ -1,6 +1,6 @@
 """Task: a function that can be called later, elsewhere; with its options and the ways to call it.
 
-Comes from:  ``@app.task`` and ``@shared_task``, which call make_task.
+Comes from:  ``@app.task`` and ``@shared_task``; ``definition.py`` makes them.
 Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls ``run``.
 Thread:      any; options are set while modules are imported and when the app is finalized.
 """
@@ -11,17 +11,14 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from qworker import task_options
-from qworker.arguments import argument_checker, is_coroutine_function
 from qworker.clock import to_epoch
 from qworker.current import Context, current_context, get_current_app, pop, push
-from qworker.eager import apply_eagerly
+from qworker.eager import EagerResult, apply_eagerly
 from qworker.errors import ConfigurationError, MaxRetriesExceeded, Retry
-from qworker.naming import task_name
-from qworker.result import AsyncResult, EagerResult
+from qworker.result import AsyncResult
 from qworker.retry import backoff_delay
 from qworker.signature import Signature
 
@@ -314,18 +311,6 @@ class Task(Generic[P, R]):
 
     # -- being a task --
 
-    def adopt(self, app: QWorker, name: str) -> None:
-        """Make this the task *name* of *app*; for class-based tasks, whose run() is a method."""
-        options = {key: getattr(self, key) for key in task_options.OPTIONS if key in vars(type(self))}
-        self.__dict__.update(task_options.parse(name, options, app.middleware_options))
-        self.__dict__.update(
-            name=name,
-            app=app,
-            bind=True,
-            is_async=is_coroutine_function(self.run),
-            check_arguments=argument_checker(getattr(self.run, "__func__", self.run), bound=True),
-        )
-
     def origin(self) -> tuple[str, str]:
         """Module and name of the function, to tell one task from another of the same name."""
         return self.__module__, self.__dict__.get("__qualname__") or type(self).__qualname__
@@ -359,43 +344,3 @@ class AsyncTask(Task[P, R]):
 
 def _task_named(name: str) -> Task[..., Any]:
     return get_current_app().tasks[name]
-
-
-def make_task(
-    app: QWorker,
-    function: Callable[..., Any],
-    *,
-    name: str | None = None,
-    bind: bool = False,
-    base: type[Task[..., Any]] | None = None,
-    **options: Any,
-) -> Task[..., Any]:
-    """Make the task of *function*; see task_options.OPTIONS for the rest.
-
-    Raises ConfigurationError for an option that does not exist or cannot have its value.
-    """
-    if not callable(function):
-        raise ConfigurationError(
-            f"@app.task decorates functions, not {function!r}: options are given by name"
-        )
-    if base is not None and not (isinstance(base, type) and issubclass(base, Task)):
-        raise ConfigurationError(f"task {function}: base={base!r} must be a subclass of qworker.Task")
-    name = name or task_name(function, app.main)
-    is_async = is_coroutine_function(function)
-    task = (base or (AsyncTask if is_async else Task))()
-    task.__dict__.update(task_options.parse(name, options, app.middleware_options))
-    run = MethodType(function, task) if bind else function
-    task.__dict__.update(
-        name=name,
-        app=app,
-        bind=bind,
-        run=run,
-        is_async=is_async,
-        check_arguments=argument_checker(function, bind),
-        __wrapped__=run,
-        __doc__=function.__doc__,
-        __module__=function.__module__,
-        __name__=getattr(function, "__name__", name),
-        __qualname__=getattr(function, "__qualname__", name),
-    )
-    return task

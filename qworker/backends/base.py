@@ -244,7 +244,7 @@ class Backend(ABC):
         """Delete what expired before epoch second *now*; return how many things went."""
         return 0
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a store that holds nothing open has nothing to do
         """Let go of connections; the next use opens new ones."""
 
     def _unsupported(self, what: str) -> NotSupported:

@@ -1,0 +1,168 @@
+"""Waiting for results without standing in anybody's way: for asyncio, and for promises.
+
+Comes from:  ``await result`` and ``result.then(…)``.
+Goes to:     the backend: one reader for all who wait in a loop, one thread for all promises of an app.
+Thread:      LoopWaiter: the event loop's. Watcher: a thread of its own, while there is anything to watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.backends.base import POLL_SECONDS, Backend, Meta
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.result import AsyncResult
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 0.1
+"""How long the watcher may take to notice that there is one more result to watch."""
+
+
+class _Awaited:
+    """A result that somebody in the loop awaits."""
+
+    __slots__ = ("count", "future")
+
+    def __init__(self, future: asyncio.Future[Meta]) -> None:
+        self.future = future
+        self.count = 0
+
+
+class LoopWaiter:
+    """Waits for results in one event loop, for all who await there."""
+
+    def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
+        self._backend = backend
+        self._awaited: dict[str, _Awaited] = {}
+        self._bell = backend.bell()
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: asyncio.Task[None] | None = None
+        if self._bell is not None:
+            weakref.finalize(loop, self._bell.close)
+
+    async def meta(self, task_id: str) -> Meta:
+        """Return the metadata of *task_id* once it has ended. Raises BackendError when the store does not answer."""
+        loop = asyncio.get_running_loop()
+        awaited = self._awaited.get(task_id)
+        if awaited is None:
+            awaited = self._awaited[task_id] = _Awaited(loop.create_future())
+            self._begin(loop)
+            if self._bell is not None:
+                self._look([task_id])
+        awaited.count += 1
+        try:
+            # Several may await the same result: who gives up must not take it from the others.
+            return await asyncio.shield(awaited.future)
+        finally:
+            awaited.count -= 1
+            if not awaited.count:
+                awaited.future.cancel()
+                del self._awaited[task_id]
+                if not self._awaited:
+                    self._end(loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._bell is None:
+            if self._thread is None:
+                self._thread = loop.create_task(self._look_from_thread())
+        elif self._timer is None:
+            if self._bell.fileno() >= 0:
+                loop.add_reader(self._bell.fileno(), self._rang)
+            self._timer = loop.call_later(POLL_SECONDS, self._tick, loop)
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._thread is not None:
+            self._thread.cancel()
+            self._thread = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            if self._bell.fileno() >= 0:
+                loop.remove_reader(self._bell.fileno())
+
+    def _rang(self) -> None:
+        self._bell.drain()
+        self._look(list(self._awaited))
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(POLL_SECONDS, self._tick, loop)
+        self._look(list(self._awaited))
+
+    def _look(self, ids: list[str]) -> None:
+        try:
+            self._settle(self._backend.get_many(ids))
+        except Exception as error:  # whatever the store says, who awaits is told
+            self._fail(ids, error)
+
+    async def _look_from_thread(self) -> None:
+        """For stores without a bell: the loop must not wait for the network."""
+        pause = 0.002
+        while True:
+            ids = list(self._awaited)
+            try:
+                self._settle(await asyncio.to_thread(self._backend.get_many, ids))
+            except Exception as error:  # as above
+                self._fail(ids, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, POLL_SECONDS)
+
+    def _settle(self, found: dict[str, Meta]) -> None:
+        for task_id, meta in found.items():
+            awaited = self._awaited.get(task_id)
+            if awaited is not None and meta["status"] in states.READY_STATES and not awaited.future.done():
+                awaited.future.set_result(meta)
+
+    def _fail(self, ids: list[str], error: Exception) -> None:
+        for task_id in ids:
+            awaited = self._awaited.get(task_id)
+            if awaited is not None and not awaited.future.done():
+                awaited.future.set_exception(error)
+
+
+class Watcher:
+    """Keeps the promises of an app: a thread that waits for their results, and lives as long as there are any."""
+
+    def __init__(self, app: QWorker) -> None:
+        self._app = weakref.ref(app)
+        self._lock = threading.Lock()
+        self._results: dict[str, list[AsyncResult[Any]]] = {}  # under _lock
+        self._thread: threading.Thread | None = None  # under _lock
+
+    def watch(self, result: AsyncResult[Any]) -> None:
+        """Keep the promises of *result* when it has ended."""
+        with self._lock:
+            self._results.setdefault(result.id, []).append(result)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="qworker-promises", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            app = self._app()
+            with self._lock:
+                ids = list(self._results)
+                if not ids or app is None:
+                    self._thread = None
+                    return
+            try:
+                found = app.backend.wait(ids, _WATCH_SECONDS)
+            except Exception as error:  # a promise outlives a store that is away
+                logger.warning("promises wait for the result store: %s", error)
+                app.clock.sleep(1.0)
+                continue
+            for task_id, meta in found.items():
+                with self._lock:
+                    results = self._results.pop(task_id, [])
+                for result in results:
+                    try:
+                        result.keep(meta)
+                    except Exception:  # the callback is the user's
+                        logger.exception("a callback of result %s raised", task_id)

@@ -1,0 +1,57 @@
+"""Shared tasks: for libraries that define tasks and do not know the app they will run in.
+
+Comes from:  ``@shared_task``.
+Goes to:     every app, when it is finalized; what the decorator returns stands for the current app's task.
+Thread:      whoever imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+
+from qworker import registry
+from qworker.current import Proxy, all_apps, get_current_app
+from qworker.decorators import BoundDecorator, Decorator
+from qworker.definition import make_task
+from qworker.naming import task_name
+from qworker.task import AsyncTask, Task
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def shared_task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+@overload
+def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def shared_task(*, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+@overload
+def shared_task(*, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+
+
+def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a task that belongs to every app, for libraries that do not know it. Options as for app.task.
+
+    What this returns stands for the task of the current app.
+    """
+    if function is None:
+        return lambda function: shared_task(function, **options)
+
+    def make(app: QWorker) -> Task[..., Any]:
+        return app.add_task(make_task(app, function, **options))
+
+    registry.shared.append(make)
+    for app in all_apps():
+        if app.finalized:
+            make(app)
+
+    def find() -> Task[..., Any]:
+        app = get_current_app()
+        return app.tasks[options.get("name") or task_name(function, app.main)]
+
+    return Proxy(find)
