@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from qworker import registry, signals
+from qworker.awaiting import LoopWaiter, Watcher
 from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
@@ -31,13 +32,10 @@ from qworker.result import AsyncResult
 from qworker.serialization import content_types
 from qworker.signals import Signal
 from qworker.signature import Signature
+from qworker.signing import Signer
 from qworker.task import AsyncTask, Task
 from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore
-
-if TYPE_CHECKING:
-    from qworker.awaiting import LoopWaiter, Watcher
-    from qworker.signing import Signer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -297,8 +295,6 @@ class QWorker:
         """What waits for results in the running event loop."""
         import asyncio  # only for who uses it: it costs 30 ms
 
-        from qworker.awaiting import LoopWaiter
-
         loop = asyncio.get_running_loop()
         if loop not in self._waiters:
             self._waiters[loop] = LoopWaiter(self.backend, loop)
@@ -309,8 +305,6 @@ class QWorker:
         """What keeps the promises made by ``result.then``."""
         with self._lock:
             if self._watcher is None:
-                from qworker.awaiting import Watcher
-
                 self._watcher = Watcher(self)
             return self._watcher
 
@@ -328,8 +322,6 @@ class QWorker:
         if keys is None:
             return None
         if self._signer[0] is not keys:
-            from qworker.signing import Signer
-
             self._signer = (keys, Signer(keys, self.clock))
         return self._signer[1]
 

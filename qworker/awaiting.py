@@ -2,12 +2,12 @@
 
 Comes from:  ``await result`` and ``result.then(…)``.
 Goes to:     the backend: one reader for all who wait in a loop, one thread for all promises of an app.
+asyncio is imported by who awaits, not by who imports this.
 Thread:      LoopWaiter: the event loop's. Watcher: a thread of its own, while there is anything to watch.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import weakref
@@ -17,6 +17,8 @@ from qworker import states
 from qworker.backends.base import POLL_SECONDS, Backend, Meta
 
 if TYPE_CHECKING:
+    import asyncio
+
     from qworker.app import QWorker
     from qworker.result import AsyncResult
 
@@ -50,6 +52,8 @@ class LoopWaiter:
 
     async def meta(self, task_id: str) -> Meta:
         """Return the metadata of *task_id* once it has ended. Raises BackendError when the store does not answer."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         awaited = self._awaited.get(task_id)
         if awaited is None:
@@ -104,6 +108,8 @@ class LoopWaiter:
 
     async def _look_from_thread(self) -> None:
         """For stores without a bell: the loop must not wait for the network."""
+        import asyncio
+
         pause = 0.002
         while True:
             ids = list(self._awaited)
