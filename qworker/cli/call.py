@@ -144,7 +144,9 @@ def task_named(app: QWorker, name: str) -> str:
     ending = [known for known in app.tasks if known.endswith(f".{name}")]
     if len(ending) == 1:
         return ending[0]
-    raise NotRegistered(name, ending or near(name, app.tasks) or near(name.rpartition(".")[2], app.tasks))
+    by_short_name = {known.rpartition(".")[2]: known for known in app.tasks}
+    likely = [by_short_name[short] for short in near(name.rpartition(".")[2], by_short_name)]
+    raise NotRegistered(name, ending or near(name, app.tasks) or likely)
 
 
 def warn_without_worker(app: QWorker, queue: str | None) -> None:

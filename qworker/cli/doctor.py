@@ -7,12 +7,15 @@ Thread:      main.
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from qworker.cli.examinations import EXAMINATIONS, Examination, Finding
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json
 from qworker.conf import mask_urls
+from qworker.discovery import Found
 from qworker.errors import QWorkerError
 
 _SIGNS = {"error": "✗", "warning": "!", "ok": "✓"}
@@ -54,7 +57,7 @@ def _examine(examination: Examination, found: Found) -> list[Finding]:
 
 
 def _print(findings: list[Finding]) -> None:
-    signs = _SIGNS if "utf" in (click.get_text_stream("stdout").encoding or "").lower() else _PLAIN_SIGNS
+    signs = _SIGNS if "utf" in (sys.stdout.encoding or "").lower() else _PLAIN_SIGNS
     for finding in findings:
         click.echo(
             f"{click.style(signs[finding.severity], _COLORS[finding.severity])} {mask_urls(finding.what)}"

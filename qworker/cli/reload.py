@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,13 @@ def difference(before: Snapshot, after: Snapshot) -> list[str]:
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
+def start_again() -> NoReturn:
+    """Runs this program from the top, in this process: same id, same terminal, fresh code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 class Reloader:
     """Calls `on_change` once, when the first file changes; `changed` says so afterwards."""
 
@@ -80,6 +88,11 @@ class Reloader:
         """Begins to look, from what the files are now."""
         self._before = self._take()
         self._thread.start()
+
+    def wait(self) -> None:
+        """Begins to look, and returns when something has changed; for a program that cannot run as it is."""
+        self._before = self._take()
+        self._run()
 
     def look(self) -> bool:
         """Looks once; whether something has changed since start()."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from qworker import __version__
-from qworker.cli.options import QUEUE_NAMES, SettingValue, app_option, open_app
+from qworker.cli.options import QUEUE_NAMES, ParamType, SettingValue, app_option, open_app
 from qworker.cli.output import count
-from qworker.cli.reload import Reloader
+from qworker.cli.reload import Reloader, start_again
 from qworker.conf import mask_urls
-from qworker.discovery import Found
+from qworker.discovery import Found, load_tasks
 from qworker.errors import ConfigurationError
 from qworker.logs import parse_level, setup
 from qworker.naming import node_name
@@ -46,6 +46,20 @@ def _setting(name: str) -> SettingValue:
     return SettingValue(_SETTINGS[name])
 
 
+class _Checked(ParamType):
+    """Text that a function of ours accepts; what it refuses is wrong usage."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(str(value))
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+
+
 @click.command(
     epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is over; a second "
     "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, or a part "
@@ -66,7 +80,12 @@ def _setting(name: str) -> SettingValue:
     "-n", "--hostname", help="Name of this worker: name@%h. Codes: %h host, %n short host, %d domain."
 )
 @click.option(
-    "-l", "--loglevel", default="INFO", show_default=True, help="DEBUG, INFO, WARNING, ERROR, CRITICAL."
+    "-l",
+    "--loglevel",
+    type=_Checked("level", parse_level),
+    default="INFO",
+    show_default=True,
+    help="DEBUG, INFO, WARNING, ERROR, CRITICAL.",
 )
 @click.option(
     "-f", "--logfile", help="File to log to, instead of standard error. Codes: %n name, %h host, %p both."
@@ -103,7 +122,7 @@ def start(
     app: str | None,
     queues: tuple[str, ...] | None,
     hostname: str | None,
-    loglevel: str,
+    loglevel: int,
     logfile: str | None,
     log_json: bool | None,
     pidfile: str | None,
@@ -117,13 +136,17 @@ def start(
         return _demo(options["concurrency"], out)
     if out is not None:
         raise click.UsageError("--out goes with --demo.")
-    parse_level(loglevel)
-    node = node_name(hostname)
-    found = open_app(app)
+    node = hostname or node_name()
+    given = {setting: options[option] for option, setting in _SETTINGS.items()}
+    try:
+        found = _prepare(app, queues, given)
+    except ConfigurationError as error:
+        if not reload_on_change:
+            raise
+        click.echo(f"Error: {mask_urls(str(error))}\nWaiting for a Python file to change.", err=True)
+        Reloader(lambda: None).wait()
+        start_again()
     conf = found.app.conf
-    conf.command_line({setting: options[option] for option, setting in _SETTINGS.items()})
-    conf.validate()
-    _check_queues(found, queues)
     with ExitStack() as stack:
         if pidfile is not None:
             stack.enter_context(PidFile(expand_path(pidfile, node, "pidfile")))
@@ -138,22 +161,28 @@ def start(
 def _run(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> int:
     from qworker.worker import Worker
 
-    worker = Worker(found.app, hostname=node, queues=queues)
+    def ready() -> None:
+        # Only now: the worker forks before any thread begins and before its broker is opened.
+        logger.info("ready; broker %s", mask_urls(found.app.broker.url))
+        if reloader is not None:
+            reloader.start()
+
+    worker = Worker(found.app, hostname=node, queues=queues, on_ready=ready)
     reloader = Reloader(lambda: worker.request_stop("warm")) if reload_on_change else None
     _tell(found, node, queues, reload_on_change)
-    if reloader is not None:
-        reloader.start()
     code = worker.run()
     if reloader is not None and reloader.changed:
-        # The program starts again from the top, in this process: same id, same terminal, fresh code.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        start_again()
     return code
 
 
-def _check_queues(found: Found, queues: tuple[str, ...] | None) -> None:
+def _prepare(app: str | None, queues: tuple[str, ...] | None, given: dict[str, Any]) -> Found:
+    """The app with the command line's settings in force; ConfigurationError for all that can be told before it runs."""
+    found = open_app(app, tasks=False)
     conf = found.app.conf
+    conf.command_line(given)
+    conf.validate()
+    load_tasks(found.app)
     declared = {*conf.task_queues, conf.task_default_queue}
     unknown = [name for name in queues or () if name not in declared]
     if unknown and not conf.task_create_missing_queues:
@@ -161,6 +190,7 @@ def _check_queues(found: Found, queues: tuple[str, ...] | None) -> None:
             f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; "
             f"there are: {', '.join(sorted(declared))}"
         )
+    return found
 
 
 def _tell(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> None:
@@ -170,7 +200,6 @@ def _tell(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_cha
     listed = ", ".join(own[:8]) + (", …" if len(own) > 8 else "")
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     logger.info("app %s (%s), %s: %s", found.target, found.how, count(len(own), "task"), listed or "none")
-    logger.info("broker %s", mask_urls(app.broker.url))
     names = ", ".join(queues or conf.task_queues or (conf.task_default_queue,))
     logger.info("queues %s; %s × %s", names, conf.worker_pool, conf.worker_concurrency or os.cpu_count() or 1)
     if conf.task_time_limit is None:
