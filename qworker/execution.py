@@ -29,10 +29,10 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     TimeLimitExceeded,
 )
+from qworker.exceptions import exception_to_dict
 from qworker.middleware import compose
 from qworker.retry import RECONNECT
 from qworker.safe_repr import safe_repr
-from qworker.exceptions import exception_to_dict
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -44,7 +44,14 @@ logger = logging.getLogger(__name__)
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
-SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID = "success", "failure", "retry", "ignored", "rejected", "invalid"
+SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID = (
+    "success",
+    "failure",
+    "retry",
+    "ignored",
+    "rejected",
+    "invalid",
+)
 
 
 class Outcome(NamedTuple):
@@ -119,7 +126,9 @@ async def execute_async(
         except TimeoutError:
             if not timer.expired():
                 raise
-            raise (SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)) from None
+            raise (
+                SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)
+            ) from None
     except asyncio.CancelledError:
         return run.raised(SoftTimeLimitExceeded("cancelled"))
     except BaseException as error:  # as in execute()
@@ -186,7 +195,9 @@ class _Run:
     def call(self, body: Body) -> Any:
         task = self.task
         if self.app.middleware:
-            chain = compose(self.app.middleware, "execute", lambda context: task.run(*context.args, **context.kwargs))
+            chain = compose(
+                self.app.middleware, "execute", lambda context: task.run(*context.args, **context.kwargs)
+            )
             return chain(self.context)
         return task.run(*body[0], **body[1])
 
@@ -225,7 +236,7 @@ class _Run:
         task = self.task
         options = {"countdown": task.autoretry_countdown(self.context), **task.retry_kwargs}
         try:
-            directive = task.retry(exc=error, throw=False, **options)  # type: ignore[arg-type]
+            directive = task.retry(exc=error, throw=False, **options)
         except BaseException as final:  # no retry is left, or the next attempt could not be sent
             if final is not error and final.__context__ is None:
                 final.__context__ = error
@@ -336,5 +347,3 @@ def _format(error: BaseException) -> str:
     if len(text) > MAX_TRACEBACK:
         text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
     return text
-
-

@@ -27,8 +27,8 @@ from qworker.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
-from qworker.execution import Outcome
 from qworker.exceptions import exception_to_dict
+from qworker.execution import Outcome
 from qworker.serialization import encode
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 
@@ -131,7 +131,9 @@ def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) ->
 
     Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
     """
-    headers, properties, body = protocol.receive(leased.headers, leased.properties, leased.body, accept, app.signer)
+    headers, _, body = protocol.receive(
+        leased.headers, leased.properties, leased.body, accept, app.signer
+    )
     if body is not None:  # protocol 1: the child gets it as protocol 2
         payload = protocol.rewire(headers, {}, encode([list(body.args), body.kwargs, body.embed])[2])
         leased = leased._replace(headers=payload.headers, properties=payload.properties, body=payload.body)
@@ -159,7 +161,9 @@ def finish(request: Request, outcome: Outcome, now: float) -> Settlement:
     rule = OUTCOMES[outcome.kind]
     level = logging.INFO if outcome.expected else rule.level
     if logger.isEnabledFor(level):
-        detail = outcome.traceback if outcome.kind == execution.FAILURE and not outcome.expected else outcome.text
+        detail = (
+            outcome.traceback if outcome.kind == execution.FAILURE and not outcome.expected else outcome.text
+        )
         logger.log(
             level,
             f"Task %s[%s] {rule.said}",
@@ -179,7 +183,9 @@ def finish(request: Request, outcome: Outcome, now: float) -> Settlement:
     return Bury(tag, f"{outcome.kind}: {outcome.text}", row)
 
 
-def end(app: QWorker, request: Request, why: str, how: str, now: float) -> tuple[Settlement, dict[str, Any] | None]:
+def end(
+    app: QWorker, request: Request, why: str, how: str, now: float
+) -> tuple[Settlement, dict[str, Any] | None]:
     """Settle what the worker ended itself; return that and what to store, None when there is nothing.
 
     why: one of the constants at the head of this module. how: in words.
@@ -203,9 +209,9 @@ def end(app: QWorker, request: Request, why: str, how: str, now: float) -> tuple
         error = TimeLimitExceeded(request.time_limit)
         _tell_failure(request, error)
         late = task.acks_on_failure_or_timeout
-        return (Ack(tag) if late else Bury(tag, f"the hard time limit of {request.time_limit:g} s passed")), result_meta(
-            app, request.headers, error
-        )
+        return (
+            Ack(tag) if late else Bury(tag, f"the hard time limit of {request.time_limit:g} s passed")
+        ), result_meta(app, request.headers, error)
     error = {TERMINATED: Terminated, EXPIRED: TaskExpired}.get(why, TaskRevoked)(how)
     if signals.task_revoked.receivers:
         signals.task_revoked.send(
@@ -217,7 +223,13 @@ def end(app: QWorker, request: Request, why: str, how: str, now: float) -> tuple
 def _tell_failure(request: Request, error: QWorkerError) -> None:
     if signals.task_failure.receivers:
         signals.task_failure.send(
-            request.task, task_id=request.id, exception=error, args=None, kwargs=None, traceback=None, einfo=None
+            request.task,
+            task_id=request.id,
+            exception=error,
+            args=None,
+            kwargs=None,
+            traceback=None,
+            einfo=None,
         )
 
 

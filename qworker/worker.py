@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,7 +69,9 @@ class Worker:
         app.conf.command_line({CONF_OF[name]: value for name, value in settings.items()})
         conf = app.conf
         self.queues = tuple(queues or conf.task_queues or (conf.task_default_queue,))
-        self.concurrency: int = 1 if conf.worker_pool == "solo" else conf.worker_concurrency or os.cpu_count() or 1
+        self.concurrency: int = (
+            1 if conf.worker_pool == "solo" else conf.worker_concurrency or os.cpu_count() or 1
+        )
         self.phase = RUNNING
         self._on_ready = on_ready
         self._wake_read, self._wake_write = os.pipe()
@@ -97,7 +98,11 @@ class Worker:
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        zygote = make_zygote(app) if conf.worker_pool == "prefork" and conf.worker_start_method in FORKING else None
+        zygote = (
+            make_zygote(app)
+            if conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
+            else None
+        )
         self.ready = self._make_ready_queue()
         self.settler = Settler(app, self.ready)
         self.pool: TaskPool = make_pool(
@@ -330,13 +335,13 @@ CONF_OF = {
 
 FORKING = ("zygote", "fork")
 
-SIGNALS = {signal.SIGTERM: DRAINING, signal.SIGINT: DRAINING, signal.SIGQUIT: COLD, signal.SIGHUP: "",
+SIGNALS: dict[int, str] = {signal.SIGTERM: DRAINING, signal.SIGINT: DRAINING, signal.SIGQUIT: COLD, signal.SIGHUP: "",
            signal.SIGUSR1: "", signal.SIGUSR2: ""}  # fmt: skip
 """What a signal orders; '' is heard and changes nothing."""
 
 
 def _as_error(crash: tuple[str, BaseException]) -> BaseException:
     name, error = crash
-    return error if isinstance(error, QWorkerError) else QWorkerError(f"the {name} failed to start: {error!r}")
-
-
+    return (
+        error if isinstance(error, QWorkerError) else QWorkerError(f"the {name} failed to start: {error!r}")
+    )

@@ -22,7 +22,17 @@ from typing import Any
 
 from qworker import execution, protocol, signals
 from qworker.components.event_loop import EventLoop
-from qworker.components.frames import MARK, MARKS_PER_CHILD, OUTCOME, STARTED, TOKEN, UP, FrameBuffer, Job, pack
+from qworker.components.frames import (
+    MARK,
+    MARKS_PER_CHILD,
+    OUTCOME,
+    STARTED,
+    TOKEN,
+    UP,
+    FrameBuffer,
+    Job,
+    pack,
+)
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.errors import MessageError, SoftTimeLimitExceeded
 
@@ -202,4 +212,3 @@ def _open_marks(settings: Mapping[str, Any]) -> mmap.mmap | None:
             os.close(file)
     except OSError:
         return None  # a full disk: a death of the whole worker will not count the runs it cut short
-

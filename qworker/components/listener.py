@@ -139,11 +139,8 @@ class Listener(ThreadComponent):
             self._news = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._news
 
     def wake(self) -> None:
-        self._news_by_us()
-        super().wake()
-
-    def _rung_by_us(self) -> None:
         self._store.wake()
+        super().wake()
 
     def _turn(self, now: float) -> float | None:
         self._collect(now)
@@ -308,5 +305,6 @@ class Listener(ThreadComponent):
                 self._collect(self.clock.monotonic())
             self._store.resign()
         except (BrokerUnavailable, ConfigurationError) as error:
-            logger.error("the last settlements did not reach the broker: %s; those tasks will run again", error)
-
+            logger.error(
+                "the last settlements did not reach the broker: %s; those tasks will run again", error
+            )

@@ -15,8 +15,13 @@ from typing import Any, NamedTuple
 from qworker.execution import Outcome
 from qworker.request import Request
 
-
-LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = "lost", "time limit", "terminated", "interrupted", "unstarted"
+LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = (
+    "lost",
+    "time limit",
+    "terminated",
+    "interrupted",
+    "unstarted",
+)
 """Why a request left the pool without an outcome: its process died; it was killed for its hard limit, or by
 request; it was killed for the sake of another or of the shutdown; it had not begun."""
 

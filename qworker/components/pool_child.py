@@ -37,7 +37,6 @@ class ChildHandle:
         self.up = False
         self.gone = False
         self.retiring = False
-        self.requests_cut = False
         self.end: tuple[str, Request | None, str] | None = None
         """Why we killed it: (why, for whose sake, how)."""
         self.born = time.monotonic()
@@ -89,9 +88,6 @@ class ChildHandle:
     def takes_async(self, most: int) -> bool:
         return not (self.retiring or self.gone) and len(self.jobs) == self.async_jobs < most
 
-    def async_load(self) -> int:
-        return self.async_jobs
-
     # -- assigning --
 
     def assign(self, sequence: int, request: Request, seconds: float) -> None:
@@ -137,6 +133,10 @@ class ChildHandle:
                 break
             self._unsent = self._unsent[sent:]
         return True
+
+    @property
+    def waits_to_write(self) -> bool:
+        return bool(self._unsent)
 
     def finished(self, sequence: int, now: float) -> Request | None:
         assigned = self.jobs.pop(sequence, None)
@@ -225,7 +225,9 @@ class ChildHandle:
 
 
 def describe_exit(status: int) -> str:
-    """Say how a process ended, from its wait status."""
+    """Say how a process ended, from its wait status; -1: it was never born."""
+    if status < 0:
+        return "could not be forked: too many processes, or no memory"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

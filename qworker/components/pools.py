@@ -27,7 +27,8 @@ def make_zygote(app: QWorker) -> Zygote:
     """Fork the process that will fork the children: now, while there is nothing that must not be forked."""
     if not hasattr(os, "fork"):
         raise ConfigurationError(
-            "this system cannot fork: use --start-method spawn, or --pool threads", setting="worker_start_method"
+            "this system cannot fork: use --start-method spawn, or --pool threads",
+            setting="worker_start_method",
         )
     from qworker.components.zygote import Zygote
 

@@ -52,7 +52,12 @@ def prepare(
         headers,
         body,
         properties=properties,
-        delivery_info={"exchange": "", "routing_key": queue, "priority": priority, "redelivered": redelivered},
+        delivery_info={
+            "exchange": "",
+            "routing_key": queue,
+            "priority": priority,
+            "redelivered": redelivered,
+        },
         hostname=hostname,
         deliveries=deliveries + 1,
         task=task,

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from qworker import protocol, signals
 from qworker import request as requests
-from qworker import signals
 from qworker.errors import MessageError, NotRegistered, QWorkerError, TaskExpired, TaskRevoked, WorkerLost
 from qworker.naming import near
 from qworker.request import Request
@@ -35,7 +35,12 @@ class Receipt:
     """unknown_delays: seconds to put an unknown task back for, one for each time."""
 
     def __init__(
-        self, app: QWorker, state: WorkerState, accept: frozenset[str], unknown_delays: tuple[float, ...], settle: Settle
+        self,
+        app: QWorker,
+        state: WorkerState,
+        accept: frozenset[str],
+        unknown_delays: tuple[float, ...],
+        settle: Settle,
     ) -> None:
         self._app = app
         self._state = state
@@ -102,7 +107,7 @@ class Receipt:
         full = NotRegistered(name, near(name, list(self._app.tasks)))
         meta = None
         try:
-            headers = requests.protocol.receive(
+            headers = protocol.receive(
                 leased.headers, leased.properties, leased.body, self._accept, self._app.signer
             )[0]
             meta = requests.result_meta(self._app, headers, full)
@@ -112,7 +117,12 @@ class Receipt:
         self._settle(None, Bury(leased.tag, requests.refusal(full)), meta)
 
     def _refuse(self, leased: Leased, reason: str) -> None:
-        logger.error("message %d in %s cannot be run: %s; it goes to the dead letters", leased.tag, leased.queue, reason)
+        logger.error(
+            "message %d in %s cannot be run: %s; it goes to the dead letters",
+            leased.tag,
+            leased.queue,
+            reason,
+        )
         if signals.task_rejected.receivers:
             signals.task_rejected.send(self._app, message=leased, exc=reason)
         self._settle(None, Bury(leased.tag, reason), None)

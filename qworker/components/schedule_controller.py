@@ -67,7 +67,8 @@ class EtaSchedule:
         """``(due, request)`` of everything here, earliest first."""
         with self._lock:
             return sorted(
-                ((due, request) for due, tag, request in self._heap if tag in self._present), key=lambda pair: pair[0]
+                ((due, request) for due, tag, request in self._heap if tag in self._present),
+                key=lambda pair: pair[0],
             )
 
     def clear(self) -> list[Request]:
@@ -85,7 +86,11 @@ class ScheduleController(ThreadComponent):
     name = "schedule"
 
     def __init__(
-        self, clock: Clock, on_crash: Callable[[str, BaseException], None], ready: ReadyQueue, moved: Callable[[], None]
+        self,
+        clock: Clock,
+        on_crash: Callable[[str, BaseException], None],
+        ready: ReadyQueue,
+        moved: Callable[[], None],
     ) -> None:
         super().__init__(clock, on_crash)
         self.schedule = EtaSchedule()

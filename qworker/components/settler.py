@@ -69,7 +69,7 @@ class Settler:
 
     def started(self, rows: Sequence[tuple[Request, tuple[Any, ...]]]) -> None:
         """Store the state STARTED of running requests."""
-        self.listener.post_many(Letter(request, Store(row), final=False) for request, row in rows)  # type: ignore[arg-type]
+        self.listener.post_many(Letter(request, Store(row), final=False) for request, row in rows)
 
     # -- mediator, listener --
 
@@ -94,7 +94,9 @@ class Settler:
 
             return run
 
-        self.listener.post_many(Letter(request, Ack(request.tag), runner(request), final=False) for request in early)
+        self.listener.post_many(
+            Letter(request, Ack(request.tag), runner(request), final=False) for request in early
+        )
 
     def give_back(self, taken: Sequence[Request], due: float | None = None) -> None:
         """Return requests that have not started, as they came."""
@@ -112,12 +114,12 @@ class Settler:
         """Return a rate-limited request until epoch second *due*."""
         self.give_back([request], due)
 
-    def _letter(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> Letter | None:
+    def _letter(
+        self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None
+    ) -> Letter | None:
         """The letter for the listener; None when it has to wait for the result store."""
-        if meta is not None and self.writer is None:
-            row = self._app.backend.row(meta["task_id"], meta)
-            if isinstance(settlement, Ack | Bury):
-                settlement = settlement._replace(row=row)
+        if meta is not None and self.writer is None and isinstance(settlement, Ack | Bury):
+            settlement = settlement._replace(row=self._app.backend.row(meta["task_id"], meta))
         if request is not None and request.acked:  # the message is gone: only the result is left to store
             row = settlement.row if isinstance(settlement, Ack | Bury) else None
             return self._letter_of(Letter(request, Store(row) if row is not None else None), meta)

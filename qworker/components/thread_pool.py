@@ -34,7 +34,12 @@ class ThreadPool(TaskPool):
     """settings: see PoolSettings. name: what info() calls it."""
 
     def __init__(
-        self, app: QWorker, settings: PoolSettings, on_ended: OnEnded, on_stored: OnStored, name: str = "threads"
+        self,
+        app: QWorker,
+        settings: PoolSettings,
+        on_ended: OnEnded,
+        on_stored: OnStored,
+        name: str = "threads",
     ) -> None:
         self._app = app
         self._settings = settings
@@ -81,7 +86,9 @@ class ThreadPool(TaskPool):
         for position, request in enumerate(requests):
             with self._lock:
                 limit = self._settings.async_concurrency
-                if not self._accepting or (self._async_running >= limit if request.is_async else self._free() <= 0):
+                if not self._accepting or (
+                    self._async_running >= limit if request.is_async else self._free() <= 0
+                ):
                     return list(requests[position:])
                 self._running[request.tag] = request
                 self._async_running += request.is_async
@@ -93,7 +100,7 @@ class ThreadPool(TaskPool):
         return False
 
     def recall(self) -> list[Request]:
-        taken = []
+        taken: list[Request] = []
         while True:
             try:
                 request = self._work.get_nowait()
@@ -173,7 +180,9 @@ class ThreadPool(TaskPool):
                     self._loop = self._loop or EventLoop()
                 self._loop.start(self._run_async(request, prepared))
             else:
-                self._end(request, execution.execute(self._app, prepared.task, prepared.context, prepared.body))
+                self._end(
+                    request, execution.execute(self._app, prepared.task, prepared.context, prepared.body)
+                )
 
     async def _run_async(self, request: Request, prepared: Prepared) -> None:
         self._end(request, await execution.execute_async(self._app, *prepared))
@@ -189,5 +198,3 @@ class ThreadPool(TaskPool):
             self.estimates.learn(request.name, outcome.runtime)
         self._remove(request)
         self._on_ended([Ended(request, outcome)])
-
-

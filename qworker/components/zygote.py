@@ -102,7 +102,14 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
     """Fork children on request until the parent is gone."""
     os.setpgid(0, 0)  # a signal to the worker's group is the worker's business
     _die_with(parent)
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for name in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGQUIT,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(name, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -139,12 +146,14 @@ def _fork_child(
     processes: dict[int, Any],
 ) -> None:
     process = billiard.get_context("fork").Process(
-        target=_child, args=(control, wakeup, app, settings, files, os.getpid()), name=f"child-{settings['index']}"
+        target=_child,
+        args=(control, wakeup, app, settings, files, os.getpid()),
+        name=f"child-{settings['index']}",
     )
     try:
         process.start()
     except OSError:  # no memory, or too many processes: the pool sees the socket close and asks again later
-        control.send(marshal.dumps(("exit", -settings["index"] - 1, 0)))
+        control.send(marshal.dumps(("exit", -settings["index"] - 1, -1)))
     else:
         processes[process.pid] = process
         control.send(marshal.dumps(("up", settings["index"], process.pid)))
@@ -154,7 +163,12 @@ def _fork_child(
 
 
 def _child(
-    control: socket.socket, wakeup: tuple[int, int], app: Any, settings: dict[str, Any], files: list[int], parent: int
+    control: socket.socket,
+    wakeup: tuple[int, int],
+    app: Any,
+    settings: dict[str, Any],
+    files: list[int],
+    parent: int,
 ) -> None:
     _die_with(parent)
     signal.set_wakeup_fd(-1)

@@ -1,0 +1,217 @@
+"""Crew: the children of the process pool, and which request is in whose hands.
+
+Comes from:  ProcessPool: the mediator assigns, the pool thread takes outcomes and deaths.
+Goes to:     the children, in frames.
+Thread:      any; everything is under one lock, which is never held while calling out.
+
+A short task may follow others into a child, as long as the child then has at most ``frame_seconds`` of work;
+a long or unknown one goes alone to a child that has nothing else. What was put behind a task that turns out
+long is recalled, so that nothing short waits behind anything long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from qworker.components.estimates import Estimates
+from qworker.components.pool import LOST, TERMINATED, TIME_LIMIT, PoolSettings
+from qworker.components.pool_child import ChildHandle
+from qworker.execution import Outcome
+from qworker.request import Request
+
+STALLED_SECONDS = 0.008
+"""A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
+UNKNOWN_SECONDS = 1.0
+"""What a task that has never run here is taken to last."""
+
+
+class Watched(NamedTuple):
+    """What a look at the crew found: requests taken back, and children to be killed."""
+
+    recalled: list[Request]
+    overdue: list[ChildHandle]
+
+
+class Crew:
+    def __init__(self, settings: PoolSettings, estimates: Estimates) -> None:
+        self._settings = settings
+        self._estimates = estimates
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._children: list[ChildHandle] = []  # under _lock, as all below
+        self._sequence = 0
+        self._accepting = True
+        self._limited = False
+
+    # -- membership: pool thread --
+
+    def add(self, child: ChildHandle) -> None:
+        with self._lock:
+            self._children.append(child)
+
+    def remove(self, child: ChildHandle) -> tuple[list[Request], list[Request]]:
+        """Strike a dead child off; return what it had not started, and what it was running."""
+        with self._lock:
+            unstarted = child.recall()
+            self._children.remove(child)
+            child.gone = True
+            return unstarted, child.requests()
+
+    def children(self) -> list[ChildHandle]:
+        with self._lock:
+            return list(self._children)
+
+    def named(self, index: int) -> ChildHandle | None:
+        """The child *index* whose process id is not known yet."""
+        return next((child for child in self.children() if child.index == index and not child.pid), None)
+
+    def with_pid(self, pid: int) -> ChildHandle | None:
+        return next((child for child in self.children() if child.pid == pid), None)
+
+    # -- assigning: mediator --
+
+    @property
+    def accepting(self) -> bool:
+        return self._accepting
+
+    def quiet(self) -> None:
+        with self._lock:
+            self._accepting = False
+            self._room.notify_all()
+
+    def free_slots(self, timeout: float, idle_only: bool) -> int:
+        with self._lock:
+            slots = self._count_slots(idle_only)
+            if not slots and timeout > 0:
+                self._room.wait(timeout)
+                slots = self._count_slots(idle_only)
+            return slots
+
+    def _count_slots(self, idle_only: bool) -> int:
+        if not self._accepting:
+            return 0
+        frame = self._settings.frame_seconds
+        return sum(child.room(frame, idle_only) for child in self._children)
+
+    def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
+        """Give *requests* to children, in order; return those that found no room, and whether the pool thread
+        has to look: a socket was full, or a limit runs."""
+        with self._lock:
+            refused: list[Request] = list(requests) if not self._accepting else []
+            for position, request in enumerate(requests if self._accepting else ()):
+                seconds = self._estimates.seconds(request.name)
+                child = self._choose(request, seconds)
+                if child is None:
+                    refused = list(requests[position:])
+                    break
+                self._sequence += 1
+                child.assign(self._sequence, request, UNKNOWN_SECONDS if seconds is None else seconds)
+                self._limited = self._limited or request.time_limit is not None
+            full = [child for child in self._children if child.outgoing and not child.flush()]
+            return refused, bool(full) or self._limited
+
+    def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
+        """The child for *request*: the one with the least work that may take it; None when none may."""
+        if request.is_async:
+            most = self._settings.async_concurrency
+            free = [child for child in self._children if child.takes_async(most)]
+            return min(free, key=lambda child: child.async_jobs, default=None)
+        best: ChildHandle | None = None
+        for child in self._children:
+            if child.takes(seconds, self._settings.frame_seconds) and (
+                best is None or child.load < best.load
+            ):
+                best = child
+        return best
+
+    def flush(self, child: ChildHandle) -> bool:
+        with self._lock:
+            return child.flush()
+
+    # -- what comes back: pool thread --
+
+    def finished(
+        self, child: ChildHandle, sequence: int, outcome: Outcome, retire: bool, now: float
+    ) -> Request | None:
+        """A run ended; None when the request is no longer the child's."""
+        with self._lock:
+            request = child.finished(sequence, now)
+            if request is not None and not request.is_async:
+                self._estimates.learn(request.name, outcome.runtime)
+            limit = self._settings.max_tasks_per_child
+            if retire or (limit is not None and child.total >= limit):
+                child.retiring = True
+            return request
+
+    def announce_room(self, child: ChildHandle) -> None:
+        """Tell the mediator of room once the child has half a frame of it, so that frames do not shrink."""
+        with self._lock:
+            if child.room(self._settings.frame_seconds / 2, False):
+                self._room.notify()
+
+    def watch(self, now: float) -> Watched:
+        """Find what is stalled, over its limit, or never came up."""
+        recalled: list[Request] = []
+        overdue: list[ChildHandle] = []
+        with self._lock:
+            for child in self._children:
+                if child.stalled(now, STALLED_SECONDS):
+                    recalled.extend(child.recall())
+                    child.load = UNKNOWN_SECONDS  # what it runs is long: nothing goes behind it
+                limit = child.next_limit() if self._limited else None
+                if limit is not None and limit[0] <= now:
+                    child.end = child.end or (TIME_LIMIT, limit[1], "the hard time limit passed")
+                    overdue.append(child)
+                elif not child.up and now - child.born > self._settings.alive_timeout:
+                    how = f"it did not come up within {self._settings.alive_timeout:g} s"
+                    child.end = child.end or (LOST, None, how)
+                    overdue.append(child)
+        return Watched(recalled, overdue)
+
+    def patience(self, now: float) -> float:
+        """Seconds until watch() could find anything."""
+        wanted = 5.0
+        with self._lock:
+            for child in self._children:
+                if len(child.jobs) - child.async_jobs > 1:
+                    return STALLED_SECONDS
+                limit = child.next_limit() if self._limited else None
+                if limit is not None:
+                    wanted = min(wanted, max(0.0, limit[0] - now))
+                if not child.up:
+                    wanted = min(wanted, 1.0)
+        return wanted
+
+    # -- taking back: any thread --
+
+    def recall(self) -> list[Request]:
+        with self._lock:
+            taken = [request for child in self._children for request in child.recall()]
+            self._room.notify_all()
+            return taken
+
+    def sentence(self, request: Request, how: str) -> ChildHandle | None:
+        """Note that the child that has *request* is killed for its sake; return the child."""
+        with self._lock:
+            for child in self._children:
+                if any(one is request for one in child.requests()):
+                    child.end = child.end or (TERMINATED, request, how)
+                    return child
+        return None
+
+    def retire_all(self) -> list[ChildHandle]:
+        """Let nobody be replaced any more; return those that are busy."""
+        with self._lock:
+            for child in self._children:
+                child.retiring = True
+            return [child for child in self._children if child.jobs]
+
+    def in_flight(self) -> int:
+        with self._lock:
+            return sum(len(child.jobs) for child in self._children)
+
+    def async_in_flight(self) -> int:
+        with self._lock:
+            return sum(child.async_jobs for child in self._children)
