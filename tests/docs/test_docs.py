@@ -39,9 +39,10 @@ class Reader:
         self.directory.mkdir()
         programs = directory / "bin"
         programs.mkdir()
-        (programs / "python").symlink_to(sys.executable)
-        (programs / "qworker").write_text(f'#!/bin/sh\nexec {sys.executable} -m qworker "$@"\n')
-        (programs / "qworker").chmod(0o755)
+        # Scripts and not links: a virtual environment's Python knows its packages by where it is called from.
+        for program, command in (("python", sys.executable), ("qworker", f"{sys.executable} -m qworker")):
+            (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (programs / program).chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
