@@ -28,6 +28,8 @@ from qworker.demo.screen import Screen
 
 DEADLINE_SECONDS = 110.0
 APPOINTMENT_SECONDS = 3.0
+LATE_SECONDS = 1.0
+CRASH_SECONDS = 1.5
 ASYNC_CALLS = 200
 NOTIFICATIONS = 25
 DRAIN_SECONDS = 10.0
@@ -105,7 +107,7 @@ def _publish(files: Sequence[Path], directory: Path, due: float) -> Results:
     """Everything is published at once: the worker decides what runs when."""
     return {
         "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
-        "die_once": [tasks.die_once.delay(str(directory / "died"))],
+        "die_once": [tasks.die_once.apply_async((str(directory / "died"),), countdown=CRASH_SECONDS)],
         "read_flaky": [tasks.read_flaky.delay(str(files[0]))],
         "digest": tasks.digest.apply_many([(number,) for number in range(ASYNC_CALLS)]),
         "notify": tasks.notify.apply_many([(number,) for number in range(NOTIFICATIONS)]),
@@ -185,12 +187,17 @@ def _note(part: Part) -> str:
         case "digest":
             return f"each waits {tasks.WAIT_SECONDS} s; one by one: {len(values) * tasks.WAIT_SECONDS:.0f} s"
         case "notify":
-            return f"{(len(values) - 1) / part.seconds if part.seconds else 0:.1f}/s where {tasks.RATE} is allowed"
+            return f"{_rate(part):.1f} a second, where {tasks.RATE_A_SECOND} are allowed"
         case "appointment":
             return f"in {APPOINTMENT_SECONDS:.0f} s; started {values[0]['late'] * 1000:.0f} ms after its time"
         case "die_once":
             return "process killed and replaced; the task ran again"
     return ""
+
+
+def _rate(part: Part) -> float:
+    """Runs a second between the first and the last; 0.0 when that cannot be said."""
+    return (part.ok - 1) / part.seconds if part.ok > 1 and part.seconds > 0 else 0.0
 
 
 def _surprises(report: Report) -> list[str]:
@@ -205,9 +212,12 @@ def _surprises(report: Report) -> list[str]:
         wrong.append(f"only {analysed.ok} of {len(analysed.runs)} modules could be read")
     if not analysed.retried:
         wrong.append("no file was retried, though one is not UTF-8")
-    (appointment,) = (part for part in report.parts if part.name == "appointment")
-    if any(run.ok and run.value["late"] < 0 for run in appointment.runs):
-        wrong.append("the appointment began before its time")
+    named = {part.name: part for part in report.parts}
+    for run in named["appointment"].runs:
+        if run.ok and not 0 <= run.value["late"] < LATE_SECONDS:
+            wrong.append(f"the appointment began {run.value['late']:.2f} s after its time")
+    if _rate(named["notify"]) > 1.2 * tasks.RATE_A_SECOND:
+        wrong.append(f"the rate limit of {tasks.RATE_A_SECOND} a second was exceeded")
     return wrong
 
 

@@ -102,7 +102,8 @@ def page(report: Report) -> str:
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     numeric = [
-        bool(rows) and all(row[column][:1].isdigit() for row in rows) for column in range(len(headings))
+        bool(rows) and all(row[column][:1].isdigit() or row[column] == "–" for row in rows)
+        for column in range(len(headings))
     ]
 
     def line(tag: str, cells: Sequence[str]) -> str:
@@ -149,17 +150,17 @@ def timeline(report: Report) -> str:
     runs = [(run.part, run.value) for part in report.parts for run in part.runs if run.ok]
     if not runs:
         return "<p>Nothing ended well.</p>"
-    begin = min(value["started"] for _, value in runs)
+    begin: float = min(value["started"] for _, value in runs)
     span = max(max(value["ended"] for _, value in runs) - begin, 0.001)
     scale = (WIDTH - LABEL - 20) / span
     killed = {value["killed"]: value["killed_at"] for part, value in runs if part == "die_once"}
-    first = {}
+    first: dict[int, float] = {}
     for _, value in runs:
         first[value["pid"]] = min(value["started"], first.get(value["pid"], value["started"]))
     lanes = {pid: index for index, pid in enumerate(sorted(first, key=lambda pid: first[pid]))}
     height = len(lanes) * LANE + 24
 
-    def x(epoch: float) -> float:
+    def x(epoch: float) -> float:  # pixels
         return LABEL + (epoch - begin) * scale
 
     drawn = [*grid(span, scale, height - 24)]

@@ -130,7 +130,7 @@ def parts_rows(report: Report) -> list[list[str]]:
             f"{part.ok:,}",
             f"{len(part.runs) - part.ok:,}",
             f"{part.retried:,}",
-            f"{part.seconds:.2f} s",
+            f"{part.seconds:.2f} s" if part.ok > 1 else "–",
             part.note,
         ]
         for part in report.parts

@@ -22,11 +22,11 @@ from qworker.demo.analysis import NotPython, analyse_file
 app = QWorker("qworker.demo", result_extended=True, result_expires=3600)
 
 WAIT_SECONDS = 0.5
-RATE = "10/s"
+RATE_A_SECOND = 10
 FAILURES_OF_THE_FLAKY_READER = 2
 
 
-@app.task(bind=True, throws=(NotPython,), max_retries=1)
+@app.task(name="demo.analyse", bind=True, throws=(NotPython,), max_retries=1)
 def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dict[str, Any]:
     """Count what is in one file; a file that is not what it says it is gets a second try as Latin-1."""
     started = time.time()
@@ -37,7 +37,7 @@ def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dic
     return {**found, **_run(self, started)}
 
 
-@app.task(bind=True, autoretry_for=(OSError,), max_retries=5, default_retry_delay=0.3)
+@app.task(name="demo.read_flaky", bind=True, autoretry_for=(OSError,), max_retries=5, default_retry_delay=0.3)
 def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
     """Read a file from a disk that fails the first times, as network disks do."""
     started = time.time()
@@ -46,7 +46,7 @@ def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
     return {"size": len(Path(path).read_bytes()), **_run(self, started)}
 
 
-@app.task(bind=True)
+@app.task(name="demo.digest", bind=True)
 async def digest(self: Task[..., Any], number: int) -> dict[str, Any]:
     """Wait for something slow, as one does for a network, then hash and compress; hundreds of these wait at once."""
     started = time.time()
@@ -59,20 +59,20 @@ async def digest(self: Task[..., Any], number: int) -> dict[str, Any]:
     }
 
 
-@app.task(bind=True)
+@app.task(name="demo.appointment", bind=True)
 def appointment(self: Task[..., Any], due: float) -> dict[str, Any]:
     """Do nothing at a given time; *due* is that time in epoch seconds."""
     started = time.time()
     return {"late": started - due, **_run(self, started)}
 
 
-@app.task(bind=True, rate_limit=RATE)
+@app.task(name="demo.notify", bind=True, rate_limit=f"{RATE_A_SECOND}/s")
 def notify(self: Task[..., Any], number: int) -> dict[str, Any]:
     """Call a service that allows so many calls a second and no more."""
     return {"number": number, **_run(self, time.time())}
 
 
-@app.task(bind=True)
+@app.task(name="demo.die_once", bind=True)
 def die_once(self: Task[..., Any], marker: str) -> dict[str, Any]:
     """Kill the process it runs in, the hard way, the first time; the worker must notice and run it again."""
     started = time.time()
