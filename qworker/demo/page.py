@@ -151,7 +151,7 @@ def timeline(report: Report) -> str:
     if not runs:
         return "<p>Nothing ended well.</p>"
     begin: float = min(value["started"] for _, value in runs)
-    span = max(max(value["ended"] for _, value in runs) - begin, 0.001)
+    span: float = max(max(value["ended"] for _, value in runs) - begin, 0.001)
     scale = (WIDTH - LABEL - 20) / span
     killed = {value["killed"]: value["killed_at"] for part, value in runs if part == "die_once"}
     first: dict[int, float] = {}
