@@ -31,14 +31,10 @@ def doctor(app: str | None, strict: bool, as_json: bool) -> int:
     """Look for what is wrong, and say what to do."""
     found = open_app(app, tasks=False)
     findings: list[Finding] = []
-    for examine in EXAMINATIONS:
-        try:
-            findings += examine(found)
-        except QWorkerError as error:
-            findings.append(Finding("error", str(error), ""))
-    findings = list(
-        dict.fromkeys(findings)
-    )  # a broker that cannot be opened is told once, not by each who tried
+    for examination in EXAMINATIONS:
+        findings += _examine(examination, found)
+    # A broker that cannot be opened is told once, not by each that tried.
+    findings = list(dict.fromkeys(findings))
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -57,11 +53,10 @@ def _examine(examination: Examination, found: Found) -> list[Finding]:
 
 
 def _print(findings: list[Finding]) -> None:
-    signs = _SIGNS if "utf" in (sys.stdout.encoding or "").lower() else _PLAIN_SIGNS
+    signs = _SIGNS if "utf" in (getattr(sys.stdout, "encoding", None) or "").lower() else _PLAIN_SIGNS
     for finding in findings:
-        click.echo(
-            f"{click.style(signs[finding.severity], _COLORS[finding.severity])} {mask_urls(finding.what)}"
-        )
+        sign = click.style(signs[finding.severity], _COLORS[finding.severity])
+        click.echo(f"{sign} {mask_urls(finding.what)}")
         if finding.advice:
             click.echo(f"    {mask_urls(finding.advice)}")
     errors = sum(finding.severity == "error" for finding in findings)

@@ -12,13 +12,13 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
+from qworker.clock import Clock
 from qworker.discovery import Found, load_tasks
 from qworker.embedded import database_path
 
@@ -178,19 +178,21 @@ def place(found: Found) -> Iterator[Finding]:
     if not url.startswith("sqlite:"):
         return
     directory = database_path(url).parent
+    if not directory.is_dir():
+        return  # it cannot be made, which opening the broker has told
     free = shutil.disk_usage(directory).free
     if free < _SCARCE_DISK:
         severity = "error" if free < _SCARCE_DISK // 10 else "warning"
         what = f"{directory} has {free // 1024**2} MB left"
         yield Finding(severity, what, "make room: nothing can be sent when it is full")
-    yield from writable(directory)
+    yield from writable(directory, found.app.clock)
 
 
-def writable(directory: Path) -> Iterator[Finding]:
+def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
     """Whether a directory can be written to, and whether its times are those of this machine."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
-            skew = os.fstat(file.fileno()).st_mtime - time.time()
+            skew = os.fstat(file.fileno()).st_mtime - clock.now()
     except OSError as error:
         yield Finding(
             "error", f"cannot write to {directory}: {error.strerror}", "give it to the user that runs this"
@@ -213,7 +215,7 @@ EXAMINATIONS: tuple[Examination, ...] = (
     interpreter,
     settings,
     tasks,
-    place,
     broker,
+    place,
     results,
 )

@@ -73,7 +73,8 @@ class LazyGroup(click.Group):
     def _run(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> int:
         try:
             code = super().main(args, prog_name or "qworker", standalone_mode=False, **extra)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where the descriptor was closed
+                sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
             error.show()

@@ -1,0 +1,106 @@
+"""A project with tasks, and two ways to run commands in it: in this process, and as a person would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qworker.cli.main import main
+from qworker.current import all_apps
+from qworker.discovery import find_app
+from qworker.transports.lease import Bury, Envelope
+
+TASKS = """
+    from qworker import QWorker
+
+    app = QWorker("tasks")
+
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+
+    @app.task
+    def fail() -> None:
+        raise ValueError("no luck")
+"""
+
+Run = Callable[..., Result]
+Shell = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tasks(project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with tasks.py in it, which is the current one."""
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    yield project(**{"tasks.py": TASKS})
+    for app in all_apps():
+        app.close()
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a command in this process; the arguments may be one text."""
+
+    def invoke(*arguments: str, input: str | None = None, tty: bool = False) -> Result:
+        return CliRunner().invoke(main, list(arguments), input=input, catch_exceptions=False)
+
+    return invoke
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment for a process of its own."""
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "error::DeprecationWarning:qworker"}
+
+
+@pytest.fixture
+def shell(environment: dict[str, str]) -> Shell:
+    """Runs a command as a process of its own."""
+
+    def execute(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+        environ = {**environment, **more.pop("env", {})}  # type: ignore[dict-item]
+        command = [sys.executable, "-m", "qworker", *arguments]
+        options = {"capture_output": True, "text": True, "timeout": 30, "stdin": subprocess.DEVNULL, **more}
+        return subprocess.run(command, env=environ, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+    return execute
+
+
+@pytest.fixture
+def bury(tasks: Path) -> Callable[..., None]:
+    """Makes dead letters, by a worker that gives up every message it gets."""
+
+    def give_up(
+        count: int, reason: str = "it never runs", headers: str | None = None, body: bytes = b"[[],{},{}]"
+    ) -> None:
+        app = find_app("tasks").app
+        plain = '{"task": "tasks.add", "id": "abc"}'
+        app.broker.push([Envelope("celery", headers or plain, None, body)] * count)
+        epoch = app.broker.enlist("undertaker@here", ["celery"], 1)
+        leased = app.broker.lease(["celery"], 100)
+        assert len(leased) == count
+        app.broker.settle(epoch, [Bury(message.tag, reason) for message in leased])
+        app.broker.resign()
+
+    return give_up
+
+
+@pytest.fixture
+def succeed(tasks: Path) -> Callable[..., None]:
+    """Stores the outcome of a task, as a worker would."""
+
+    def store(task_id: str, **meta: object) -> None:
+        find_app("tasks").app.backend.store(
+            task_id, {"task_id": task_id, "traceback": None, "children": [], **meta}
+        )
+
+    return store

@@ -1,0 +1,419 @@
+"""call, result, queues, dead, revoke, purge, config, shell, report, init: what they print, do and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from qworker.conf import SETTINGS
+from qworker.discovery import find_app
+
+# -- call --
+
+
+def test_call_sends_a_task_and_prints_its_id(tasks, run):
+    result = run("call", "tasks.add", "2", "3")
+    assert result.exit_code == 0
+    (leased,) = sent()
+    assert json.loads(leased.headers)["id"] == result.stdout.strip()
+    assert json.loads(leased.body)[0] == [2, 3]
+    assert "Using tasks:app: tasks.py" in result.stderr
+    assert "No worker works on queue 'celery' now. Start one with: qworker start\n" in result.stderr
+
+
+def sent(queue="celery"):
+    broker = find_app("tasks").app.broker
+    broker.enlist("reader@here", [queue], 1)
+    try:
+        return broker.lease([queue], 100)
+    finally:
+        broker.resign()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args", "kwargs"),
+    [
+        (["1", "two"], [1, "two"], {}),
+        (["-a", "[1, 2]"], [1, 2], {}),
+        (["-k", '{"x": 1, "y": 2}'], [], {"x": 1, "y": 2}),
+        (["-a", "[1]", "-k", '{"y": null}'], [1], {"y": None}),
+    ],
+)
+def test_call_takes_arguments_in_several_ways(tasks, run, arguments, args, kwargs):
+    assert run("call", "add", *arguments).exit_code == 0
+    body = json.loads(sent()[0].body)
+    assert (body[0], body[1]) == (args, kwargs)
+
+
+def test_call_options_reach_the_message(tasks, run):
+    options = [
+        "--task-id",
+        "mine",
+        "--countdown",
+        "1h",
+        "--expires",
+        "2h",
+        "--priority",
+        "7",
+        "--queue",
+        "other",
+        "--json",
+    ]
+    result = run("call", "add", "1", "2", *options)
+    assert json.loads(result.stdout) == {"id": "mine", "task": "tasks.add"}
+    assert "qworker start -Q other" in result.stderr
+    (info,) = find_app("tasks").app.broker.queues()
+    assert (info.queue, info.ready, info.delayed) == ("other", 0, 1)
+
+
+def test_call_can_send_what_this_app_does_not_know(tasks, run):
+    assert run("call", "elsewhere.task", "--by-name").exit_code == 0
+    assert json.loads(sent()[0].headers)["task"] == "elsewhere.task"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ad"], 1, "did you mean 'tasks.add'"),
+        (["nothing.like.it"], 1, "no task named"),
+        (["add", "1"], 2, "missing 1 required positional argument: 'y'"),
+        (["add", "-a", "{1"], 2, "not JSON"),
+        (["add", "-a", '{"x": 1}'], 2, "'[2, 3]'"),
+        (["add", "-k", "[1]"], 2, """'{"x": 2}'"""),
+        (["add", "1", "2", "-a", "[1]"], 2, "not both"),
+        (["add", "1", "2", "--countdown", "soon"], 2, "duration"),
+        (["add", "1", "2", "--eta", "yesterday"], 1, "eta"),
+        (["add", "1", "2", "--expires", "never"], 1, "expires"),
+        (["add", "1", "2", "--priority", "10"], 2, "0<=x<=9"),
+        (["add", "1", "2", "-Q", "a b"], 2, "queue name"),
+        (["add", "1", "2", "--serializer", "nonsense"], 1, "nonsense"),
+        ([], 2, "Missing argument 'TASK'"),
+    ],
+)
+def test_call_refuses(tasks, run, arguments, code, words):
+    result = run("call", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert sent() == []
+
+
+def test_call_says_when_no_result_came_in_time(tasks, run):
+    result = run("call", "add", "1", "2", "--wait", "--timeout", "0.05")
+    assert result.exit_code == 3
+    assert "ask later: qworker result" in result.stderr
+
+
+# -- result --
+
+
+def test_results_and_their_exit_codes(tasks, run, succeed):
+    succeed("good", status="SUCCESS", result=5)
+    succeed("half", status="PROGRESS", result={"done": 3})
+    error = {"exc_type": "ValueError", "exc_message": ["no luck"], "exc_module": "builtins"}
+    succeed("bad", status="FAILURE", result=error, traceback="Traceback…\nValueError: no luck")
+    for task_id, code, text in (
+        ("good", 0, "5\n"),
+        ("half", 3, "PROGRESS: {'done': 3}\n"),
+        ("bad", 1, "FAILURE: ValueError: no luck\n"),
+        ("unknown", 3, "PENDING\n"),
+    ):
+        result = run("result", task_id)
+        assert (result.exit_code, result.stdout) == (code, text)
+    assert "Traceback…" in run("result", "bad", "--traceback").stdout
+    shown = json.loads(run("result", "bad", "--json").stdout)
+    assert (shown["state"], shown["result"]) == ("FAILURE", {"type": "ValueError", "message": "no luck"})
+    assert run("result", "good", "--wait").exit_code == 0
+    late = run("result", "unknown", "--wait", "--timeout", "0.05")
+    assert (late.exit_code, "no result after" in late.stderr) == (3, True)
+
+
+# -- queues, purge --
+
+
+def test_queues_show_depth_and_age(tasks, run):
+    assert "are empty" in run("queues").stdout
+    run("call", "add", "1", "2")
+    run("call", "add", "1", "2", "--countdown", "1h")
+    head, row = run("queues").stdout.splitlines()
+    assert head.split() == ["queue", "ready", "delayed", "running", "dead", "oldest", "workers"]
+    assert row.split()[:5] == ["celery", "1", "1", "0", "0"]
+    (info,) = json.loads(run("queues", "--json").stdout)
+    assert (info["queue"], info["ready"], info["delayed"], info["workers"]) == ("celery", 1, 1, 0)
+    assert 0 <= info["oldest_age"] < 60
+
+
+def test_purge_needs_a_yes(tasks, run):
+    run("call", "add", "1", "2")
+    run("call", "add", "1", "2", "--queue", "other")
+    refused = run("purge")
+    assert (refused.exit_code, "give --yes" in refused.stderr) == (2, True)
+    assert run("purge", "-Q", "other", "--yes").stdout == "Removed 1 message.\n"
+    assert run("purge", "-X", "celery", "-f").stdout == "There is nothing to remove.\n"
+    assert run("purge", "--yes").stdout == "Removed 1 message.\n"
+    assert sent() == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
+def test_purge_asks_at_a_terminal(tasks, run, environment, answer, left):
+    run("call", "add", "1", "2")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "qworker", "purge", "-A", "tasks"]
+    with subprocess.Popen(
+        command, env=environment, stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        os.write(master, answer)
+        output = process.communicate(timeout=30)[0].decode()
+    os.close(slave)
+    os.close(master)
+    assert "Remove 1 message of celery" in output
+    assert process.returncode == (130 if left else 0)
+    assert len(sent()) == left
+
+
+@pytest.mark.parametrize("queues", ["", "a,,b", "a b", "x" * 300, "a\nb", "a*"])
+def test_queue_names_are_checked(tasks, run, queues):
+    result = run("purge", "-Q", queues)
+    assert result.exit_code == 2
+    assert "name" in result.stderr
+
+
+# -- dead --
+
+
+def test_dead_letters_can_be_listed_shown_retried_and_discarded(tasks, run, bury):
+    assert run("dead", "list").stdout == "There are no dead letters.\n"
+    bury(3)
+    letters = json.loads(run("dead", "list", "--json").stdout)
+    assert {letter["reason"] for letter in letters} == {"it never runs"}
+    first, second, third = (str(letter["tag"]) for letter in letters)
+    head, *rows = run("dead", "list", "--limit", "2").stdout.splitlines()
+    assert head.split() == ["tag", "queue", "task", "deliveries", "age", "reason"]
+    assert [row.split()[:3] for row in rows] == [
+        [first, "celery", "tasks.add"],
+        [second, "celery", "tasks.add"],
+    ]
+    assert run("dead", "list", "-Q", "other").stdout == "There are no dead letters.\n"
+    shown = run("dead", "show", first).stdout
+    for words in ("reason: it never runs", '  task: "tasks.add"', "body (10 bytes): [[],{},{}]"):
+        assert words in shown
+    assert run("dead", "retry", first).stdout == "Put 1 message back.\n"
+    assert len(sent()) == 1
+    assert run("dead", "discard", second, second).stdout == "Deleted 1 dead letter.\n"
+    assert [letter["tag"] for letter in json.loads(run("dead", "list", "--json").stdout)] == [int(third)]
+
+
+def test_all_dead_letters_at_once(tasks, run, bury):
+    bury(2)
+    refused = run("dead", "discard", "--all")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (2, True)
+    assert run("dead", "retry", "--all").stdout == "Put 2 messages back.\n"
+    assert run("dead", "discard", "--all", "--yes").stdout == "Deleted 0 dead letters.\n"
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "discard"])
+def test_a_dead_letter_that_is_none(tasks, run, bury, command):
+    bury(1)
+    for arguments, code, words in ((["999"], 1, "no dead letter 999"), (["x"], 2, "integer"), ([], 2, "")):
+        result = run("dead", command, *arguments)
+        assert (result.exit_code, words in result.stderr) == (code, True)
+    assert len(json.loads(run("dead", "list", "--json").stdout)) == 1
+
+
+def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, bury):
+    bury(1, reason="bad \x1b[2J", headers="\x1b]0;title", body=b"\xff\x1b[2J")
+    (letter,) = json.loads(run("dead", "list", "--json").stdout)
+    for result in (run("dead", "list"), run("dead", "show", str(letter["tag"]))):
+        assert result.exit_code == 0
+        assert "\x1b" not in result.stdout
+        assert "\\x1b" in result.stdout
+
+
+# -- revoke --
+
+
+def test_revoke_tells_the_broker(tasks, run):
+    assert run("revoke", "abc", "def", "--terminate", "-s", "kill").stdout == "Revoked 2 tasks.\n"
+    broker = find_app("tasks").app.broker
+    broker.enlist("reader@here", ["celery"], 1)
+    _, revocations = broker.revoked_since(0)
+    broker.resign()
+    assert [tuple(one) for one in revocations] == [("abc", True, "SIGKILL"), ("def", True, "SIGKILL")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Missing"),
+        ([""], "no task id"),
+        (["a b"], "no task id"),
+        (["x" * 300], "no task id"),
+        (["a", "-s", "NOPE"], "no signal"),
+    ],
+)
+def test_revoke_refuses(tasks, run, arguments, words):
+    result = run("revoke", *arguments)
+    assert (result.exit_code, words in result.stderr) == (2, True)
+
+
+# -- config --
+
+
+def test_config_show_tells_values_and_sources(project, run, monkeypatch):
+    secret = "k" * 40
+    project(
+        **{
+            "tasks.py": f"from qworker import QWorker\napp = QWorker('t', security_key={secret!r}, broker='redis://:hunter2@h')"
+        }
+    )
+    monkeypatch.setenv("QWORKER_WORKER_CONCURRENCY", "3")
+    shown = json.loads(run("config", "show", "--json").stdout)
+    assert set(shown) == set(SETTINGS)
+    assert shown["worker_concurrency"] == {
+        "value": 3,
+        "source": "environment variable QWORKER_WORKER_CONCURRENCY",
+    }
+    assert shown["task_serializer"]["source"] == "default"
+    text = run("config", "show").stdout
+    assert "hunter2" not in text
+    assert secret not in text
+    changed = run("config", "show", "--changed").stdout.splitlines()
+    assert [line.split()[0] for line in changed] == [
+        "setting",
+        "broker_url",
+        "security_key",
+        "worker_concurrency",
+    ]
+    assert len(run("config", "show", "task_serializer").stdout.splitlines()) == 2
+    wrong = run("config", "show", "task_serialiser")
+    assert (wrong.exit_code, "did you mean task_serializer" in wrong.stderr) == (1, True)
+
+
+def test_config_check_tells_everything_at_once(project, run):
+    project(
+        **{
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, task_serialiser='json', worker_pool='gevent')"
+        }
+    )
+    result = run("config", "check")
+    assert result.exit_code == 1
+    for words in (
+        "error: worker_concurrency",
+        "error: worker_pool",
+        "warning: unknown setting 'task_serialiser'",
+        "3 problems.",
+    ):
+        assert words in result.stdout
+    assert len(json.loads(run("config", "check", "--json").stdout)) == 3
+    assert run("config", "show").exit_code == 0
+
+
+def test_config_check_when_all_is_well(tasks, run):
+    result = run("config", "check")
+    assert (result.exit_code, result.stdout) == (0, "The settings are in order.\n")
+
+
+def test_any_command_tells_all_wrong_settings(project, run):
+    project(
+        **{
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, task_time_limit='x')"
+        }
+    )
+    result = run("queues")
+    assert result.exit_code == 1
+    assert "2 settings are wrong" in result.stderr
+
+
+# -- shell, report --
+
+
+def test_shell_runs_code_with_the_tasks_at_hand(tasks, run):
+    assert (
+        run("shell", "-c", "print(add(1, 2), app.main, sorted(tasks))").stdout
+        == "3 tasks ['tasks.add', 'tasks.fail']\n"
+    )
+
+
+def test_shell_reads_code_from_a_pipe(tasks, shell):
+    assert shell("shell", stdin=None, input="print(add(2, 2))").stdout == "4\n"
+
+
+def test_report_has_versions_and_masked_settings(project, run):
+    project(
+        **{
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', broker='redis://:hunter2@h', task_serialiser=1)"
+        }
+    )
+    text = run("report").stdout
+    assert "hunter2" not in text
+    for words in (
+        "qworker: ",
+        "python: 3.",
+        "sqlite: ",
+        "kombu: ",
+        "broker_url: 'redis://:********@h'",
+        "did you mean",
+    ):
+        assert words in text
+    assert json.loads(run("report", "--json").stdout)["app"].startswith("tasks:app")
+
+
+def test_report_works_without_an_app(project, run):
+    project(README="")
+    result = run("report")
+    assert result.exit_code == 0
+    assert "app: none: found no app" in result.stdout
+
+
+# -- init --
+
+
+def test_init_lists_what_there_is(run):
+    names = [line.split()[0] for line in run("init").stdout.splitlines()]
+    assert names[:3] == ["project", "systemd", "docker"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["systemd", "docker", "compose", "procfile", "supervisor", "k8s", "github-actions"]
+)
+def test_init_files_start_this_app(tasks, run, kind):
+    text = run("init", kind).stdout
+    assert "tasks:app" in text
+    assert "$" not in text
+    if kind in ("compose", "k8s", "github-actions"):
+        assert all(yaml.safe_load_all(text))
+
+
+def test_init_gives_the_worker_time_to_stop(tasks, run, monkeypatch):
+    monkeypatch.setenv("QWORKER_WORKER_SHUTDOWN_TIMEOUT", "2m")
+    assert "TimeoutStopSec=125\n" in run("init", "systemd").stdout
+    assert yaml.safe_load(run("init", "compose").stdout)["services"]["worker"]["stop_grace_period"] == "125s"
+
+
+def test_init_project_can_be_written_and_started_from(project, run):
+    directory = project(README="")
+    assert run("init", "project", "--write").stdout == "Wrote tasks.py.\n"
+    assert run("call", "add", "1", "2").exit_code == 0
+    again = run("init", "project", "--write")
+    assert (again.exit_code, "--force" in again.stderr) == (1, True)
+    (directory / "tasks.py").write_text("")
+    assert run("init", "project", "-w", "--force").exit_code == 0
+    assert "QWorker" in (directory / "tasks.py").read_text()
+
+
+def test_init_without_an_app_says_so_and_with_a_wrong_one_refuses(project, run):
+    project(README="")
+    result = run("init", "procfile")
+    assert result.stdout == "worker: qworker start -A tasks\n"
+    assert "No app here yet" in result.stderr
+    assert run("init", "procfile", "-A", "nope").exit_code == 1
+
+
+def test_init_of_an_unknown_kind(run):
+    result = run("init", "sytemd")
+    assert (result.exit_code, "'systemd'" in result.stderr) == (2, True)
