@@ -71,7 +71,8 @@ def test_processor_time_memory_and_writes_are_seen(grow: Callable[[str], Tree], 
     tree = grow(BUSY)
     assert 0.2 <= tree.cpu_seconds() < 5
     assert 1_000_000 < tree.pss_bytes() < 200_000_000
-    on_disk = os.major(os.stat(tmp_path).st_dev) != 0  # A tmpfs has no device, and nothing is written to storage.
+    # A tmpfs has no device, and nothing is written to storage.
+    on_disk = os.major(os.stat(tmp_path).st_dev) != 0
     assert tree.written_bytes() >= (4_000_000 if on_disk else 0)
 
 
