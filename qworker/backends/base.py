@@ -14,7 +14,7 @@ A final state never goes back: ``store`` compares and sets by ``states.may_repla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,10 +94,14 @@ class Backend(ABC):
 
     def encode(self, meta: Meta) -> bytes:
         """Serialise metadata. Raises EncodeError naming the part of the result that cannot be."""
+        return self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta})
+
+    def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None) -> bytes:
+        """Serialise any value; *parts* (name → value) of it are what EncodeError can name."""
         if self._serializer == "json":
-            data = encode_json(meta, {"the result": meta.get("result"), "the metadata": meta})
+            data = encode_json(value, parts or {"the result": value})
         else:
-            data = encode(meta, self._serializer, "the result")[2]
+            data = encode(value, self._serializer, "the result")[2]
         if self._compression:
             mime, body = compress(data, self._compression)
             data = b"%s%s\x00%s" % (COMPRESSED, mime.encode(), body)
@@ -127,7 +131,7 @@ class Backend(ABC):
 
     def check_encodable(self, result: Any) -> None:
         """Raise EncodeError when *result* could not be stored."""
-        self.encode({"status": states.SUCCESS, "result": result})
+        self.encode_value(result)
 
     def expiry(self) -> float | None:
         """Epoch second at which what is stored now expires; None: never."""

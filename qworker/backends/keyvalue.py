@@ -74,7 +74,7 @@ class KeyValueBackend(Backend):
 
     def save_group(self, group_id: str, result: Any) -> None:
         key = GROUP_PREFIX + group_id
-        data = self.encode({"status": states.SUCCESS, "result": result})
+        data = self.encode_value({"result": result})
         with self.locked(key):
             self.write(key, data, self.expires)
 

@@ -158,7 +158,7 @@ class SQLiteBackend(Backend):
         self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
 
     def save_group(self, group_id: str, result: Any) -> None:
-        value = self.encode({"status": states.SUCCESS, "result": result})
+        value = self.encode_value({"result": result})
         self._write(
             "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
             (GROUP_PREFIX + group_id, value, self.expiry()),

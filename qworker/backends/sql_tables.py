@@ -1,0 +1,138 @@
+"""The tables of the SQL result store, in Celery's layout, and the engine that reaches them.
+
+Comes from:  ``sql.py``.
+Goes to:     SQLAlchemy.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import exc as sa_errors
+from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
+
+from qworker.errors import ConfigurationError
+
+LONGEST_ID = 155
+
+EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
+"""Columns that are there when Celery, or we, made the table with ``result_extended``."""
+
+# On MySQL, Celery's BLOB and TEXT end at 64 KB, and a longer result would not fit.
+_BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
+_LONG_TEXT = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
+
+_DRIVERS = {
+    "postgresql": ("psycopg", "psycopg2"),
+    "mysql": ("pymysql", "MySQLdb"),
+    "mariadb": ("pymysql", "mariadb"),
+}
+"""The drivers we look for where the URL names none, best first, by dialect; the first is in the extra."""
+_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+
+
+class Tables(NamedTuple):
+    """The three tables and what they belong to."""
+
+    metadata: sa.MetaData
+    task: sa.Table
+    group: sa.Table
+    keyvalue: sa.Table
+
+    def create(self, engine: sa.Engine) -> frozenset[str]:
+        """Make the tables that are missing; return the columns that the table of tasks really has."""
+        for table in self.metadata.tables.values():
+            for tries_left in reversed(range(4)):
+                try:
+                    table.create(engine, checkfirst=True)
+                    break
+                except sa_errors.DBAPIError:
+                    # Another process makes it at the same time: look again, it should be there now.
+                    if not tries_left:
+                        raise
+                    time.sleep(0.05)
+        found = {column["name"] for column in sa.inspect(engine).get_columns(self.task.name)}
+        return frozenset(found & set(self.task.c.keys()))
+
+
+def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
+    """Describe the tables. names: "task", "group" and "keyvalue" give them other names."""
+    metadata = sa.MetaData()
+    task = sa.Table(
+        names.get("task", "celery_taskmeta"),
+        metadata,
+        sa.Column("id", sa.Integer, sa.Sequence("task_id_sequence"), primary_key=True, autoincrement=True),
+        sa.Column("task_id", sa.String(LONGEST_ID), unique=True),
+        sa.Column("status", sa.String(50)),
+        sa.Column("result", _BYTES),
+        sa.Column("date_done", sa.DateTime, index=True),
+        sa.Column("traceback", _LONG_TEXT),
+        sa.Column("children", _BYTES),
+        sqlite_autoincrement=True,
+    )
+    if extended:
+        for column in (
+            sa.Column("name", sa.String(155)),
+            sa.Column("args", _BYTES),
+            sa.Column("kwargs", _BYTES),
+            sa.Column("worker", sa.String(155)),
+            sa.Column("retries", sa.Integer),
+            sa.Column("queue", sa.String(155)),
+            sa.Column("stamps", _BYTES),
+        ):
+            task.append_column(column)
+    group = sa.Table(
+        names.get("group", "celery_tasksetmeta"),
+        metadata,
+        sa.Column("id", sa.Integer, sa.Sequence("taskset_id_sequence"), primary_key=True, autoincrement=True),
+        sa.Column("taskset_id", sa.String(LONGEST_ID), unique=True),
+        sa.Column("result", _BYTES),
+        sa.Column("date_done", sa.DateTime, index=True),
+        sqlite_autoincrement=True,
+    )
+    keyvalue = sa.Table(
+        names.get("keyvalue", "qworker_keyvalue"),
+        metadata,
+        sa.Column("key", sa.String(250), primary_key=True),
+        sa.Column("value", sa.BigInteger, nullable=False),
+        sa.Column("expires", sa.Double, index=True),
+    )
+    return Tables(metadata, task, group, keyvalue)
+
+
+def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
+    """Return the engine for ``db+…`` *url*; it connects at its first use.
+
+    Raises ConfigurationError for a URL that SQLAlchemy does not understand, or a driver that is not installed.
+    """
+    try:
+        parsed = sa.make_url(url.removeprefix("db+"))
+        dialect = parsed.get_backend_name()
+        if "+" not in parsed.drivername and dialect in _DRIVERS:
+            installed = [driver for driver in _DRIVERS[dialect] if find_spec(driver) is not None]
+            if not installed:
+                raise ConfigurationError(
+                    f"result_backend: no driver for {dialect} is installed: pip install 'qworker[{_EXTRAS[dialect]}]'",
+                    setting="result_backend",
+                )
+            driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
+            parsed = parsed.set(drivername=f"{dialect}+{driver}")
+        if dialect == "sqlite":
+            options.setdefault("connect_args", {"timeout": 30})
+        if short_lived:
+            options.setdefault("poolclass", sa.NullPool)
+        options.setdefault("pool_pre_ping", True)
+        return sa.create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"result_backend needs the module {error.name}, which is not installed: for PostgreSQL "
+            "pip install 'qworker[postgresql]', for MySQL and MariaDB pip install 'qworker[mysql]'",
+            setting="result_backend",
+        ) from None
+    except (sa_errors.ArgumentError, sa_errors.NoSuchModuleError, TypeError) as error:
+        raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None

@@ -1,0 +1,59 @@
+"""Results that an older Celery has pickled: read when they are plain data, refused when they are not.
+
+Comes from:  rows of Celery 5.6 and before, whose SQL result column was a pickle whatever the result serializer.
+Goes to:     plain Python values; no class outside of a short list is ever looked up, so nothing stored can run.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from qworker.errors import BackendError
+
+_PLAIN: dict[tuple[str, str], Any] = {
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "complex"): complex,
+    ("builtins", "bytearray"): bytearray,
+    ("collections", "OrderedDict"): dict,
+    ("datetime", "date"): date,
+    ("datetime", "datetime"): datetime,
+    ("datetime", "time"): time,
+    ("datetime", "timedelta"): timedelta,
+    ("datetime", "timezone"): timezone,
+    ("decimal", "Decimal"): Decimal,
+    ("uuid", "UUID"): UUID,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _PLAIN[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
+
+    def persistent_load(self, reference: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside of itself")
+
+
+def is_pickle(payload: bytes) -> bool:
+    """Tell whether *payload* begins as every pickle of protocol 2 and up does, and no JSON, YAML or text can."""
+    return payload[:1] == b"\x80"
+
+
+def load_plain(payload: bytes, where: str) -> Any:
+    """Return the plain value that is pickled in *payload*. Raises BackendError, saying what else it holds."""
+    try:
+        return _PlainUnpickler(io.BytesIO(payload)).load()
+    except Exception as error:  # a damaged pickle raises anything
+        raise BackendError(
+            f"{where}: a result was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
+            f"{error}. Read it with that Celery, or delete the row"
+        ) from None

@@ -1,0 +1,475 @@
+"""One suite for every result store: memory, the embedded file, a directory, and SQL on three databases."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qworker import states
+from qworker.backends import Backend, open_backend
+from qworker.backends.sql_tables import connect
+from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
+from qworker.conf import Settings
+from qworker.current import Context
+from qworker.errors import BackendError, EncodeError, NotSupported
+from qworker.protocol import Body
+from qworker.result import AsyncResult
+from qworker.testing.clock import FakeClock
+
+pytestmark = pytest.mark.contract
+
+# Read at import: the suite hides QWORKER_* from the tests themselves.
+SERVERS = {
+    "postgresql": os.environ.get("QWORKER_TEST_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
+    "mysql": os.environ.get("QWORKER_TEST_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
+}
+KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
+CUSTOM = "PROGRESS"
+ANY_STATE = (*sorted(states.ALL_STATES), CUSTOM)
+
+Open = Callable[..., Backend]
+
+
+def unreachable(url: str) -> str | None:
+    """Why the server at *url* cannot be used; None when it can."""
+    try:
+        engine = connect(url, {}, short_lived=True)
+        with engine.connect():
+            pass
+    except Exception as error:  # whatever the driver raises, the reason is what people need
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def servers() -> dict[str, str | None]:
+    return {name: unreachable(url) for name, url in SERVERS.items()}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, servers: dict[str, str | None]) -> str:
+    reason = servers.get(request.param)
+    if reason is not None:
+        message = f"no {request.param} server at {SERVERS[request.param]}: {reason}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return str(request.param)
+
+
+@pytest.fixture
+def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
+    """Opens the store, and the very same one again when called again."""
+    tables = {name: f"{name}_{uuid.uuid4().hex[:12]}" for name in ("task", "group", "keyvalue")}
+    urls = {
+        "memory": "cache+memory://",
+        "sqlite": f"sqlite:///{tmp_path}/results.db",
+        "filesystem": f"file://{tmp_path}/results",
+        "sql-sqlite": f"db+sqlite:///{tmp_path}/sql.db",
+        **{name: f"db+{url}" for name, url in SERVERS.items()},
+    }
+    opened: list[Backend] = []
+    given: list[dict[str, Any]] = []
+
+    def open_again(clock: Clock = SYSTEM_CLOCK, **values: Any) -> Backend:
+        if kind == "memory" and given == [values]:
+            return opened[0]
+        given.append(values)
+        conf = Settings({"database_table_names": tables, **values}, environ={}, directory=tmp_path)
+        backend = open_backend(urls[kind], conf, clock)
+        opened.append(backend)
+        return backend
+
+    yield open_again
+    for backend in opened:
+        backend.close()
+    if kind in SERVERS:
+        engine = connect(SERVERS[kind], {}, short_lived=True)
+        with engine.connect() as connection:
+            for table in tables.values():
+                connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
+        engine.dispose()
+
+
+def store(
+    backend: Backend, task_id: str, status: str = states.SUCCESS, result: Any = None, **extra: Any
+) -> bool:
+    return backend.store(task_id, backend.meta(task_id, status, result, **extra))
+
+
+def new_id() -> str:
+    return str(uuid.uuid4())
+
+
+# -- what is stored comes back --
+
+
+def test_of_an_unknown_task_there_is_nothing(open_: Open) -> None:
+    assert open_().get(new_id()) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        0,
+        "Übermaß \N{SNOWMAN} \x00",
+        [1, [2.5, None]],
+        {"a": {"b": True}},
+        datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
+        Decimal("1.10"),
+        uuid.UUID(int=7),
+        b"\x00\xff",
+        "x" * 200_000,
+    ],
+    ids=lambda value: type(value).__name__ + str(len(str(value))),
+)
+def test_a_value_comes_back_as_it_was(open_: Open, value: Any) -> None:
+    task_id = new_id()
+    assert store(open_(), task_id, result=value)
+    meta = open_().get(task_id)
+    assert meta is not None
+    assert (meta["status"], meta["result"], meta["task_id"]) == (states.SUCCESS, value, task_id)
+
+
+def test_traceback_children_and_date_come_back(open_: Open) -> None:
+    clock = FakeClock()
+    context = Context(id="x", task="t", children=[AsyncResult("child")])
+    error = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
+    store(open_(clock), "x", states.FAILURE, error, traceback="Traceback…\n", context=context)
+    meta = open_(clock).get("x")
+    assert meta is not None
+    assert meta["traceback"] == "Traceback…\n"
+    assert meta["result"] == error
+    assert [list(child[0]) for child in meta["children"]] == [["child", None]]
+    assert datetime.fromisoformat(meta["date_done"]) == from_epoch(clock.now())
+
+
+def test_only_final_states_have_a_date(open_: Open) -> None:
+    store(open_(), "x", states.STARTED)
+    meta = open_().get("x")
+    assert meta is not None
+    assert meta["date_done"] is None
+
+
+def test_the_call_is_kept_with_result_extended(open_: Open) -> None:
+    headers = {"id": "x", "task": "proj.add", "retries": 2, "parent_id": None, "group": None}
+    context = Context.from_message(
+        headers, Body((1,), {"y": 2}, {}), delivery_info={"routing_key": "mail"}, hostname="w@h"
+    )
+    store(open_(result_extended=True), "x", result=3, context=context)
+    meta = open_(result_extended=True).get("x")
+    assert meta is not None
+    kept = {key: meta[key] for key in ("name", "args", "kwargs", "worker", "retries", "queue")}
+    assert kept == {
+        "name": "proj.add", "args": [1], "kwargs": {"y": 2}, "worker": "w@h", "retries": 2, "queue": "mail",
+    }  # fmt: skip
+
+
+def test_any_id_is_only_a_name(open_: Open) -> None:
+    ids = ["../../etc/passwd", "a/b", "..", "%2e", "x'; DROP TABLE result; --", "*", "ü" * 60, "i" * 150]
+    backend = open_()
+    for number, task_id in enumerate(ids):
+        store(backend, task_id, result=number)
+    assert [meta["result"] for task_id in ids if (meta := backend.get(task_id))] == list(range(len(ids)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"result_compression": "gzip"}, {"result_serializer": "msgpack", "result_accept_content": ["msgpack"]}],
+)
+def test_other_ways_to_encode(open_: Open, values: dict[str, Any]) -> None:
+    store(open_(**values), "x", result={"a": "b" * 1000})
+    meta = open_(**values).get("x")
+    assert meta is not None
+    assert meta["result"] == {"a": "b" * 1000}
+
+
+def test_compressed_results_are_read_without_the_setting(open_: Open, kind: str) -> None:
+    if kind == "memory":
+        return  # its settings are those it was opened with
+    store(open_(result_compression="gzip"), "x", result=1)
+    meta = open_().get("x")
+    assert meta is not None
+    assert meta["result"] == 1
+
+
+def test_what_cannot_be_serialised_is_named(open_: Open) -> None:
+    backend = open_()
+    with pytest.raises(EncodeError, match=r"the result\['a'\]"):
+        store(backend, "x", result={"a": object()})
+    assert backend.get("x") is None
+
+
+def test_forget(open_: Open) -> None:
+    backend = open_()
+    store(backend, "x")
+    backend.forget("x")
+    backend.forget("never-stored")
+    assert open_().get("x") is None
+
+
+def test_get_many_leaves_out_what_is_not_there(open_: Open) -> None:
+    backend = open_()
+    ids = [new_id() for _ in range(5)]
+    for task_id in ids[:3]:
+        store(backend, task_id, result=task_id)
+    found = backend.get_many(ids)
+    assert {key: meta["result"] for key, meta in found.items()} == {key: key for key in ids[:3]}
+
+
+# -- a final state never goes back --
+
+
+@pytest.mark.parametrize("new", ANY_STATE)
+@pytest.mark.parametrize("old", sorted(states.READY_STATES))
+def test_which_states_may_follow_a_final_one(open_: Open, old: str, new: str) -> None:
+    backend = open_()
+    store(backend, "x", old, "old")
+    assert store(backend, "x", new, "new") is states.may_replace(old, new)
+    meta = backend.get("x")
+    assert meta is not None
+    assert meta["status"] == (new if states.may_replace(old, new) else old)
+    assert meta["result"] == ("new" if states.may_replace(old, new) else "old")
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(st.sampled_from(ANY_STATE), min_size=1, max_size=8))
+def test_any_sequence_of_states_ends_as_the_rule_says(open_: Open, sequence: list[str]) -> None:
+    backend, task_id = open_(), new_id()
+    standing: tuple[str, int] | None = None
+    for number, status in enumerate(sequence):
+        allowed = standing is None or states.may_replace(standing[0], status)
+        assert store(backend, task_id, status, number) is allowed
+        if allowed:
+            standing = (status, number)
+    meta = backend.get(task_id)
+    assert meta is not None
+    assert (meta["status"], meta["result"]) == standing
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run work(0) … work(count - 1) at the same time; raise what the first of them raised."""
+    gate, errors = threading.Barrier(count), []
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except Exception as error:  # shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sequences=st.lists(
+        st.lists(st.sampled_from(ANY_STATE), min_size=1, max_size=4), min_size=4, max_size=4
+    ).filter(lambda sequences: any(states.SUCCESS in one for one in sequences))
+)
+def test_of_many_writers_one_succeeds_and_stands(open_: Open, sequences: list[list[str]]) -> None:
+    backends, task_id = [open_() for _ in sequences], new_id()
+    accepted: list[tuple[str, str]] = []
+
+    def write(number: int) -> None:
+        for step, status in enumerate(sequences[number]):
+            if store(backends[number], task_id, status, f"{number}.{step}"):
+                accepted.append((status, f"{number}.{step}"))
+
+    in_threads(len(sequences), write)
+    successes = [entry for entry in accepted if entry[0] == states.SUCCESS]
+    assert len(successes) == 1
+    meta = open_().get(task_id)
+    assert meta is not None
+    assert (meta["status"], meta["result"]) == successes[0]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_stores_on_its_own_connection(open_: Open, kind: str) -> None:
+    if kind == "memory":
+        assert not open_().persistent  # nobody else is to see it
+        return
+    backend = open_()
+    store(backend, "before", result=1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if store(backend, "in-child", result=2) and backend.get("before") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert {key for key in ("before", "in-child") if backend.get(key)} == {"before", "in-child"}
+    assert store(backend, "after", result=3)
+
+
+# -- waiting --
+
+
+def test_waiting_for_what_is_there_returns_at_once(open_: Open) -> None:
+    backend = open_()
+    store(backend, "a", result=1)
+    store(backend, "b", states.FAILURE, {})
+    store(backend, "c", states.STARTED)
+    assert set(backend.wait(["a", "b", "c", "d"], 5)) == {"a", "b"}
+
+
+def test_waiting_ends_when_time_is_over(open_: Open) -> None:
+    calls: list[int] = []
+    before = SYSTEM_CLOCK.monotonic()
+    assert open_().wait([new_id()], 0.15, on_interval=lambda: calls.append(1), interval=0.05) == {}
+    assert 0.14 <= SYSTEM_CLOCK.monotonic() - before < 2
+    assert calls
+
+
+def test_no_time_at_all_is_one_look(open_: Open) -> None:
+    backend = open_()
+    store(backend, "x")
+    assert set(backend.wait(["x"], 0)) == {"x"}
+    assert backend.wait(["y"], 0) == {}
+
+
+def test_who_waits_is_woken(open_: Open) -> None:
+    waiting, storing = open_(), open_()
+    storing.get("warm")
+    timer = threading.Timer(0.1, lambda: store(storing, "x", result=1))
+    timer.start()
+    before = SYSTEM_CLOCK.monotonic()
+    found = waiting.wait(["x"], 10)
+    took = SYSTEM_CLOCK.monotonic() - before
+    timer.join()
+    assert found["x"]["result"] == 1
+    assert took < (0.4 if waiting.supports_wait else 2)
+
+
+def test_many_wait_at_once(open_: Open) -> None:
+    storing = open_()
+    found: list[str] = []
+    ids = [new_id() for _ in range(6)]
+    backends = [open_() for _ in range(2)]
+
+    def work(number: int) -> None:
+        if number == len(ids):
+            for task_id in ids:
+                store(storing, task_id)
+        else:
+            found.extend(backends[number % 2].wait([ids[number]], 10))
+
+    in_threads(len(ids) + 1, work)
+    assert sorted(found) == sorted(ids)
+
+
+# -- time --
+
+
+def test_results_expire_and_are_swept(open_: Open) -> None:
+    clock = FakeClock()
+    backend = open_(clock, result_expires=60)
+    store(backend, "old")
+    backend.save_group("g", [["a", None], None])
+    clock.advance(59)
+    store(backend, "young")
+    assert backend.get("old") is not None
+    assert backend.sweep(clock.now()) == 0
+    clock.advance(2)
+    assert backend.get("old") is None
+    assert backend.sweep(clock.now()) == 2
+    assert backend.get("young") is not None
+    assert backend.get_group("g") is None
+
+
+# -- locks, counters, groups --
+
+
+def test_a_lock_is_taken_once_until_it_is_given_back_or_expires(open_: Open) -> None:
+    clock = FakeClock()
+    backend, key = open_(clock), new_id()
+    assert backend.add(key, 10)
+    assert not backend.add(key, 10)
+    clock.advance(11)
+    assert backend.add(key)
+    clock.advance(10_000)
+    assert not backend.add(key, 10)
+    backend.delete(key)
+    assert backend.add(key, 10)
+    backend.delete(key)
+    backend.delete(key)
+
+
+def test_of_many_one_gets_the_lock(open_: Open) -> None:
+    backends, key, got = [open_() for _ in range(6)], new_id(), []
+    in_threads(6, lambda number: got.append(backends[number].add(key, 60)))
+    assert sorted(got) == [False] * 5 + [True]
+
+
+def test_a_counter_counts_everybody(open_: Open) -> None:
+    backends, key, seen = [open_() for _ in range(4)], new_id(), []
+    in_threads(4, lambda number: seen.extend(backends[number].incr(key, 60) for _ in range(5)))
+    assert sorted(seen) == list(range(1, 21))
+
+
+def test_an_expired_counter_begins_again(open_: Open) -> None:
+    clock = FakeClock()
+    backend, key = open_(clock), new_id()
+    assert [backend.incr(key, 10), backend.incr(key, 10)] == [1, 2]
+    clock.advance(11)
+    assert backend.incr(key, 10) == 1
+
+
+def test_groups_are_kept_replaced_and_deleted(open_: Open) -> None:
+    backend = open_()
+    described = [["g", None], [[["a", None], None], [["b", None], None]]]
+    assert backend.get_group("g") is None
+    backend.save_group("g", [["g", None], []])
+    backend.save_group("g", described)
+    assert open_().get_group("g") == described
+    backend.delete_group("g")
+    backend.delete_group("g")
+    assert backend.get_group("g") is None
+
+
+def test_closed_and_used_again(open_: Open) -> None:
+    backend = open_()
+    store(backend, "x")
+    backend.close()
+    backend.close()
+    assert backend.get("x") is not None
+
+
+# -- the two that keep nothing for others --
+
+
+def test_disabled_takes_everything_and_tells_who_asks() -> None:
+    backend = open_backend("disabled://", Settings({}, environ={}), SYSTEM_CLOCK)
+    assert store(backend, "x")
+    backend.forget("x")
+    with pytest.raises(NotSupported, match="set result_backend"):
+        backend.get("x")
+    with pytest.raises(NotSupported, match="locks"):
+        backend.add("x")
+
+
+def test_an_unreachable_server_is_a_backend_error_without_the_password() -> None:
+    conf = Settings({"database_engine_options": {"connect_args": {"connect_timeout": 2}}}, environ={})
+    backend = open_backend("db+postgresql+psycopg://me:hunter2@127.0.0.1:1/none", conf, SYSTEM_CLOCK)
+    with pytest.raises(BackendError) as caught:
+        backend.get("x")
+    assert "hunter2" not in str(caught.value)
+    assert "me:********@127.0.0.1:1" in str(caught.value)
