@@ -152,7 +152,7 @@ class Worker:
             self.pool,
             self.settler.end_here,
             self.settler.ack_first,
-            self._fetch_more,
+            app.broker.wake,
         )
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
         self.pool.start()
@@ -176,10 +176,6 @@ class Worker:
         if not limited:
             return ReadyQueue()
         return TaskBucket(limited, self.app.clock, lambda request, due: self.settler.park(request, due))
-
-    def _fetch_more(self) -> None:
-        self.window.drained = True
-        self.app.broker.wake()
 
     # -- what components and others ask of it --
 

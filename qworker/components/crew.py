@@ -23,6 +23,7 @@ from qworker.request import Request
 
 STALLED_SECONDS = 0.008
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
+MAX_SLACK_SECONDS = 0.0015
 UNKNOWN_SECONDS = 1.0
 """What a task that has never run here is taken to last."""
 
@@ -183,6 +184,12 @@ class Crew:
                 if not child.up:
                     wanted = min(wanted, 1.0)
         return wanted
+
+    def slack(self) -> float:
+        """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in batches."""
+        with self._lock:
+            streaming = [child.load for child in self._children if len(child.jobs) - child.async_jobs > 1]
+        return min(min(streaming) / 3, MAX_SLACK_SECONDS) if streaming else 0.0
 
     # -- taking back: any thread --
 

@@ -25,8 +25,6 @@ class FetchWindow:
         self._ready = ready
         self._concurrency = concurrency
         self._multiplier = multiplier
-        self.drained = True
-        """Whether something has ended since the last fetch."""
 
     def size(self) -> int:
         """How many requests may be ready or running."""

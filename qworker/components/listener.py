@@ -98,8 +98,11 @@ class Listener(ThreadComponent):
         self._oldest_letter = 0.0
         self._reclaim_at = self._sweep_at = self._extend_at = 0.0
         self._cursor = 0
-        self._more = False
-        self._news = True
+        self._rang = True
+        self._backlog = True
+        """Whether the broker may have something for us."""
+        self._look_at: float | None = None
+        """Epoch second at which a delayed message is to be fetched."""
         self._failures = 0
         self.last_turn = 0.0
         """Monotonic time of the last turn in which the broker answered: what health checks look at."""
@@ -124,7 +127,7 @@ class Listener(ThreadComponent):
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th… time
                 logger.error("the broker does not answer: %s; trying again in %.1f s", error, delay)
-            self._news = True
+            self._rang = True
             return max(delay, 0.05)
         if self._failures:
             logger.warning("the broker answers again after %d failures", self._failures)
@@ -136,63 +139,62 @@ class Listener(ThreadComponent):
         if self._failures:
             super().wait(seconds)
         else:
-            self._news = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._news
+            self._rang = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._rang
 
     def wake(self) -> None:
         self._store.wake()
         super().wake()
 
     def _turn(self, now: float) -> float | None:
+        self.mailbox.armed = False
         self._collect(now)
-        if self._flush_due(now):
-            self._flush()
+        if self._letters:
+            if self._flush_due(now):
+                self._flush()
+            elif not self._rang and not self._wants_to_fetch() and now < min(self._reclaim_at, self._extend_at):
+                # Only a few acks, and nothing else to do: they wait for others to come along.
+                self.mailbox.armed = True
+                return self._oldest_letter + self._flush_seconds - now
         if now >= self._extend_at and self._state.requests:
             self._store.extend()
             self._extend_at = now + self._lease_seconds / 3
         if now >= self._reclaim_at:
             self._housekeep(now)
-        if self._news:
+        if self._rang:
+            self._rang = False
+            self._backlog = True
             self._hear_revocations()
-        self._fetch()
+        if self._wants_to_fetch():
+            self._fetch()
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
         """How long nothing will have to be done, unless something wakes us."""
-        if self._more:
+        if self._wants_to_fetch():
             return 0
         rest = max(0.0, self._reclaim_at - now)
         if self._letters:
+            self.mailbox.armed = True
             rest = min(rest, max(0.0, self._oldest_letter + self._flush_seconds - now))
-        if not self._quiet:
-            due = self._store.next_due(self._queues)
-            if due is not None:
-                ahead = self._eta_window if len(self._schedule.schedule) < self._eta_limit // 2 else 0.0
-                # A wall clock may jump: look at least once in LONGEST_REST seconds.
-                rest = min(rest, max(0.001, due - ahead - self.clock.now()))
+        if self._look_at is not None and not self._quiet:
+            rest = min(rest, max(0.001, self._look_at - self.clock.now()))
         return min(rest, LONGEST_REST)
 
     # -- what comes in --
 
-    def _fetch(self) -> None:
-        self._more = False
+    def _wants_to_fetch(self) -> bool:
+        """Whether there may be something to be had, and there is room for it."""
         if self._quiet:
-            return
-        limit = self._window.room()
+            return False
+        if self._look_at is not None and self._look_at <= self.clock.now():
+            return True
+        return self._backlog and self._window.room() > 0
+
+    def _fetch(self) -> None:
+        limit = max(0, self._window.room())
         room = self._eta_limit - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
-        if limit <= 0 and near <= 0:
-            self._give_back_surplus()
-            return
-        if not (self._news or self._window.drained):
-            return
-        self._news = False
-        messages = self._store.lease(self._queues, max(limit, 0), near, self._eta_window)
-        self._window.drained = False
-        if not messages:
-            return
-        # A full catch means that there is more to be had, once there is room for it.
-        self._news = len(messages) >= limit > 0
-        self._more = self._news and self._window.room() > len(messages)
+        messages = self._store.lease(self._queues, limit, near, self._eta_window)
         wall = self.clock.now()
         ready: list[Request] = []
         for leased in messages:
@@ -201,10 +203,27 @@ class Listener(ThreadComponent):
                 continue
             if leased.due is not None and leased.due > wall:
                 self._schedule.enter(leased.due, request)
+                near -= 1
             else:
                 ready.append(request)
+        # A full catch means that there is more to be had; so does one that there was no room for.
+        self._backlog = limit == 0 or len(messages) >= limit
+        self._look_ahead(wall, near > 0)
         if ready:
             self._ready.put_many(ready)
+        if limit == 0:
+            self._give_back_surplus()
+
+    def _look_ahead(self, wall: float, room: bool) -> None:
+        """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for it."""
+        due = self._store.next_due(self._queues)
+        if due is None:
+            self._look_at = None
+        elif room:
+            self._look_at = due - self._eta_window
+        else:
+            # No room ahead: not before it is due, nor before the schedule has got emptier.
+            self._look_at = max(due, wall + 0.01) if due > wall else wall + 0.01
 
     def _give_back_surplus(self) -> None:
         """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
@@ -222,7 +241,6 @@ class Listener(ThreadComponent):
             if not self._letters:
                 self._oldest_letter = now
             self._letters.extend(letters)
-            self._window.drained = True
 
     def _flush_due(self, now: float) -> bool:
         if not self._letters:
@@ -245,7 +263,6 @@ class Listener(ThreadComponent):
                 current.append(letter.settlement)
         lost = self._store.settle(self._epoch, current) if current else set()
         self._letters = []
-        self._window.drained = True
         for letter in letters:
             request = letter.request
             if letter.then is not None:
@@ -266,7 +283,7 @@ class Listener(ThreadComponent):
         for request in (*self._ready.clear(), *self._schedule.schedule.clear()):
             self._state.leave(request)
         self._enlist()
-        self._news = True
+        self._rang = True
 
     # -- now and then --
 
@@ -279,7 +296,7 @@ class Listener(ThreadComponent):
                 dead.returned,
                 dead.counted,
             )
-            self._news = True
+            self._rang = True
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_SECONDS
             self._store.sweep(*self._dead_limits)

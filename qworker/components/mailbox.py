@@ -15,20 +15,26 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """wake: called when the owner may be resting, and again at every *crowd* letters."""
+    """wake: called when a letter comes while the owner has no timer set, and at every *crowd* letters."""
 
     def __init__(self, wake: Callable[[], None], crowd: int = 64) -> None:
         self._letters: deque[T] = deque()
         self._wake = wake
         self._crowd = crowd
+        self.armed = False
+        """Set by the owner: it will look within milliseconds anyway, so that a letter need not wake it."""
 
     def post(self, letter: T) -> None:
-        self.post_many((letter,))
+        """Leave a letter and wake the owner."""
+        self._letters.append(letter)
+        self._wake()
 
     def post_many(self, letters: Iterable[T]) -> None:
+        """Leave letters that can wait as long as the owner's timer."""
         before = len(self._letters)
         self._letters.extend(letters)
-        if before == 0 or before // self._crowd != len(self._letters) // self._crowd:
+        after = len(self._letters)
+        if after > before and (not self.armed or before // self._crowd != after // self._crowd):
             self._wake()
 
     def take(self) -> list[T]:

@@ -47,7 +47,9 @@ def prepare(
     """
     properties = protocol.parse_properties(properties_text)
     task = app.tasks[headers["task"]]
-    body = protocol.decode_body(body_bytes, headers, properties, accept, app.signer)
+    body = protocol.decode_body(
+        body_bytes, headers, properties, accept, app.signer, app.conf.message_max_bytes
+    )
     context = Context.from_message(
         headers,
         body,

@@ -38,8 +38,6 @@ from qworker.request import Request
 
 logger = logging.getLogger(__name__)
 
-COALESCE_SECONDS = 0.0004
-"""While short tasks stream, the pool thread looks this seldom, so that outcomes come in batches."""
 QUICK_DEATH_SECONDS = 1.0
 MAX_QUICK_DEATHS = 5
 """Per child of the pool: so many deaths at birth in a row, with none ever up, and the worker gives up."""
@@ -201,8 +199,8 @@ class ProcessPool(TaskPool):
         if ended:
             self._on_ended(ended)
         self._replace(now)
-        if len(ended) > 1:
-            time.sleep(COALESCE_SECONDS)
+        if ended and (slack := self._crew.slack()):
+            time.sleep(slack)
 
     def _patience(self) -> float:
         now = time.monotonic()

@@ -178,7 +178,8 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Wait until something was pushed or revoked, wake() was called or *timeout* seconds have passed."""
+        """Wait until something was pushed or revoked (then return True), wake() was called or *timeout* seconds
+        have passed (then return False)."""
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:

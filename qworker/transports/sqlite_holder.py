@@ -11,6 +11,7 @@ holder's marks say which messages were being run, and only for these does the de
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sqlite3
@@ -19,8 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qworker.clock import Clock, boottime
-from qworker.embedded import DELAYED, LEASED, READY, UPSERT_RESULT, Bell, Database, Ringer, boot_id
-from qworker.embedded import errors_explained, transaction
+from qworker.embedded import (
+    DELAYED,
+    LEASED,
+    READY,
+    UPSERT_RESULT,
+    Bell,
+    Database,
+    Ringer,
+    boot_id,
+    errors_explained,
+    transaction,
+)
 from qworker.errors import LeaseLost
 from qworker.transports.lease import Ack, Bury, Leased, Reclaimed, Release, Revocation, Settlement, Store
 
@@ -298,14 +309,15 @@ class Holder:
         ready = select.poll()
         ready.register(self._bell.fileno(), select.POLLIN)
         ready.register(self._waker[0], select.POLLIN)
-        rung = bool(ready.poll(max(0.0, timeout * 1000)))
-        if rung:
-            self._bell.drain()
+        bell = self._bell.fileno()
+        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with 0.
+        events = [file for file, _ in ready.poll(math.ceil(max(0.0, timeout) * 1000))]
+        if len(events) > (bell in events):
             try:
                 os.read(self._waker[0], 65536)
             except BlockingIOError:
                 pass
-        return rung
+        return bell in events and self._bell.drain()
 
     def wake(self) -> None:
         waker = self._waker
