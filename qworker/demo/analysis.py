@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import random
 import sysconfig
 import tokenize
 import warnings
@@ -57,9 +58,10 @@ class Analysis(TypedDict):
 
 
 def choose_files(budget: int = BYTES_TO_READ) -> list[Path]:
-    """Modules of this installation, largest first, up to *budget* bytes: the standard library, then what is installed.
+    """Modules of this installation, up to *budget* bytes: the standard library first, then what is installed.
 
-    A few files that are known to be broken come on top, where the installation has them.
+    Large and small are mixed, the same way each time, so that progress is even. A few files that are known to be
+    broken come on top, where the installation has them.
     """
     paths = sysconfig.get_paths()
     library = Path(paths["stdlib"])
@@ -71,7 +73,9 @@ def choose_files(budget: int = BYTES_TO_READ) -> list[Path]:
                 chosen[path] = size
                 budget -= size
     odd = [path for pattern in ODD_PLACES for path in sorted(library.glob(pattern))][:ODD_FILES]
-    return odd + sorted(chosen, key=lambda path: (-chosen[path], path))
+    mixed = sorted(chosen)
+    random.Random(7).shuffle(mixed)
+    return odd + mixed
 
 
 def _modules(root: Path) -> Iterator[Path]:

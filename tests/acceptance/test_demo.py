@@ -74,7 +74,7 @@ def test_the_table_has_every_part(demo: subprocess.CompletedProcess[str]) -> Non
 def test_progress_is_plain_where_nobody_looks(demo: subprocess.CompletedProcess[str]) -> None:
     assert "\r" not in demo.stdout
     assert "\x1b" not in demo.stdout
-    assert len(re.findall(r"^ +\d+/\d+  ", demo.stdout, re.MULTILINE)) == 4
+    assert len(re.findall(r"^ +\d+/\d+  .* files \d+/\d+  async ", demo.stdout, re.MULTILINE)) == 4
 
 
 def test_the_report_is_written_where_it_says(demo: subprocess.CompletedProcess[str], directory: Path) -> None:
