@@ -13,13 +13,14 @@ from functools import lru_cache
 from typing import Any
 
 from qworker import errors
-from qworker.json_dialect import dumps
+from qworker.json_dialect import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
 MAX_ARGUMENT = (
     16 * 1024
 )  #: characters of JSON that one argument of an exception may take; longer ones are cut
 _LONGEST_NAME = 200
+_MANY = 100  # arguments of one exception that are kept
 
 _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired}
 
@@ -31,14 +32,19 @@ def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     """
     kind = type(exc)
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
-    return {"exc_type": name, "exc_message": [_argument(value) for value in exc.args], "exc_module": module}
+    try:
+        args = exc.args[:_MANY]
+    except Exception:  # a property of the user's class
+        args = ()
+    return {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
 
 
 def _argument(value: Any) -> Any:
     if type(value) is str and len(value) <= MAX_ARGUMENT:
         return value
     try:
-        if len(dumps(value)) <= MAX_ARGUMENT:
+        text = dumps(value)
+        if len(text) <= MAX_ARGUMENT and not too_deep(text.encode()):
             return value
     except Exception:  # whatever keeps it from being JSON, its representation is enough
         pass

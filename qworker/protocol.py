@@ -15,14 +15,15 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Protocol
 
 from qworker.clock import isoformat
-from qworker.errors import InvalidTaskMessage, PublishError
+from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
 from qworker.foreign import from_kombu, from_v1, to_kombu
 from qworker.json_dialect import MAX_DEPTH, dumps, too_deep
 from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
-from qworker.serialization import JSON, compress, encode_json, explain
+from qworker.serialization import JSON, MAX_BYTES, compress, encode_json, explain, serializer_of
 from qworker.serialization import encode as encode_value
 from qworker.wire import (
+    MAX_HEADERS,
     MAX_ID,
     NO_EMBED,
     Body,
@@ -37,7 +38,7 @@ from qworker.wire import (
 
 __all__ = [
     "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1", "origin",
-    "parse_headers", "parse_properties", "receive", "retry_headers", "rewire", "to_kombu",
+    "parse_headers", "parse_properties", "receive", "retry_headers", "rewire", "to_kombu", "upgrade",
 ]  # fmt: skip
 
 _EMPTY: Mapping[str, Any] = {}
@@ -112,14 +113,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def encode(message: TaskMessage, signer: SupportsSigning | None = None) -> Wire:
+def encode(message: TaskMessage, signer: SupportsSigning | None = None, limit: int | None = None) -> Wire:
     """The Wire of `message`, signed if there is a `signer`.
 
-    EncodeError names the argument that cannot be serialised; PublishError says which other field is wrong.
+    EncodeError names the argument that cannot be serialised; PublishError says which other field is wrong, or
+    that a body to be compressed has more than `limit` bytes before, which the receiver would refuse.
     """
     headers = _headers(message)
     body, properties = _body(message)
     if message.compression is not None:
+        if limit is not None and len(body) > limit:
+            raise PublishError(
+                f"a call of {message.task} takes {len(body):,} bytes before compression, over the limit of "
+                f"{limit:,} (message_max_bytes): store the data somewhere and pass its key"
+            )
         headers["compression"], body = compress(body, message.compression)
     return rewire(headers, properties, body, signer)
 
@@ -135,6 +142,11 @@ def rewire(
     if signer is not None:
         headers["signature"] = signer.sign(headers, body, properties)
     text = encode_json(headers, {"headers": headers}).decode()
+    if len(text) > MAX_HEADERS:
+        raise PublishError(
+            f"headers of task {headers['task']} take {len(text):,} bytes, over the limit of {MAX_HEADERS:,}: "
+            "pass large values as arguments"
+        )
     return Wire(text, _properties_text(properties, headers["id"]), body)
 
 
@@ -223,13 +235,14 @@ class HeaderTemplate:
     """The headers of one task's calls, written once with holes: a call costs microseconds.
 
     Built from a `prototype` with all that is constant for those calls (task, shadow, timelimit, ignore_result,
-    headers, serializer…). ``wire()`` gives what ``encode()`` of the same message gives.
+    headers, serializer…). ``wire()`` gives what ``encode()`` of the same message and `limit` gives.
     """
 
-    __slots__ = ("_is_plain", "_pieces", "prototype")
+    __slots__ = ("_is_plain", "_limit", "_pieces", "prototype")
 
-    def __init__(self, prototype: TaskMessage) -> None:
+    def __init__(self, prototype: TaskMessage, limit: int | None = None) -> None:
         self.prototype = prototype
+        self._limit = limit
         marked = _headers(
             replace(
                 prototype,
@@ -267,7 +280,8 @@ class HeaderTemplate:
     ) -> Wire:
         """The Wire of one call. EncodeError and PublishError as `encode`."""
         if not self._is_plain or signer is not None:
-            return encode(self._message(id, args, kwargs, root_id, parent_id, eta, expires), signer)
+            message = self._message(id, args, kwargs, root_id, parent_id, eta, expires)
+            return encode(message, signer, self._limit)
         if type(id) is not str or not 0 < len(id) <= MAX_ID or not id.isprintable():
             raise PublishError(f"task_id must be printable text of 1 to {MAX_ID} characters, not {id!r:.80}")
         try:
@@ -335,6 +349,7 @@ def receive(
     body: bytes,
     accept: frozenset[str],
     signer: Verifier | None = None,
+    limit: int = MAX_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], Body | None]:
     """(headers, properties, None) of a protocol 2 message, whose body stays as it is; for protocol 1, whose
     headers are in its body, the Body too. InvalidTaskMessage or SecurityError with the reason."""
@@ -343,5 +358,19 @@ def receive(
     if "task" in given:
         return check_headers(given), parsed, None
     compression = given.get("compression")
-    upgraded, decoded = from_v1(parsed, body, accept, signer, compression=compression)
+    upgraded, decoded = from_v1(parsed, body, accept, signer, limit, compression)
     return upgraded, parsed, decoded
+
+
+def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> Wire:
+    """The Wire, in protocol 2, of a protocol 1 message that was received: its body in the serializer it came in.
+
+    InvalidTaskMessage when that cannot write what it read.
+    """
+    serializer = serializer_of(properties.get("content_type") or JSON)
+    try:
+        content_type, content_encoding, data = encode_value(tuple(body), serializer, "body")
+        given = {"content_type": content_type, "content_encoding": content_encoding}
+        return rewire(headers, {**properties, **given}, data)
+    except QWorkerError as error:
+        raise InvalidTaskMessage(f"protocol 1 message cannot be brought to protocol 2: {error}") from error

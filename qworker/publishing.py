@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_KEYWORDS: dict[str, Any] = {}
+_NEVER = object()  # equals no resolution of the settings, not even the one that is still to be made
 
 
 class _Plan(NamedTuple):
@@ -64,7 +65,7 @@ class Publisher:
 
     def __init__(self, app: QWorker) -> None:
         self.app = app
-        self._resolution: Any = None
+        self._resolution: Any = _NEVER
         self._plans: dict[str, _Plan] = {}
         self._router: Router | None = None
 
@@ -198,7 +199,7 @@ class Publisher:
 
     def forget(self) -> None:
         """Forget it when the next call is made, and look at nothing now."""
-        self._resolution = None
+        self._resolution = _NEVER
 
     def _make_plan(self, task: Task[..., Any]) -> _Plan:
         app = self.app
@@ -216,7 +217,7 @@ class Publisher:
         plan = _Plan(False, "", 0, False, None, None)
         if short:
             call = make_call(router, task, task.name, (), {}, {}, app)
-            template = HeaderTemplate(call.message)
+            template = HeaderTemplate(call.message, self.app.conf.message_max_bytes)
             check = task.check_arguments if task.typing else None
             target = call.destination
             plan = _Plan(True, target.queue, target.priority, call.message.ignore_result, template, check)
@@ -269,7 +270,7 @@ class Publisher:
     def _prepare(self, call: Call, message: TaskMessage) -> tuple[Envelope, Wire, Call]:
         """The envelope of *message*, after its observers have seen it; they may add to its headers."""
         signer = self.app.signer
-        wire = encode(message, signer)
+        wire = encode(message, signer, self.app.conf.message_max_bytes)
         if before_task_publish.receivers:
             headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
             headers.pop("signature", None)
@@ -380,7 +381,11 @@ class Publisher:
         wire = encode(call.message)
         accept = content_types([call.message.serializer])
         args, kwargs, _ = decode_body(
-            wire.body, parse_headers(wire.headers), parse_properties(wire.properties), accept
+            wire.body,
+            parse_headers(wire.headers),
+            parse_properties(wire.properties),
+            accept,
+            limit=self.app.conf.message_max_bytes,
         )
         return task.apply(args, kwargs, task_id=call.message.id, **options)
 

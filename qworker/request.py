@@ -29,7 +29,6 @@ from qworker.errors import (
 )
 from qworker.exceptions import exception_to_dict
 from qworker.execution import Outcome
-from qworker.serialization import encode
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 
 if TYPE_CHECKING:
@@ -131,11 +130,11 @@ def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) ->
 
     Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
     """
-    headers, _, body = protocol.receive(
-        leased.headers, leased.properties, leased.body, accept, app.signer
+    headers, properties, body = protocol.receive(
+        leased.headers, leased.properties, leased.body, accept, app.signer, app.conf.message_max_bytes
     )
     if body is not None:  # protocol 1: the child gets it as protocol 2
-        payload = protocol.rewire(headers, {}, encode([list(body.args), body.kwargs, body.embed])[2])
+        payload = protocol.upgrade(headers, properties, body)
         leased = leased._replace(headers=payload.headers, properties=payload.properties, body=payload.body)
     task = app.tasks.get(headers["task"])
     if task is None:

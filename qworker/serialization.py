@@ -8,7 +8,9 @@ JSON is `json_dialect`'s; every other content type is kombu's, imported when one
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
@@ -17,12 +19,14 @@ from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
 from qworker.naming import near
 
 __all__ = [
-    "JSON", "MAX_BYTES", "MAX_DEPTH", "check_accepted", "compress", "content_types", "decode", "decompress", "dumps", "encode",
-    "encode_json", "exception_from_dict", "exception_to_dict", "explain", "loads", "too_deep",
+    "JSON", "MAX_BYTES", "MAX_DECOMPRESSED", "MAX_DEPTH", "check_accepted", "compress", "content_types",
+    "decode", "decompress", "dumps", "encode", "encode_json", "exception_from_dict", "exception_to_dict",
+    "explain", "loads", "serializer_of", "too_deep",
 ]  # fmt: skip
 
 JSON = "application/json"
 MAX_BYTES = 16 * 1024 * 1024  #: of one message body, decompressed
+MAX_DECOMPRESSED = 1024**3  #: bytes, where nobody set a limit (results are read back at any size)
 
 #: serializer name → content type, for those kombu ships; others are asked of kombu's registry
 CONTENT_TYPES = {
@@ -122,15 +126,15 @@ def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None]
 
 
 def decode(
-    data: bytes, content_type: str, content_encoding: str, accept: frozenset[str], limit: int = MAX_BYTES
+    data: bytes, content_type: str, content_encoding: str, accept: frozenset[str], limit: int | None = None
 ) -> Any:
     """Value of `data`. `accept` holds serializer names or content types.
 
     SecurityError when the content type is not accepted (before a byte is looked at); InvalidTaskMessage, with
-    the reason, for anything that does not decode or exceeds `limit` bytes or MAX_DEPTH.
+    the reason, for anything that does not decode or exceeds `limit` bytes (None: any size) or MAX_DEPTH.
     """
     check_accepted(content_type, accept)
-    if len(data) > limit:
+    if limit is not None and len(data) > limit:
         raise InvalidTaskMessage(f"body of {len(data)} bytes is over the limit of {limit}")
     if content_type == JSON:
         return _decode_json(data, content_encoding)
@@ -162,6 +166,15 @@ def content_types(names: Iterable[str], setting: str = "accept_content") -> froz
     ConfigurationError when one is unknown.
     """
     return frozenset(CONTENT_TYPES.get(name) or _registered(name, setting) for name in names)
+
+
+def serializer_of(content_type: str) -> str:
+    """Name of the serializer that writes `content_type`; the content type itself when there is none."""
+    if content_type in _NAMES:
+        return _NAMES[content_type]
+    from kombu.serialization import registry
+
+    return str(registry.type_to_name.get(content_type, content_type))
 
 
 def _registered(name: str, setting: str) -> str:
@@ -212,7 +225,7 @@ def compress(data: bytes, method: str) -> tuple[str, bytes]:
     return mime, compressed
 
 
-def decompress(data: bytes, mime: str, limit: int = MAX_BYTES) -> bytes:
+def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
     """Bytes of `data` compressed as `mime`; stops at `limit`. InvalidTaskMessage for anything wrong."""
     open_ = _DECOMPRESSORS.get(mime)
     if open_ is None:
@@ -249,8 +262,7 @@ def _lzma() -> Any:
 
 
 def _zstd() -> Any:
-    from backports import zstd  # type: ignore[import-not-found]
-
+    zstd = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     return zstd.ZstdDecompressor()
 
 

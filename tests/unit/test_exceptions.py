@@ -74,6 +74,20 @@ def test_arguments_json_cannot_hold_or_that_are_huge_become_text() -> None:
     assert all(len(json.dumps(value)) <= MAX_ARGUMENT + 10 for value in data["exc_message"])
 
 
+def test_many_or_deep_or_broken_arguments_are_bounded() -> None:
+    class Broken(Exception):
+        @property
+        def args(self) -> Any:  # type: ignore[override]
+            raise OSError("gone")
+
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    assert len(exception_to_dict(Exception(*range(10_000)))["exc_message"]) == 100
+    assert exception_to_dict(Exception(deep))["exc_message"] == ["[[[[[[[...]]]]]]]"]
+    assert exception_to_dict(Broken())["exc_message"] == []
+
+
 def test_a_constructor_that_wants_something_else_does_not_matter() -> None:
     again = exception_from_dict(exception_to_dict(Fussy(3, detail="d")))
     assert type(again) is Fussy

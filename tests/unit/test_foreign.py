@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from qworker.protocol import (
     parse_properties,
     receive,
     to_kombu,
+    upgrade,
 )
 from qworker.wire import NO_EMBED
 
@@ -131,6 +133,24 @@ def test_the_local_times_of_protocol_1() -> None:
     headers, _ = from_v1(parse_properties(None), body, ACCEPT)
     assert datetime.fromisoformat(headers["eta"]) == naive.astimezone()
     assert headers["expires"] == "2030-01-01T00:00:00+02:00"
+
+
+def test_protocol_1_becomes_protocol_2_in_the_serializer_it_came_in() -> None:
+    headers, properties, body = opened("v1")
+    wire = upgrade(headers, properties, body)
+    assert parse_headers(wire.headers) == headers
+    again = parse_properties(wire.properties)
+    assert again["reply_to"] == properties["reply_to"]
+    assert decode_body(wire.body, headers, again, ACCEPT) == body
+
+    pickled = pickle.dumps({"task": "t", "id": "i", "args": ({1, 2},), "kwargs": {}})
+    properties = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
+    accept = frozenset({"pickle"})
+    headers, body = from_v1(properties, pickled, accept)
+    wire = upgrade(headers, properties, body)
+    assert decode_body(wire.body, headers, parse_properties(wire.properties), accept).args == ({1, 2},)
+    with pytest.raises(InvalidTaskMessage, match="cannot be brought to protocol 2"):
+        upgrade(headers, parse_properties(None), body)
 
 
 def test_protocol_1_cannot_be_signed() -> None:

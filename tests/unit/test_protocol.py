@@ -24,7 +24,7 @@ from qworker.protocol import (
     retry_headers,
     rewire,
 )
-from qworker.wire import HEADERS, NO_EMBED
+from qworker.wire import HEADERS, MAX_HEADERS, NO_EMBED
 
 ACCEPT = frozenset({"json", "pickle"})
 SIGNATURE = {
@@ -145,6 +145,22 @@ def test_what_the_receiver_would_refuse_is_not_sent(
 ) -> None:
     with pytest.raises(error, match=words):
         encode(replace(TaskMessage("proj.add", "i"), **changes))
+
+
+def test_headers_too_large_for_the_receiver_are_not_sent() -> None:
+    with pytest.raises(PublishError, match="pass large values as arguments"):
+        encode(TaskMessage("proj.add", "i", headers={"x": "y" * MAX_HEADERS}))
+
+
+def test_a_body_the_receiver_would_not_decompress_is_not_sent() -> None:
+    message = TaskMessage("proj.add", "i", ("x" * 5000,), compression="gzip")
+    assert len(encode(message, limit=6000).body) < 1000
+    for send in (
+        lambda: encode(message, limit=5000),
+        lambda: HeaderTemplate(message, 5000).wire("i", message.args, {}),
+    ):
+        with pytest.raises(PublishError, match="before compression, over the limit of 5,000"):
+            send()
 
 
 # -- the template --

@@ -306,6 +306,11 @@ def test_size_has_a_limit(size: int, refused: bool) -> None:
         assert decode(data, "application/json", "utf-8", JSON_ONLY, limit=100)
 
 
+def test_a_result_is_read_back_at_any_size() -> None:
+    data = encode("x" * (serialization.MAX_BYTES + 1))[2]
+    assert len(decode(data, "application/json", "utf-8", JSON_ONLY)) == serialization.MAX_BYTES + 1
+
+
 @pytest.mark.parametrize("name", ["pickle", "yaml", "msgpack"])
 def test_damaged_data_of_other_serializers_is_an_invalid_message(name: str) -> None:
     content_type = serialization.CONTENT_TYPES[name]
