@@ -235,10 +235,13 @@ class _Run:
     def _autoretry(self, error: BaseException) -> Outcome:
         task = self.task
         options = {"countdown": task.autoretry_countdown(self.context), **task.retry_kwargs}
+        trace = error.__traceback__
         try:
             directive = task.retry(exc=error, throw=False, **options)
         except BaseException as final:  # no retry is left, or the next attempt could not be sent
-            if final is not error and final.__context__ is None:
+            if final is error:
+                error.__traceback__ = trace  # the task's own, without the way through retry()
+            elif final.__context__ is None:
                 final.__context__ = error
             return self._failed(final)
         return self._retried(directive)
