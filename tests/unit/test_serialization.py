@@ -223,6 +223,15 @@ def test_other_serializers_say_so_too() -> None:
     assert caught.value.setting == "task_serializer"
 
 
+def test_a_serializer_whose_package_is_missing_says_so() -> None:
+    kombu.serialization.register("test_readonly", None, bytes, "application/x-test-readonly", "binary")
+    try:
+        with pytest.raises(ConfigurationError, match="'test_readonly' is not installed: install the package"):
+            encode([1], "test_readonly")
+    finally:
+        kombu.serialization.unregister("test_readonly")
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
 def test_each_serializer_both_ways_and_with_kombu(serializer: str) -> None:
     value = {"a": [1, "é", None, True], "b": {"c": 1.5}}
@@ -321,7 +330,7 @@ def test_damaged_data_of_other_serializers_is_an_invalid_message(name: str) -> N
 # -- compression --
 
 
-@given(st.binary(max_size=2000), st.sampled_from(["gzip", "bzip2", "lzma"]))
+@given(st.binary(max_size=2000), st.sampled_from(["gzip", "bzip2", "lzma", "zstd"]))
 def test_compression_both_ways(data: bytes, method: str) -> None:
     mime, packed = compress(data, method)
     assert decompress(packed, mime) == data
@@ -339,6 +348,7 @@ def test_the_gzip_of_other_languages_is_read_too() -> None:
         (GZIP, zlib.compress(b"\0" * 50_000_000, 9)),
         ("application/x-bz2", bz2.compress(b"\0" * 50_000_000)),
         ("application/x-lzma", lzma.compress(b"\0" * 50_000_000)),
+        compress(b"\0" * 50_000_000, "zstd"),
     ],
 )
 def test_a_bomb_stops_at_the_limit(mime: str, bomb: bytes) -> None:
