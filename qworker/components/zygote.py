@@ -40,6 +40,10 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
+        # Collected here, before the fork, since a collection writes to every object: afterwards that would be to
+        # copy them all. Frozen, so that no later collection does it either.
+        gc.collect()
+        gc.freeze()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -117,8 +121,6 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-    gc.collect()
-    gc.freeze()
     processes: dict[int, Any] = {}
     ready = select.poll()
     ready.register(control, select.POLLIN)
