@@ -192,8 +192,8 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
     from kombu.serialization import registry
 
     if name in registry.name_to_type:
-        extra = f"it with: pip install 'qworker[{name}]'" if name in CONTENT_TYPES else "its package"
-        return ConfigurationError(f"serializer {name!r} is not installed; install {extra}", setting=setting)
+        how = f"pip install 'qworker[{name}]'" if name in CONTENT_TYPES else "install the package it is from"
+        return ConfigurationError(f"serializer {name!r} is not installed: {how}", setting=setting)
     known = sorted(registry.name_to_type)
     hint = near(name, known) if isinstance(name, str) else []
     tail = f"did you mean {hint[0]!r}?" if hint else f"there are {', '.join(known)}"
