@@ -19,6 +19,7 @@ import billiard
 
 from qworker.components import child
 from qworker.components.zygote import Zygote
+from qworker.naming import import_object
 
 Notice = tuple[str, int, int]
 """``("up", index, pid)`` or ``("exit", pid, wait status)``."""
@@ -134,8 +135,6 @@ class BilliardSpawner:
 
 
 def _bootstrap(app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any]) -> None:
-    from qworker.naming import import_object
-
     app = import_object(app_path)
     app.finalize()
     files = (jobs.detach(), tokens.detach())
