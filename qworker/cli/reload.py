@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +23,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 _CONFIGURATION = "pyproject.toml"
 
-Snapshot = dict[str, tuple[int, int]]
+Snapshot = Mapping[str, tuple[int, int] | None]
 
 
 def project_files(directory: Path) -> Iterator[str]:
@@ -50,9 +50,9 @@ def loaded_files(directory: Path) -> Iterator[str]:
             yield path
 
 
-def snapshot(files: Iterable[str]) -> Snapshot:
+def snapshot(files: Iterable[str]) -> dict[str, tuple[int, int] | None]:
     """Time of change and size of each file that exists."""
-    taken = {}
+    taken: dict[str, tuple[int, int] | None] = {}
     for path in files:
         try:
             status = os.stat(path)
@@ -75,44 +75,46 @@ def start_again() -> NoReturn:
 
 
 class Reloader:
-    """Calls `on_change` once, when the first file changes; `changed` says so afterwards."""
+    """Remembers what the files of a directory are when it is made, and notices when one of them changes.
 
-    def __init__(self, on_change: Callable[[], object], directory: Path | None = None) -> None:
+    What is imported from elsewhere is remembered from when it is first seen. `changed` says what was noticed.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
         self.changed = False
-        self._on_change = on_change
         self._directory = directory or Path.cwd()
-        self._thread = threading.Thread(target=self._run, name="reloader", daemon=True)
-        self._before: Snapshot = {}
+        self._project = snapshot(project_files(self._directory))
+        self._loaded = snapshot(loaded_files(self._directory))
 
-    def start(self) -> None:
-        """Begins to look, from what the files are now."""
-        self._before = self._take()
-        self._thread.start()
+    def start(self, on_change: Callable[[], object]) -> None:
+        """Looks from a thread, and calls `on_change` once."""
+
+        def run() -> None:
+            self.wait()
+            on_change()
+
+        threading.Thread(target=run, name="reloader", daemon=True).start()
 
     def wait(self) -> None:
-        """Begins to look, and returns when something has changed; for a program that cannot run as it is."""
-        self._before = self._take()
-        self._run()
-
-    def look(self) -> bool:
-        """Looks once; whether something has changed since start()."""
-        changes = difference(self._before, self._take())
-        if changes and not self.changed:
-            self.changed = True
-            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-            logger.warning("%s%s changed: starting again", os.path.relpath(changes[0], self._directory), more)
-            self._on_change()
-        return self.changed
-
-    def _take(self) -> Snapshot:
-        return snapshot([*project_files(self._directory), *loaded_files(self._directory)])
-
-    def _run(self) -> None:
+        """Returns when something has changed."""
         for _ in self._ticks():
             if self.look():
                 return
 
+    def look(self) -> bool:
+        """Looks once; whether something has changed since this was made."""
+        loaded = snapshot(loaded_files(self._directory))
+        changes = difference(self._project, snapshot(project_files(self._directory)))
+        changes += difference(self._loaded, {path: loaded.get(path) for path in self._loaded})
+        self._loaded = loaded | self._loaded
+        if changes and not self.changed:
+            self.changed = True
+            more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+            logger.warning("%s%s changed: starting again", os.path.relpath(changes[0], self._directory), more)
+        return self.changed
+
     def _ticks(self) -> Iterator[object]:
+        yield None
         try:
             watch = import_module("watchfiles").watch
         except ImportError:

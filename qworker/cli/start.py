@@ -77,7 +77,10 @@ class _Checked(ParamType):
     "--prefetch-multiplier", type=_setting("prefetch_multiplier"), help="Messages held for each process."
 )
 @click.option(
-    "-n", "--hostname", help="Name of this worker: name@%h. Codes: %h host, %n short host, %d domain."
+    "-n",
+    "--hostname",
+    type=_Checked("name", node_name),
+    help="Name of this worker: name@%h. Codes: %h host, %n short host, %d domain.",
 )
 @click.option(
     "-l",
@@ -137,14 +140,15 @@ def start(
     if out is not None:
         raise click.UsageError("--out goes with --demo.")
     node = hostname or node_name()
+    reloader = Reloader() if reload_on_change else None
     given = {setting: options[option] for option, setting in _SETTINGS.items()}
     try:
         found = _prepare(app, queues, given)
     except ConfigurationError as error:
-        if not reload_on_change:
+        if reloader is None:
             raise
         click.echo(f"Error: {mask_urls(str(error))}\nWaiting for a Python file to change.", err=True)
-        Reloader(lambda: None).wait()
+        reloader.wait()
         start_again()
     conf = found.app.conf
     with ExitStack() as stack:
@@ -155,21 +159,20 @@ def start(
             logger.warning("configuration: %s", problem)
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(found, node, queues, reload_on_change)
+        return _run(found, node, queues, reloader)
 
 
-def _run(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> int:
+def _run(found: Found, node: str, queues: tuple[str, ...] | None, reloader: Reloader | None) -> int:
     from qworker.worker import Worker
 
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
         logger.info("ready; broker %s", mask_urls(found.app.broker.url))
         if reloader is not None:
-            reloader.start()
+            reloader.start(lambda: worker.request_stop("warm"))
 
     worker = Worker(found.app, hostname=node, queues=queues, on_ready=ready)
-    reloader = Reloader(lambda: worker.request_stop("warm")) if reload_on_change else None
-    _tell(found, node, queues, reload_on_change)
+    _tell(found, node, queues, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()

@@ -1,0 +1,318 @@
+"""start: real workers, begun and ended as people and init systems do; and all that is refused before one begins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qworker.cli.main import main
+from qworker.cli.reload import Reloader, difference, loaded_files, project_files, snapshot
+
+SLOW = 30.0
+
+
+class Started:
+    """A worker process and what it says."""
+
+    def __init__(self, environment, *arguments):
+        command = [sys.executable, "-m", "qworker", "start", "-c", "1", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines = []
+        self._silent = False
+        self._said = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self._said:
+                self.lines.append(line.rstrip("\n"))
+                self._said.notify_all()
+        with self._said:
+            self._silent = True
+            self._said.notify_all()
+
+    def says(self, words, times=1):
+        """Waits until it has said these words so often; the line."""
+
+        def found():
+            return [line for line in self.lines if words in line][times - 1 :]
+
+        with self._said:
+            self._said.wait_for(lambda: found() or self._silent, SLOW)
+        assert found(), f"never said {words!r}:\n" + "\n".join(self.lines)
+        return found()[0]
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self):
+        code = self.process.wait(SLOW)
+        self._reader.join(SLOW)
+        return code
+
+
+@pytest.fixture
+def start(environment):
+    workers = []
+
+    def begin(*arguments):
+        workers.append(Started(environment, *arguments))
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        try:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        worker.process.wait(SLOW)
+
+
+def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
+    worker = start("-n", "w1@%h")
+    worker.says("ready; broker sqlite:///")
+    assert "Using tasks:app: tasks.py" in worker.lines[0]
+    assert any("w1@" in line for line in worker.lines)
+    assert any("2 tasks: tasks.add, tasks.fail" in line for line in worker.lines)
+    result = run("call", "add", "2", "3", "--wait")
+    assert (result.exit_code, result.stdout) == (0, "5\n")
+    assert "No worker works" not in result.stderr
+    failed = run("call", "fail", "-w", "--json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["result"] == {"type": "ValueError", "message": "no luck"}
+    assert run("doctor").exit_code == 0
+    assert worker.stop() == 0
+    worker.says("stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_signals_that_stop(tasks, start, number):
+    worker = start("-A", "tasks", "-P", "solo")
+    worker.says("ready")
+    assert worker.stop(number) == 0
+    assert "Traceback" not in "\n".join(worker.lines)
+
+
+def test_log_file_json_and_pid_file(tasks, start, shell):
+    worker = start(
+        "-A", "tasks", "-n", "w1", "-f", "%n.log", "--log-json", "--pidfile", "%n.pid", "-l", "info"
+    )
+    log, pid = Path("w1.log"), Path("w1.pid")
+    deadline = time.monotonic() + SLOW
+    while not (log.exists() and "ready" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert pid.read_text() == f"{worker.process.pid}\n"
+    twin = shell("start", "-A", "tasks", "-n", "w1", "--pidfile", str(pid))
+    assert twin.returncode == 1
+    assert f"process id {worker.process.pid} is running" in twin.stderr
+    assert worker.stop() == 0
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {record["node"].partition("@")[0] for record in records} == {"w1"}
+    assert not pid.exists()
+
+
+def test_a_killed_worker_leaves_a_pid_file_that_stops_nobody(tasks, start):
+    worker = start("-A", "tasks", "--pidfile", "w.pid")
+    worker.says("ready")
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.ended()
+    assert Path("w.pid").exists()
+    again = start("-A", "tasks", "--pidfile", "w.pid")
+    again.says("ready")
+    assert Path("w.pid").read_text() == f"{again.process.pid}\n"
+    assert again.stop() == 0
+
+
+def test_reload_runs_changed_code_and_waits_out_broken_code(tasks, start, run):
+    worker = start("-A", "tasks", "--reload")
+    worker.says("ready")
+    source = (tasks / "tasks.py").read_text()
+    (tasks / "tasks.py").write_text(source + "\ndef broken(:\n")
+    worker.says("tasks.py changed")
+    worker.says("Waiting for a Python file to change")
+    assert any("SyntaxError" in line for line in worker.lines)
+    (tasks / "tasks.py").write_text(source.replace("x + y", "x * y"))
+    worker.says("ready", times=2)
+    assert run("call", "add", "4", "5", "-w", "-A", "tasks").stdout == "20\n"
+    assert worker.stop() == 0
+
+
+def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
+    environment["QWORKER_WORKER_POOL"] = "prefork"
+    worker = start("-A", "tasks", "-P", "threads", "-Q", "one,two", "--time-limit", "1h")
+    worker.says("queues one, two; threads × 1")
+    worker.says("ready")
+    assert run("call", "add", "1", "1", "-Q", "two", "-w").stdout == "2\n"
+    assert not any("no time limit" in line for line in worker.lines)
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-c", "0"], 2, "at least 1"),
+        (["-c", "-1"], 2, "at least 1"),
+        (["-c", "abc"], 2, "whole number"),
+        (["-c", "1e9"], 2, "whole number"),
+        (["-c", "99999"], 2, "at most 1024"),
+        (["-Q", ""], 2, "name is empty"),
+        (["-Q", "a,,b"], 2, "name is empty"),
+        (["-Q", "a b"], 2, "no queue name"),
+        (["-n", "a@b@c"], 2, "not a node name"),
+        (["-n", "x" * 300], 2, "not a node name"),
+        (["-n", "a\nb"], 2, "not a node name"),
+        (["-l", "inof"], 2, "use INFO"),
+        (["-P", "gevent"], 2, "prefork"),
+        (["--start-method", "frok"], 2, "fork"),
+        (["--prefetch-multiplier", "0"], 2, "at least 1"),
+        (["--time-limit", "-1"], 2, "duration"),
+        (["--time-limit", "long"], 2, "duration"),
+        (["--max-tasks-per-child", "0"], 2, "at least 1"),
+        (["--max-memory-per-child", "lots"], 2, "size"),
+        (["--time-limit", "1", "--soft-time-limit", "5"], 1, "longer than task_time_limit"),
+        (["-f", "missing/x.log"], 1, "cannot write the log file"),
+        (["-f", "."], 1, "cannot write the log file"),
+        (["-f", "%x.log"], 1, "unknown code '%x'"),
+        (["--pidfile", "missing/x.pid"], 1, "cannot use the pid file"),
+        (["--pidfile", "."], 1, "cannot use the pid file"),
+        (["-A", "nope"], 1, "no module 'nope'"),
+        (["-A", "tasks:nope"], 1, "did you mean tasks:app"),
+        (["-B"], 2, "No such option"),
+        (["--out", "x"], 2, "--demo"),
+        (["surplus"], 2, "unexpected extra argument"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
+)
+def test_refused_before_anything_begins(tasks, run, arguments, code, words):
+    result = run("start", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tasks / ".qworker").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("BROKER_URL", "", "broker_url must be text"),
+        ("BROKER_URL", "localhost", "broker_url must be a URL"),
+        ("BROKER_URL", "redis://:hunter2@h:port/0", "port"),
+        ("BROKER_URL", "nonsense://:hunter2@h", "nonsense"),
+        ("WORKER_LOG_FORMAT", "%(nonsense)s", "worker_log_format cannot be used"),
+        ("WORKER_MAX_TASKS_PER_CHILD", "many", "worker_max_tasks_per_child must be a whole number"),
+        ("ACCEPT_CONTENT", "pickle", "security_key"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tasks, shell, setting, value, words):
+    done = shell("start", "-A", "tasks", "-c", "1", env={f"QWORKER_{setting}": value})
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout
+
+
+def test_queues_that_must_be_declared(project, run):
+    source = "from qworker import QWorker\napp = QWorker('t', task_queues=['celery', 'mail'], task_create_missing_queues=False)"
+    project(**{"tasks.py": source})
+    result = run("start", "-Q", "mial")
+    assert result.exit_code == 1
+    assert "there are: celery, mail" in result.stderr
+
+
+def test_unknown_settings_are_warned_of_at_start(tasks, start, environment):
+    environment["QWORKER_WORKER_CONCURENCY"] = "3"
+    worker = start("-A", "tasks")
+    assert "did you mean worker_concurrency" in worker.says("unknown setting")
+    worker.says("ready")
+    assert worker.stop() == 0
+
+
+# -- what changed? --
+
+
+def test_files_that_are_watched(tmp_path):
+    for name in (
+        "a.py",
+        "b/c.py",
+        "pyproject.toml",
+        "x.txt",
+        ".hidden/d.py",
+        "__pycache__/e.py",
+        "venv/f.py",
+        "venv/pyvenv.cfg",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert sorted(os.path.relpath(path, tmp_path) for path in project_files(tmp_path)) == [
+        "a.py",
+        "b/c.py",
+        "pyproject.toml",
+    ]
+
+
+def test_imported_files_elsewhere_are_watched_too():
+    assert __file__ in set(loaded_files(Path("/nonexistent"))) | {__file__}
+    assert not any(path.startswith(sys.base_prefix + os.sep) for path in loaded_files(Path("/nonexistent")))
+    assert not any(
+        path.startswith(str(Path(main.callback.__code__.co_filename).parent))
+        for path in loaded_files(Path(main.callback.__code__.co_filename).parent)
+    )
+
+
+def test_changes_additions_and_removals_are_differences(tmp_path):
+    for name in ("same", "changed", "removed"):
+        (tmp_path / name).write_text("1")
+    names = [str(tmp_path / name) for name in ("same", "changed", "removed", "added")]
+    before = snapshot(names)
+    assert len(before) == 3
+    (tmp_path / "changed").write_text("22")
+    (tmp_path / "removed").unlink()
+    (tmp_path / "added").write_text("1")
+    assert [Path(path).name for path in difference(before, snapshot(names))] == [
+        "added",
+        "changed",
+        "removed",
+    ]
+
+
+def test_the_reloader_notices_a_change_of_the_project(tmp_path):
+    reloader = Reloader(tmp_path)
+    assert not reloader.look()
+    (tmp_path / "new.py").write_text("")
+    assert reloader.look()
+    assert reloader.changed
+
+
+def test_the_reloader_notices_a_change_of_what_is_imported_from_elsewhere(project, tmp_path):
+    reloader = Reloader(tmp_path / "missing")
+    project(**{"imported_elsewhere.py": "x = 1"})
+    importlib.import_module("imported_elsewhere")
+    assert not reloader.look()
+    project(**{"imported_elsewhere.py": "x = 22"})
+    assert reloader.look()
+
+
+def test_the_reloader_calls_once(tmp_path):
+    called = threading.Event()
+    reloader = Reloader(tmp_path)
+    (tmp_path / "new.py").write_text("")
+    reloader.start(called.set)
+    assert called.wait(SLOW)
