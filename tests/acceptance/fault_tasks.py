@@ -1,0 +1,244 @@
+"""The tasks of the fault tests: they work, wait, fail and misbehave, and each writes its runs into the ledger.
+
+Comes from:  workers that harness.py starts with ``-A tests.acceptance.fault_tasks:app``.
+Goes to:     ledger.py.
+Settings come from the environment, as each test gives them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from qworker import QWorker, SoftTimeLimitExceeded, signals
+from tests.acceptance.ledger import run
+
+app = QWorker("faults")
+
+
+@app.task(name="work", bind=True)
+def work(self: Any, number: int = 0, seconds: float = 0.0) -> int:
+    """Sleep, and return the number."""
+    with run(self):
+        if seconds:
+            time.sleep(seconds)
+    return number
+
+
+@app.task(name="work_async", bind=True)
+async def work_async(self: Any, number: int = 0, seconds: float = 0.0) -> int:
+    with run(self):
+        await asyncio.sleep(seconds)
+    return number
+
+
+@app.task(name="once", bind=True, acks_late=False)
+def once(self: Any, number: int = 0, seconds: float = 0.0) -> int:
+    """May be lost, but never runs twice."""
+    with run(self):
+        if seconds:
+            time.sleep(seconds)
+    return number
+
+
+@app.task(name="tracked", bind=True, track_started=True)
+def tracked(self: Any, number: int = 0, seconds: float = 0.0) -> int:
+    with run(self):
+        time.sleep(seconds)
+    return number
+
+
+@app.task(name="until_file", bind=True)
+def until_file(self: Any, path: str) -> str:
+    """Run for as long as the file is not there."""
+    with run(self):
+        while not os.path.exists(path):
+            time.sleep(0.005)
+    return path
+
+
+@app.task(name="flaky", bind=True, max_retries=50)
+def flaky(self: Any, times: int, countdown: float = 0.01) -> int:
+    """Fail that many times, then succeed."""
+    with run(self):
+        if self.request.retries < times:
+            raise self.retry(exc=ConnectionError("the service is away"), countdown=countdown)
+    return int(self.request.retries)
+
+
+@app.task(name="die_once", bind=True)
+def die_once(self: Any, number: int = 0) -> int:
+    """Kill the process at the first delivery only."""
+    with run(self):
+        if self.request.deliveries == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@app.task(name="leave_grandchild", bind=True)
+def leave_grandchild(self: Any) -> None:
+    """Start a process that inherits every file, and die at the first delivery."""
+    with run(self):
+        sleeper = subprocess.Popen(["sleep", "600"], close_fds=False)
+        with open("grandchildren", "a") as file:
+            file.write(f"{sleeper.pid}\n")
+        if self.request.deliveries == 1:
+            os._exit(1)
+
+
+@app.task(name="soft_caught", bind=True, soft_time_limit=0.3)
+def soft_caught(self: Any) -> str:
+    with run(self):
+        try:
+            time.sleep(30)
+        except SoftTimeLimitExceeded:
+            return "caught"
+    return "slept"
+
+
+@app.task(name="soft_missed", bind=True, soft_time_limit=0.3)
+def soft_missed(self: Any) -> None:
+    with run(self):
+        time.sleep(30)
+
+
+# -- misbehaviour --
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
+
+
+def _close_files() -> None:
+    os.closerange(3, 256)
+
+
+def _fork() -> int:
+    """Both come back from here; only one of them is the child that was told to run this."""
+    return os.fork()
+
+
+def _too_much_address_space() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+    try:
+        bytearray(2 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def _raise(error: BaseException) -> Callable[[], None]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+class SpitefulError(Exception):
+    """An exception none of whose own methods works."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickle")
+
+
+class ArgumentsError(Exception):
+    """An exception that cannot be made again from its args."""
+
+    def __init__(self, first: object, second: object) -> None:
+        super().__init__()
+
+
+HABITS: dict[str, Callable[[], Any]] = {
+    "sys.exit": lambda: sys.exit(3),
+    "os._exit": lambda: os._exit(3),
+    "segfault": _segfault,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "close files": _close_files,
+    "fork": _fork,
+    "address space": _too_much_address_space,
+    "SystemExit": _raise(SystemExit("out")),
+    "KeyboardInterrupt": _raise(KeyboardInterrupt()),
+    "MemoryError": _raise(MemoryError()),
+    "GeneratorExit": _raise(GeneratorExit()),
+    "CancelledError": _raise(asyncio.CancelledError()),
+    "RecursionError": lambda: HABITS["RecursionError"](),
+    "spiteful": _raise(SpitefulError()),
+    "arguments": _raise(ArgumentsError(1, 2)),
+    "lambda": lambda: lambda: None,
+    "object": object,
+    "huge": lambda: "x" * (20 << 20),
+    "close stdout": lambda: os.closerange(1, 3),
+    "print": lambda: print("x" * 100_000, flush=True),
+}
+
+
+@app.task(name="misbehave", bind=True)
+def misbehave(self: Any, habit: str) -> Any:
+    with run(self):
+        return HABITS[habit]()
+
+
+@app.task(name="misbehave_async", bind=True)
+async def misbehave_async(self: Any, habit: str) -> Any:
+    with run(self):
+        return HABITS[habit]()
+
+
+@app.task(name="deaf", bind=True)
+def deaf(self: Any, how: str) -> None:
+    """Hear nothing but a kill: ignore the signals, or hold the interpreter in C."""
+    with run(self):
+        if how == "ignore":
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
+            while True:
+                time.sleep(0.05)
+        else:
+            import re
+
+            re.match("(a+)+$", "a" * 60 + "b")
+
+
+@app.task(name="hog", bind=True)
+def hog(self: Any, megabytes: int) -> int:
+    """Keep memory for good."""
+    with run(self):
+        _KEPT.append(bytearray(os.urandom(1) * (megabytes << 20)))
+    return os.getpid()
+
+
+_KEPT: list[bytearray] = []
+
+
+@app.task(name="leak_files", bind=True)
+def leak_files(self: Any, count: int) -> int:
+    with run(self):
+        _LEAKED.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
+    return count
+
+
+_LEAKED: list[int] = []
+
+
+# -- children that fail at birth --
+
+
+@signals.worker_process_init.connect
+def _at_birth(**_: Any) -> None:
+    how = os.environ.get("FAIL_AT_BIRTH")
+    if how == "raise":
+        raise RuntimeError("this process was not born to work")
+    if how == "exit":
+        os._exit(7)

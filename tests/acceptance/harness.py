@@ -1,0 +1,354 @@
+"""Harness: a place where faults are tried, with real workers that are seen only from outside.
+
+A Site is a directory with a database, a ledger and the workers that were started there. Whoever sends through it
+has every call remembered, so that invariants.py can say afterwards whether all promises were kept.
+Nothing here sleeps for a number of seconds: ``until`` waits for a condition, and fails with the workers' logs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qworker import QWorker
+from tests.acceptance import ledger
+from tests.acceptance.ledger import ENDED, STARTED, Record
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TASKS = "tests.acceptance.fault_tasks:app"
+PATIENCE = 40.0
+"""Seconds that a condition may take on a busy machine. What must be quick is asserted from the ledger."""
+
+T = TypeVar("T")
+
+
+class WorkerProcess:
+    """One ``qworker start``. options: further command line. settings: for the environment, as QWORKER_*."""
+
+    def __init__(
+        self,
+        site: Site,
+        *options: str,
+        name: str = "one",
+        app: str = TASKS,
+        environment: dict[str, str] | None = None,
+        stdout: int | None = None,
+        **settings: object,
+    ) -> None:
+        self.name = name
+        self.log_path = site.path / f"{name}.{len(site.workers)}.log"
+        command = [sys.executable, "-m", "qworker", "start", "-A", app, "-n", f"{name}@test", *options]
+        if "-c" not in options:
+            command += ["-c", "2"]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=site.path,
+                env={**site.environment(**settings), **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+            )
+        self.pid = self.process.pid
+        self.seen: set[int] = set()
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self) -> WorkerProcess:
+        until(
+            lambda: "ready; broker" in self.log or self.process.poll() is not None,
+            f"{self.name} to be ready",
+            self,
+        )
+        assert self.alive, f"the worker ended at its start:\n{self.log}"
+        return self
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def zygote(self) -> int:
+        """The id of the process that forks the pool's."""
+        (pid,) = children(self.pid)
+        self.seen.add(pid)
+        return pid
+
+    def pool(self) -> list[int]:
+        """The ids of the pool's processes, zombies not counted."""
+        found = [pid for parent in children(self.pid) for pid in children(parent) if state(pid) not in "ZX"]
+        self.seen.update(found)
+        return found
+
+    def wait_pool(self, size: int = 2) -> list[int]:
+        return until(lambda: pool if len(pool := self.pool()) == size else None, f"{size} processes", self)
+
+    def tree(self) -> list[int]:
+        return [self.pid, *descendants(self.pid)]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9 of the main process, and nothing else; returns when it is dead."""
+        self.seen.update(descendants(self.pid))
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """The exit code, once the worker has ended by itself."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end within {seconds} s:\n{self.log}") from None
+
+    def stop(self, code: int = 0) -> None:
+        """TERM, and look at how it ended."""
+        self.seen.update(descendants(self.pid))
+        self.process.terminate()
+        assert self.wait() == code, self.log
+
+    def end(self) -> None:
+        """Whatever the test did: nothing of it is left."""
+        left = self.seen.union(descendants(self.pid)) if self.alive else self.seen
+        if self.alive:
+            self.process.kill()
+            self.process.wait(PATIENCE)
+        for pid in left:
+            if command_of(pid):
+                kill(pid)
+
+
+class Site:
+    """path: an empty directory. settings: of all workers here, and of the client."""
+
+    def __init__(self, path: Path, database: Path | None = None, **settings: object) -> None:
+        self.path = path
+        self.database = database or path / "broker.db"
+        self.settings = settings
+        self.ledger_path = path / "ledger"
+        self.workers: list[WorkerProcess] = []
+        self.url = f"sqlite:///{self.database}"
+        self.client = QWorker("client", broker=self.url, set_as_current=False, **settings)
+        self.sent: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
+        """id → (task, arguments, options) of every call that was accepted."""
+        self.due: dict[str, float] = {}
+        """id → epoch second before which it must not start."""
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        given = {name: str(value) for name, value in {**self.settings, **settings}.items()}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONIOENCODING": "utf-8",
+            "LEDGER": str(self.ledger_path),
+            "QWORKER_BROKER_URL": self.url,
+            **{f"QWORKER_{name.upper()}": value for name, value in given.items()},
+        }
+
+    # -- acting --
+
+    def start(self, *options: str, ready: bool = True, **more: Any) -> WorkerProcess:
+        worker = WorkerProcess(self, *options, **more)
+        self.workers.append(worker)
+        return worker.wait_ready() if ready else worker
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        """Call *task*; return the id of the accepted call."""
+        now = time.time()
+        id = self.client.send_task(task, args, **options).id
+        self.sent[id] = (task, args, options)
+        if "countdown" in options:
+            self.due[id] = now + options["countdown"]
+        return id
+
+    def send_many(self, task: str, arguments: Sequence[tuple[Any, ...]], **options: Any) -> list[str]:
+        results = self.client.send_many([(task, args) for args in arguments], **options)
+        for result, args in zip(results, arguments, strict=True):
+            self.sent[result.id] = (task, args, options)
+        return [result.id for result in results]
+
+    def insert(
+        self,
+        headers: object,
+        properties: object = None,
+        body: object = b"[[], {}, {}]",
+        queue: str = "celery",
+    ) -> None:
+        """Put a message into the store as nobody's client would."""
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
+            connection.execute(
+                "INSERT INTO message (queue, sent, headers, properties, body) VALUES (?, ?, ?, ?, ?)",
+                (queue, time.time(), headers, properties, body),
+            )
+
+    # -- looking --
+
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection:
+            connection.text_factory = lambda data: data.decode("utf-8", "replace")
+            return connection.execute(sql, values).fetchall()
+
+    def records(self, id: str | None = None, kind: str | None = None) -> list[Record]:
+        return [
+            record
+            for record in ledger.read(self.ledger_path)
+            if (id is None or record.id == id) and (kind is None or record.kind == kind)
+        ]
+
+    def states(self) -> dict[str, str]:
+        """task id → stored state."""
+        return dict(self.query("SELECT task_id, status FROM result"))
+
+    def state(self, id: str) -> str | None:
+        return self.states().get(id)
+
+    def error(self, id: str) -> BaseException:
+        """What a failed task is said to have raised."""
+        error = self.client.AsyncResult(id).result
+        assert isinstance(error, BaseException), error
+        return error
+
+    def dead(self) -> dict[str, str]:
+        """Reasons of the dead letters, by task id (by tag where the headers cannot be read)."""
+        import json
+
+        found = {}
+        for tag, reason, headers in self.query("SELECT tag, reason, headers FROM dead"):
+            try:
+                key = json.loads(headers)["id"]
+            except (ValueError, KeyError, TypeError):
+                key = str(tag)
+            found[str(key)] = reason
+        return found
+
+    def waiting(self) -> int:
+        """How many messages are in the store, in whatever state."""
+        return int(self.query("SELECT count(*) FROM message")[0][0])
+
+    # -- waiting --
+
+    def until(self, condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+        return until(condition, what, *self.workers, seconds=seconds)
+
+    def drained(self, seconds: float = PATIENCE) -> None:
+        """Wait until every message has been settled."""
+        self.until(lambda: self.waiting() == 0, "the queue to be empty", seconds)
+
+    def started(self, *ids: str, times: int = 1) -> list[Record]:
+        """Wait until each of *ids* was started so many times; return the newest start of each."""
+
+        def newest() -> list[Record] | None:
+            starts = {id: self.records(id, STARTED) for id in ids}
+            return (
+                [found[-1] for found in starts.values()]
+                if all(len(found) >= times for found in starts.values())
+                else None
+            )
+
+        return self.until(newest, f"{len(ids)} tasks to start {times} times")
+
+    def ended(self, *ids: str) -> None:
+        self.until(
+            lambda: set(ids) <= {record.id for record in self.records(kind=ENDED)}, f"{len(ids)} tasks to end"
+        )
+
+    def finished(self, *ids: str) -> None:
+        """Wait until each of *ids* has a terminal state."""
+        self.until(
+            lambda: all(self.states().get(id) in ("SUCCESS", "FAILURE", "REVOKED") for id in ids),
+            f"{len(ids)} results",
+        )
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+        self.client.close()
+
+
+@contextmanager
+def opened(path: Path, **settings: object) -> Iterator[Site]:
+    site = Site(path, **settings)
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+def until(condition: Callable[[], T], what: str, *workers: WorkerProcess, seconds: float = PATIENCE) -> T:
+    """Wait for *condition* to give something true, and return that; fail with the workers' logs after *seconds*."""
+    deadline = time.monotonic() + seconds
+    pause = 0.002
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"--- {worker.log_path.name}\n{worker.log[-6000:]}" for worker in workers)
+            raise AssertionError(f"waited {seconds:g} s for {what}\n{logs}")
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.05)
+
+
+# -- processes, by what the kernel says --
+
+
+def children(pid: int) -> list[int]:
+    """The ids of the children of *pid*, of all of its threads; [] when it is gone."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.extend(map(int, file.read().split()))
+    except OSError:
+        pass
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return [*found, *(below for child in found for below in descendants(child))]
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for the state of *pid*; X when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def gone(pid: int) -> bool:
+    """Whether *pid* runs no more (a zombie that nobody has buried counts as gone)."""
+    return state(pid) in "ZX"
+
+
+def command_of(pid: int) -> str:
+    """The command line of *pid* when it is one of ours; '' for anybody else's."""
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            command = file.read().replace("\0", " ")
+    except OSError:
+        return ""
+    return command if "qworker" in command else ""
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))

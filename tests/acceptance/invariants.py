@@ -1,0 +1,106 @@
+"""Invariants: what must hold after every fault, read from the ledger, the database and the logs.
+
+I-1  no loss: each accepted call ended, or has a terminal state that says why not
+I-2  once: a task that is acked first was never started twice
+I-3  terminal: each accepted call has one terminal state, and nothing else stays behind
+I-5  truth: SUCCESS has an end in the ledger; no FAILURE where every start has its end
+I-6  bounded repeats: no more starts than deliveries and retries are allowed
+I-7  no overlap: no two processes run the same call at the same time
+I-8  on time: no start before the ETA
+I-11 bounded: no process outlives its worker
+I-13 nothing invented or altered: what ran was sent, with the same arguments
+I-14 said: each death of a process, each dead letter is in the log once
+I-15 clean: no message, owner, bell or lock stays behind
+(I-4, I-9, I-10 and I-12 are looked at where they are at stake.)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from tests.acceptance.harness import Site, gone, until
+from tests.acceptance.ledger import ENDED, STARTED, Record, digest
+
+MAX_DELIVERIES = 5
+TERMINAL = {"SUCCESS", "FAILURE", "REVOKED"}
+SLACK = 0.05
+ONCE = {"once"}
+
+
+def check(
+    site: Site,
+    *,
+    overlaps: bool = False,
+    lost: Collection[str] = (),
+    without_result: Collection[str] = (),
+    failures: bool = True,
+    clean: bool = True,
+) -> None:
+    """Assert every invariant, when all workers have stopped.
+
+    overlaps: a worker was frozen or its disk was full, so that the same call may have run twice at a time.
+    lost: ids of tasks acked first whose process was killed. without_result: ids of which no state is expected.
+    failures: whether I-5's second half holds (a worker that was killed may have run a task to its end unseen).
+    """
+    starts, ends = _by_id(site, STARTED), _by_id(site, ENDED)
+    states, dead = site.states(), site.dead()
+    for id, (task, args, _) in site.sent.items():
+        about = f"{task}{args} [{id}]: {len(starts[id])} starts, {len(ends[id])} ends, {states.get(id)}, {dead.get(id)}"
+        started = len(starts[id])
+        if id in lost:
+            assert task in ONCE, f"I-1 {about}"
+        else:
+            assert ends[id] or states.get(id) in ("REVOKED", "FAILURE") or id in dead, f"I-1 {about}"
+            if id not in without_result:
+                assert states.get(id) in TERMINAL, f"I-3 {about}"
+        if task in ONCE:
+            assert started <= 1, f"I-2 {about}"
+        if states.get(id) == "SUCCESS":
+            assert ends[id], f"I-5 {about}"
+        if states.get(id) == "FAILURE" and failures and started and task != "misbehave":
+            assert len(ends[id]) < started, f"I-5 {about}"
+        retries = max((record.attempt for record in starts[id]), default=0) if task == "flaky" else 0
+        assert started <= MAX_DELIVERIES + retries, f"I-6 {about}"
+        for record in starts[id]:
+            assert record.digest == digest(args), f"I-13 {about}"
+            if id in site.due:
+                assert record.wall >= site.due[id] - SLACK, f"I-8 {about}"
+        if not overlaps:
+            _check_overlap(starts[id], ends[id], about)
+    assert set(starts) <= set(site.sent), "I-13: something ran that was never sent"
+    if clean:
+        check_clean(site)
+
+
+def check_clean(site: Site) -> None:
+    """Nothing is left in the store, and no process of any worker lives."""
+    for worker in site.workers:
+        assert not worker.alive, f"I-11 {worker.name} still runs"
+        for pid in worker.seen:
+            until(lambda pid=pid: gone(pid), f"process {pid} of {worker.name} to end", worker, seconds=5)
+    assert site.query("SELECT * FROM message") == [], "I-15"
+    assert site.query("SELECT name FROM owner") == [], "I-15"
+    left = [path.name for path in site.database.parent.glob(f"{site.database.name}-owners/*")]
+    assert left == [], "I-15"
+
+
+def _check_overlap(starts: list[Record], ends: list[Record], about: str) -> None:
+    for end in ends:
+        begin = max(
+            (start for start in starts if start.pid == end.pid and start.monotonic <= end.monotonic),
+            key=lambda start: start.monotonic,
+        )
+        inside = [
+            start
+            for start in starts
+            if start.pid != end.pid and begin.monotonic <= start.monotonic < end.monotonic
+        ]
+        assert not inside, f"I-7 {about}"
+
+
+def _by_id(site: Site, kind: str) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = defaultdict(list)
+    for record in site.records(kind=kind):
+        found[record.id].append(record)
+    return found

@@ -1,0 +1,73 @@
+"""Ledger: what tasks really did, written by the tasks themselves.
+
+Comes from:  fault_tasks.py, in whatever process runs a task.
+Goes to:     one text file, a line a record, and from there to the checks of invariants.py.
+Thread:      any; a record is one write to a file opened with O_APPEND, so records never mix and none is lost
+             with the process that wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STARTED, ENDED = "S", "E"
+
+
+class Record(NamedTuple):
+    """One line. kind: STARTED or ENDED. attempt: which delivery or retry. digest: of the arguments.
+
+    monotonic and wall: seconds on the two clocks; monotonic is the same clock in all processes of the machine.
+    """
+
+    kind: str
+    id: str
+    attempt: int
+    pid: int
+    monotonic: float
+    wall: float
+    digest: int
+
+
+def digest(arguments: Any) -> int:
+    """A number that changes when the arguments do."""
+    return zlib.crc32(repr(list(arguments)).encode())
+
+
+def write(kind: str, id: str, attempt: int, number: int, path: str | None = None) -> None:
+    record = (
+        f"{kind} {id} {attempt} {os.getpid()} {time.monotonic():.6f} {time.time():.6f} {number}\n".encode()
+    )
+    file = os.open(path or os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, record)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def run(task: Any) -> Iterator[None]:
+    """Record the run of *task* (which is bound): its start, and its end unless it is cut short."""
+    request = task.request
+    attempt = request.deliveries + request.retries
+    number = digest(request.args)
+    write(STARTED, request.id, attempt, number)
+    yield
+    write(ENDED, request.id, attempt, number)
+
+
+def read(path: Path) -> list[Record]:
+    """All records, oldest first; a file that is not there yet is an empty ledger."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [
+        Record(kind, id, int(attempt), int(pid), float(monotonic), float(wall), int(number))
+        for kind, id, attempt, pid, monotonic, wall, number in (line.split() for line in text.splitlines())
+    ]

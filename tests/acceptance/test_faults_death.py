@@ -1,0 +1,363 @@
+"""Processes that die: the worker, its pool, the one that forks them; and a worker that is frozen."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.acceptance.harness import Site, descendants, gone, kill, until
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+def test_nothing_happens(site: Site) -> None:
+    """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
+    worker = site.start()
+    site.send_many("work", [(number,) for number in range(300)])
+    site.send_many("work_async", [(number, 0.01) for number in range(50)])
+    for number in range(10):
+        site.send("work", number, 0.01)
+        site.send("work", number, countdown=0.5)
+        site.send("flaky", 2)
+        site.send("once", number)
+    site.drained()
+    worker.stop()
+    check(site)
+    per_id = [len(site.records(id, STARTED)) for id in site.sent if site.sent[id][0] != "flaky"]
+    assert per_id == [1] * len(per_id)
+    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
+    assert set(site.states().values()) == {"SUCCESS"}
+
+
+def test_main_is_killed_with_work_in_flight(site: Site) -> None:
+    """F-02: its children go at once; a new worker has everything back; only what ran is run again."""
+    first = site.start()
+    go = site.path / "go"
+    long = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*long)
+    short = site.send_many("work", [(number, 0.002) for number in range(200)])
+    later = [site.send("work", number, countdown=1.5) for number in range(5)]
+    first.kill()
+    for pid in first.seen:
+        until(lambda pid=pid: gone(pid), "the children to go with their worker", first, seconds=5)
+    second = site.start(name="two")
+    site.started(*long, times=2)
+    go.touch()
+    site.drained()
+    second.stop()
+    check(site)
+    assert len(site.records(kind=STARTED)) == len(site.sent) + 2, "only what was running ran twice"
+    assert {record.attempt for id in long for record in site.records(id, STARTED)} == {1, 2}, (
+        "the death counts"
+    )
+    assert "worker one@test is dead" in second.log
+    assert set(site.states().values()) == {"SUCCESS"}
+    assert len(site.states()) == len(short) + len(later) + 2
+
+
+def test_main_is_killed_while_short_tasks_stream(site: Site) -> None:
+    """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
+    site.send_many("work", [(number,) for number in range(6000)])
+    runs = 0
+    for name in ("one", "two", "three"):
+        worker = site.start(name=name)
+        goal = len(site.records()) + 600
+        site.until(lambda goal=goal: len(site.records()) >= goal or not site.waiting(), "some tasks to run")
+        worker.kill()
+        runs += 1
+    last = site.start(name="last")
+    site.drained()
+    last.stop()
+    check(site)
+    repeats = len(site.records(kind=STARTED)) - len(site.sent)
+    assert repeats <= runs * 500, "what a worker had done but not acked is bounded by its window"
+
+
+def test_the_whole_tree_is_killed(site: Site) -> None:
+    """F-03: a power cut, as far as processes go."""
+    first = site.start()
+    ids = [site.send("work", number, 0.3) for number in range(6)]
+    site.started(ids[0])
+    for pid in first.tree():
+        kill(pid)
+    first.wait()
+    second = site.start(name="two")
+    site.drained()
+    second.stop()
+    check(site)
+
+
+def test_main_is_killed_again_and_again_under_the_same_task(site: Site) -> None:
+    """A task that was running at every death of its worker is poison too: five deliveries, no more."""
+    id = site.send("until_file", str(site.path / "never"))
+    for attempt in range(5):
+        worker = site.start(name=f"worker{attempt}")
+        site.started(id, times=attempt + 1)
+        worker.kill()
+    good = site.send("work", 1)
+    last = site.start(name="last")
+    site.finished(id, good)
+    site.drained()
+    last.stop()
+    check(site)
+    assert "each of 5 deaths" in site.dead()[id]
+    assert site.states() == {id: "FAILURE", good: "SUCCESS"}
+
+
+def test_a_busy_child_is_killed(site: Site) -> None:
+    """F-01: noticed at once, run again at once, counted; the worker itself is not disturbed."""
+    worker = site.start()
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    before = worker.wait_pool()
+    (start,) = site.started(id)
+    assert start.pid in before
+    kill(start.pid)
+    killed = time.monotonic()
+    (again,) = site.started(id, times=2)
+    assert again.monotonic - killed <= 0.5, "I-10"
+    assert (start.attempt, again.attempt) == (1, 2)
+    after = worker.wait_pool()
+    assert len(set(after) - set(before)) == 1
+    go.touch()
+    site.drained()
+    worker.stop()
+    check(site)
+    assert worker.log.count(f"pool process {start.pid} ended: killed by SIGKILL") == 1, "I-14"
+
+
+def test_a_busy_child_is_killed_three_times(site: Site) -> None:
+    worker = site.start()
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    for times in (1, 2, 3):
+        (start,) = site.started(id, times=times)
+        kill(start.pid)
+    site.started(id, times=4)
+    go.touch()
+    site.drained()
+    worker.stop()
+    check(site)
+    assert [record.attempt for record in site.records(id, STARTED)] == [1, 2, 3, 4]
+
+
+def test_an_idle_child_is_killed(site: Site) -> None:
+    """Nobody has asked it for anything, and still its place is filled before the next task comes."""
+    worker = site.start()
+    for _ in range(3):
+        before = worker.wait_pool()
+        kill(before[0])
+        site.until(
+            lambda before=before: len(worker.pool()) == 2 and worker.pool() != before,
+            "the child to be replaced",
+        )
+        site.finished(*(site.send("work", number, 0.05) for number in range(2)))
+    worker.stop()
+    check(site)
+    assert len(site.records(kind=STARTED)) == 6, "nothing was repeated"
+
+
+@pytest.mark.slow
+def test_a_storm_of_kills(site: Site) -> None:
+    """F-08: a random child every 0.25 s for 6 s, and work goes on."""
+    worker = site.start()
+    chance = random.Random(8)
+    site.send_many("work", [(number, 0.02) for number in range(300)])
+    pids = [worker.pid]
+    most = 0
+    kills = 0
+    end = time.monotonic() + 6.0
+    following = time.monotonic()
+    while time.monotonic() < end:
+        pool = worker.pool()
+        most = max(most, len(pool))
+        if pool and time.monotonic() >= following:
+            kill(chance.choice(pool))
+            kills += 1
+            following += 0.25
+        time.sleep(0.01)
+    assert [worker.pid] == pids
+    assert worker.alive, "I-12"
+    assert most <= 4, "children are replaced one for one"
+    assert kills > 15
+    last = [site.send("work", number, 0.02) for number in range(20)]
+    site.ended(*last)
+    site.drained()
+    worker.wait_pool()
+    worker.stop()
+    check(site)
+    assert worker.log.count("it is being replaced") == kills, "I-14"
+
+
+def test_every_child_is_killed_at_once(site: Site) -> None:
+    worker = site.start()
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*ids)
+    for pid in worker.pool():
+        kill(pid)
+    site.started(*ids, times=2)
+    go.touch()
+    site.drained()
+    worker.stop()
+    check(site)
+
+
+def test_the_zygote_is_killed(site: Site) -> None:
+    """Without it the pool could not heal: the worker says so, gives everything back and ends with code 1."""
+    worker = site.start()
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(6)]
+    site.started(*ids[:2])
+    worker.pool()
+    kill(worker.zygote())
+    assert worker.wait() == 1
+    assert (
+        "the pool failed, so the worker stops: the process that forks the pool's children has died"
+        in worker.log
+    )
+    assert "Traceback" not in worker.log
+    assert site.query("SELECT count(*) FROM message WHERE state = 0") == [(6,)], "all went back"
+    second = site.start(name="two")
+    site.started(*ids[:2], times=2)
+    go.touch()
+    site.drained()
+    second.stop()
+    check(site)
+    assert {record.attempt for record in site.records()} == {1}, "the worker's own end counts against no task"
+
+
+def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:
+    """F-07: it can run no handler any more; the limit is kept from outside."""
+    worker = site.start(task_time_limit=1)
+    id = site.send("until_file", str(site.path / "never"))
+    (start,) = site.started(id)
+    kill(start.pid, signal.SIGSTOP)
+    site.finished(id)
+    site.until(lambda: gone(start.pid), "the frozen process to be killed")
+    assert type(site.error(id)).__name__ == "TimeLimitExceeded"
+    worker.wait_pool()
+    site.ended(site.send("work", 1))
+    worker.stop()
+    check(site)
+
+
+def test_a_frozen_idle_child_holds_up_nobody_for_ever(site: Site) -> None:
+    """A task that was handed to a frozen process is killed with it at its limit; the others run meanwhile."""
+    worker = site.start(task_time_limit=2)
+    frozen = worker.wait_pool()[0]
+    kill(frozen, signal.SIGSTOP)
+    ids = [site.send("work", number, 0.02) for number in range(30)]
+    site.until(lambda: len(site.states()) >= 29, "the others to run beside it")
+    site.finished(*ids)
+    worker.stop()
+    check(site)
+
+
+def test_a_frozen_worker_loses_its_lease(site: Site) -> None:
+    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
+    site.settings["worker_lease_seconds"] = 1
+    first = site.start()
+    ids = [site.send("work", number, 0.4) for number in range(6)]
+    site.started(ids[0])
+    tree = first.tree()
+    for pid in tree:
+        kill(pid, signal.SIGSTOP)
+    second = site.start(name="two")
+    site.drained()
+    taken = len(site.records(kind=STARTED))
+    stored = dict(site.query("SELECT task_id, payload FROM result"))
+    for pid in tree:
+        kill(pid, signal.SIGCONT)
+    site.until(lambda: "silent for over 1 s" in first.log, "the first worker to notice")
+    more = [site.send("work", number, 0.05) for number in range(10)]
+    site.ended(*more)
+    site.drained()
+    site.until(lambda: len(site.records(ids[0])) % 2 == 0, "the thawed task to end")
+    first.stop()
+    second.stop()
+    check(site, overlaps=True)
+    after = dict(site.query("SELECT task_id, payload FROM result"))
+    assert {id: after[id] for id in stored} == stored, "I-4: a late result replaced nothing"
+    assert len(site.records(kind=STARTED)) <= taken + 10 + 2, (
+        "what had not started when it froze is not run twice"
+    )
+
+
+def test_a_task_longer_than_the_lease(site: Site) -> None:
+    """F-64: a live worker renews; nobody else takes what it runs, or what it holds for later (F-57)."""
+    site.settings["worker_lease_seconds"] = 1
+    workers = [site.start(name=name) for name in ("one", "two")]
+    ids = [site.send("work", number, 3.5) for number in range(3)]
+    later = [site.send("work", number, countdown=2.5) for number in range(10)]
+    site.finished(*ids, *later)
+    site.drained()
+    for worker in workers:
+        worker.stop()
+    check(site)
+    assert len(site.records(kind=STARTED)) == len(site.sent)
+
+
+def test_two_workers_share_a_file(site: Site) -> None:
+    """No message twice, and both work."""
+    workers = [site.start(name=name) for name in ("one", "two")]
+    site.send_many("work", [(number, 0.005) for number in range(400)])
+    site.drained()
+    pools = [{*worker.pool()} for worker in workers]
+    for worker in workers:
+        worker.stop()
+    check(site)
+    ran = [record.pid for record in site.records(kind=STARTED)]
+    assert len(ran) == 400
+    shares = [sum(pid in pool for pid in ran) for pool in pools]
+    assert min(shares) > 40, shares
+
+
+def test_a_worker_is_killed_beside_another(site: Site) -> None:
+    """On the same machine its messages are back within seconds: no lease has to run out."""
+    first = site.start(name="one")
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*ids)
+    second = site.start(name="two")
+    killed = time.monotonic()
+    first.kill()
+    again = site.started(*ids, times=2)
+    assert max(record.monotonic for record in again) - killed < 5.0, "well before the lease of 15 s"
+    go.touch()
+    site.drained()
+    second.stop()
+    check(site)
+
+
+def test_a_grandchild_that_keeps_the_pipes_open(site: Site) -> None:
+    """F-15: death is seen by the kernel's word, not by the end of a stream that others may hold open."""
+    worker = site.start()
+    id = site.send("leave_grandchild")
+    site.started(id, times=2)
+    file = site.path / "grandchildren"
+    site.until(lambda: file.exists() and file.read_text().count("\n") == 2, "two grandchildren")
+    left = list(map(int, file.read_text().split()))
+    try:
+        site.drained()
+        assert any(not gone(pid) for pid in left)
+        worker.stop()
+    finally:
+        for pid in left:
+            kill(pid)
+    check(site)
+
+
+def test_nothing_is_left_of_a_stopped_worker(site: Site) -> None:
+    worker = site.start()
+    site.ended(site.send("work", 1))
+    below = descendants(worker.pid)
+    assert len(below) == 3
+    worker.stop()
+    assert all(gone(pid) for pid in below)
+    check(site)
