@@ -60,8 +60,8 @@ class Control:
 class QWorker:
     """An application: its settings, its tasks and its connections.
 
-    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs; with none, messages
-    and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
+    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the objects
+    themselves; with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
     config_source: as for config_from_object. set_as_current: make this what ``current_app`` is. Any setting may be
     given by its name; a wrong one raises ConfigurationError when the settings are first looked at.
     """
@@ -70,20 +70,21 @@ class QWorker:
         self,
         main: str | None = None,
         *,
-        broker: str | None = None,
-        backend: str | None = None,
+        broker: str | LeaseStore | None = None,
+        backend: str | Backend | None = None,
         include: Iterable[str] = (),
         config_source: Any = None,
         set_as_current: bool = True,
         clock: Clock = SYSTEM_CLOCK,
         **settings: Any,
     ) -> None:
-        given = {"broker_url": broker, "result_backend": backend, "include": tuple(include) or None}
+        urls = {"broker_url": broker, "result_backend": backend}
+        given: dict[str, Any] = {name: url for name, url in urls.items() if isinstance(url, str)}
+        if modules := tuple(include):
+            given["include"] = modules
         self.main = main
         self.clock = clock
-        self.conf = Settings(
-            {**{name: value for name, value in given.items() if value is not None}, **settings}
-        )
+        self.conf = Settings({**given, **settings})
         self.control = Control(self)
         self.user_options: dict[str, Any] = {}
         self.on_after_finalize = Signal("on_after_finalize")
@@ -98,8 +99,8 @@ class QWorker:
         )  # settings they came from, themselves
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
         self._publisher = Publisher(self)
-        self._broker: LeaseStore | None = None
-        self._backend: Backend | None = None
+        self._broker = broker if isinstance(broker, LeaseStore) else None
+        self._backend = backend if isinstance(backend, Backend) else None
         self._results_with_broker: bool | None = None
         self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
         self._watcher: Watcher | None = None

@@ -175,11 +175,12 @@ def next_call(
     request: Context,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    due: float,
     options: Mapping[str, Any],
     app: QWorker,
 ) -> Call:
     """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry more."""
+    now = app.clock.now()
+    due = _due(task.name, options, now, app.conf.timezone)
     kept = retry_headers(request._headers, due, request.retries + 1, request.id)
     came_by = request.delivery_info or {}
     asked = {
@@ -194,7 +195,6 @@ def next_call(
             "routing_key": options.get("routing_key"),
         }
     destination = router.route(task.name, asked, args, kwargs, task)
-    now = app.clock.now()
     expires = _moment(
         task.name, "expires", options.get("expires") or kept.get("expires"), now, app.conf.timezone
     )

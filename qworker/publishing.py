@@ -178,14 +178,13 @@ class Publisher:
         request: Context,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        due: float,
         options: dict[str, Any],
     ) -> None:
-        """Publish the next attempt of the running task: same id, one retry more, due at epoch second *due*."""
+        """Publish the next attempt of the running task: same id, one retry more."""
         if self.app.conf._resolution is not self._resolution:
             self.renew()
         check_options(task.name, options, self.app.middleware_options)
-        call = next_call(self._router, task, request, args, kwargs, due, options, self.app)  # type: ignore[arg-type]
+        call = next_call(self._router, task, request, args, kwargs, options, self.app)  # type: ignore[arg-type]
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
 
     # -- the steps --

@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from qworker import task_options
-from qworker.clock import to_epoch
 from qworker.current import Context, current_context, get_current_app, pop, push
 from qworker.eager import EagerResult, apply_eagerly
 from qworker.errors import ConfigurationError, MaxRetriesExceeded, Retry
@@ -196,13 +195,13 @@ class Task(Generic[P, R]):
         exc: BaseException | None = None,
         throw: bool = True,
         eta: datetime | None = None,
-        countdown: float | None = None,
+        countdown: float | timedelta | None = None,
         max_retries: int | None = None,
         **options: Any,
     ) -> Retry:
         """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this one.
 
-        exc: why; it is raised instead when there were *max_retries* already. None takes the exception being handled.
+        exc: why; it is raised instead when there were *max_retries* already.
         eta or countdown (seconds): when; default_retry_delay when neither is given.
         throw: False returns the Retry instead of raising it. Further options as for apply_async.
         Raises MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
@@ -210,35 +209,34 @@ class Task(Generic[P, R]):
         request = self.request
         cause = exc if exc is not None else sys.exc_info()[1]
         if request.called_directly:
-            raise (
-                cause
-                if cause is not None
-                else Retry("the task was called directly: there is no message to retry")
-            )
+            raise cause or Retry("the task was called directly: there is no message to retry")
         limit = self.max_retries if max_retries is None else max_retries
         if limit is not None and request.retries >= limit:
-            if cause is not None:
-                raise cause
+            if exc is not None:
+                raise exc
             raise MaxRetriesExceeded(
                 f"cannot retry {self.name}[{request.id}]: it has been retried {request.retries} times already",
                 task_args=request.args,
                 task_kwargs=request.kwargs,
             )
+        if isinstance(countdown, timedelta):
+            countdown = countdown.total_seconds()
         if eta is None and countdown is None:
             countdown = self.default_retry_delay
-        attempt_args = tuple(args) if args is not None else request.args
-        attempt_kwargs = dict(kwargs) if kwargs is not None else request.kwargs
         when = countdown if eta is None else eta
+        attempt = (
+            tuple(args) if args is not None else request.args,
+            dict(request.kwargs if kwargs is None else kwargs),
+        )
+        directive = Retry(exc=cause, when=when, is_eager=request.is_eager)
         if request.is_eager:
-            again = Signature(self.name, attempt_args, attempt_kwargs, options, app=self.app)
-            directive = Retry(exc=cause, when=when, is_eager=True, sig=again)
+            directive.sig = Signature(self.name, *attempt, options, app=self.app)
         else:
-            now = self.app.clock.now()
-            due = to_epoch(eta) if eta is not None else now + float(countdown or 0)
-            self.app.publisher.next_attempt(self, request, attempt_args, attempt_kwargs, due, options)
-            directive = Retry(exc=cause, when=when)
+            self.app.publisher.next_attempt(
+                self, request, *attempt, {**options, "eta": eta, "countdown": countdown}
+            )
         if throw:
-            raise directive from exc
+            raise directive from cause
         return directive
 
     def autoretry_countdown(self, context: Context) -> float:

@@ -1,0 +1,78 @@
+"""A broker for tests of the client: it keeps what is pushed, and fails when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from qworker import QWorker
+from qworker.errors import BrokerUnavailable
+from qworker.protocol import Body, decode_body, parse_headers, parse_properties
+from qworker.testing.clock import FakeClock
+from qworker.transports.lease import Envelope, LeaseStore
+
+ACCEPT = frozenset({"json", "pickle", "msgpack"})
+
+
+class Sent(NamedTuple):
+    """A pushed message, decoded."""
+
+    envelope: Envelope
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    body: Body
+
+
+class KeepingStore(LeaseStore):
+    """pushes: what each push() was given. failures: how many pushes are still to fail."""
+
+    url = "keeping://"
+
+    def __init__(self, failures: int = 0) -> None:
+        self.pushes: list[list[Envelope]] = []
+        self.tries = 0
+        self.failures = failures
+        self.timeouts: list[float] = []
+        self.revoked: list[tuple[list[str], bool, str]] = []
+        self.alive: list[dict[str, object]] = []
+        self.closed = 0
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        self.tries += 1
+        self.timeouts.append(timeout)
+        if self.failures > 0:
+            self.failures -= 1
+            raise BrokerUnavailable("the store is away")
+        self.pushes.append(list(envelopes))
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        self.revoked.append((list(ids), terminate, signal))
+
+    def workers(self) -> list[dict[str, object]]:
+        return self.alive
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @property
+    def sent(self) -> list[Sent]:
+        """Every message pushed so far."""
+        return [read(envelope) for push in self.pushes for envelope in push]
+
+
+# The client never leases; the rest of the port is not for it.
+KeepingStore.__abstractmethods__ = frozenset()
+
+
+def read(envelope: Envelope) -> Sent:
+    """Decode a message as a worker would."""
+    headers, properties = parse_headers(envelope.headers), parse_properties(envelope.properties)
+    return Sent(envelope, headers, properties, decode_body(envelope.body, headers, properties, ACCEPT))
+
+
+def make_app(**settings: Any) -> tuple[QWorker, KeepingStore, FakeClock]:
+    """An app with results in memory, a store that keeps, and a clock that stands still."""
+    store, clock = KeepingStore(settings.pop("failures", 0)), FakeClock()
+    settings.setdefault("backend", "cache+memory://")
+    app = QWorker("proj", broker=store, clock=clock, set_as_current=False, **settings)
+    return app, store, clock

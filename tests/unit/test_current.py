@@ -1,0 +1,175 @@
+"""The current app, task and request."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, current_app, current_task
+from qworker.current import Context, Proxy, current_context, pop, push, set_default_app
+from qworker.errors import ConfigurationError
+from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from tests.unit.stores import make_app
+
+
+@pytest.fixture(autouse=True)
+def _no_default_app() -> Iterator[None]:
+    set_default_app(None)
+    yield
+    set_default_app(None)
+
+
+def received(**fields: Any) -> Context:
+    message = TaskMessage(task="proj.add", id="i1", args=(1,), kwargs={"y": 2}, **fields)
+    headers = parse_headers(encode(message).headers)
+    embed = {"callbacks": message.callbacks, "errbacks": None, "chain": None, "chord": None}
+    return Context.from_message(
+        headers,
+        Body(message.args, dict(message.kwargs), embed),
+        properties={"reply_to": "q"},
+        delivery_info={"exchange": "", "routing_key": "celery", "priority": 0, "redelivered": True},
+        hostname="w@h",
+        deliveries=2,
+    )
+
+
+def test_a_received_request_has_every_field_of_celerys() -> None:
+    context = received(
+        retries=3, eta="2030-01-01T00:00:00+00:00", group="g", group_index=4, shadow="alias", parent_id="p",
+        timelimit=(9, 8), callbacks=[{"task": "t"}], headers={"trace": "abc"},
+    )  # fmt: skip
+    expected = {
+        "id": "i1", "task": "proj.add", "args": (1,), "kwargs": {"y": 2}, "retries": 3,
+        "eta": "2030-01-01T00:00:00+00:00", "expires": None, "group": "g", "group_index": 4, "root_id": "i1",
+        "parent_id": "p", "hostname": "w@h", "reply_to": "q", "correlation_id": "i1", "callbacks": [{"task": "t"}],
+        "errbacks": None, "chain": None, "chord": None, "is_eager": False, "called_directly": False,
+        "ignore_result": False, "logfile": None, "loglevel": None, "utc": True, "argsrepr": "(1,)",
+        "kwargsrepr": "{'y': 2}", "shadow": "alias", "stamps": {}, "replaced_task_nesting": 0, "deliveries": 2,
+    }  # fmt: skip
+    assert {name: getattr(context, name) for name in expected} == expected
+    assert list(context.timelimit or ()) == [9, 8]
+    assert context.delivery_info == {
+        "exchange": "",
+        "routing_key": "celery",
+        "priority": 0,
+        "redelivered": True,
+    }
+    assert context.headers == {"trace": "abc"}
+    assert context.children == []
+
+
+def test_custom_headers_are_fields_too() -> None:
+    context = received(headers={"trace": "abc"})
+    assert context.trace == "abc"
+    assert context.get("trace") == "abc"
+    assert context.get("nothing", 5) == 5
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = context.nothing
+
+
+def test_fields_may_be_set_and_added() -> None:
+    context = received()
+    context.update({"retries": 1}, mine=2)
+    context.other = 3
+    assert (context.retries, context.mine, context.other) == (1, 2, 3)
+
+
+def test_without_custom_headers_there_are_none() -> None:
+    assert received().headers is None
+
+
+def test_an_empty_request_was_called_directly() -> None:
+    context = Context(task="t")
+    assert context.called_directly
+    assert (context.id, context.retries, context.args, context.delivery_info) == (None, 0, (), None)
+
+
+def test_each_context_has_children_of_its_own() -> None:
+    first, second = Context(), Context()
+    first.children.append("x")
+    assert second.children == []
+
+
+def test_a_context_can_be_pickled() -> None:
+    copy = pickle.loads(pickle.dumps(received(headers={"trace": "abc"})))
+    assert (copy.id, copy.trace, copy.kwargs) == ("i1", "abc", {"y": 2})
+
+
+def test_contexts_nest() -> None:
+    assert current_context() is None
+    outer, inner = Context(id="outer"), Context(id="inner")
+    first = push(outer)
+    second = push(inner)
+    assert current_context() is inner
+    pop(second)
+    assert current_context() is outer
+    pop(first)
+    assert current_context() is None
+
+
+def test_threads_and_asyncio_tasks_see_their_own() -> None:
+    seen: dict[str, Any] = {}
+
+    async def one(name: str) -> None:
+        token = push(Context(id=name))
+        await asyncio.sleep(0)
+        context = current_context()
+        seen[name] = context and context.id
+        pop(token)
+
+    async def both() -> None:
+        await asyncio.gather(one("a"), one("b"))
+
+    token = push(Context(id="main"))
+    thread = threading.Thread(target=lambda: seen.update(thread=current_context()))
+    thread.start()
+    thread.join()
+    asyncio.run(both())
+    pop(token)
+    assert seen == {"a": "a", "b": "b", "thread": None}
+
+
+def test_current_app_is_the_last_made_or_that_of_the_running_task() -> None:
+    with pytest.raises(ConfigurationError, match="no app has been made"):
+        _ = current_app.conf
+    first = QWorker("first")
+    second = QWorker("second")
+    quiet = QWorker("quiet", set_as_current=False)
+    assert current_app == second
+    assert repr(current_app) == repr(second)
+
+    @first.task
+    def which() -> str:
+        return current_app.main or ""
+
+    assert which() == "first"
+    assert quiet != current_app
+
+
+def test_current_task_is_false_outside_of_one() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    def name() -> str:
+        assert current_task
+        return current_task.name
+
+    assert name() == "tests.unit.test_current.name"
+    assert not current_task
+
+
+def test_a_proxy_is_what_it_stands_for() -> None:
+    target = Context(id="1")
+    proxy = Proxy(lambda: target)
+    assert isinstance(proxy, Context)
+    proxy.mine = 1
+    assert target.mine == 1
+    del proxy.mine
+    assert "mine" not in target.__dict__
+    assert hash(proxy) == hash(target)
+    assert "id" in dir(proxy)

@@ -1,0 +1,512 @@
+"""Publishing: what reaches the broker, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qworker import Middleware, QWorker, Signature, signals
+from qworker.clock import from_epoch
+from qworker.current import Context, pop, push
+from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
+from qworker.protocol import TaskMessage, encode, parse_headers
+from qworker.task import Task
+from tests.unit.stores import KeepingStore, Sent, make_app
+
+AddTask = Task[[int, int], int]
+
+
+def with_add(**settings: Any) -> tuple[QWorker, KeepingStore, AddTask]:
+    app, store, _ = make_app(**settings)
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    return app, store, add
+
+
+@pytest.fixture(autouse=True)
+def _no_receivers() -> Iterator[None]:
+    yield
+    for signal in (signals.before_task_publish, signals.after_task_publish):
+        signal.receivers = []
+
+
+def only(store: KeepingStore) -> Sent:
+    (sent,) = store.sent
+    return sent
+
+
+# -- what is sent --
+
+
+def test_a_plain_call() -> None:
+    _, store, add = with_add()
+    result = add.delay(1, y=2)
+    sent = only(store)
+    assert (sent.headers["task"], sent.headers["id"], sent.headers["root_id"]) == (
+        "add",
+        result.id,
+        result.id,
+    )
+    assert (sent.body.args, sent.body.kwargs) == ((1,), {"y": 2})
+    assert (sent.envelope.queue, sent.envelope.priority, sent.envelope.due) == ("celery", 0, None)
+    assert sent.properties["content_type"] == "application/json"
+    assert store.timeouts == [10.0]
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.tuples(values, values), st.dictionaries(st.text(min_size=1), values, max_size=2))
+def test_the_short_way_and_the_long_way_send_the_same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    app, store, _ = make_app()
+
+    @app.task(name="any")
+    def anything(*args: Any, **kwargs: Any) -> None: ...
+
+    short = anything.delay(*args, **kwargs)
+    long = anything.apply_async(args, kwargs, task_id=short.id)
+    first, second = store.sent
+    assert (first.headers, first.body, first.properties) == (second.headers, second.body, second.properties)
+    expected = encode(TaskMessage(task="any", id=long.id, args=args, kwargs=kwargs))
+    assert first.headers == parse_headers(expected.headers)
+
+
+def test_every_option_reaches_the_message() -> None:
+    app, store, clock = make_app()
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    result = add.apply_async(
+        (1,), {"y": 2}, task_id="mine", countdown=10, expires=60, queue="far", priority=5, headers={"trace": "t1"},
+        shadow="alias", time_limit=9, soft_time_limit=timedelta(seconds=8), ignore_result=True,
+        link=Signature("after", (1,)), link_error=[Signature("failed")], root_id="r", parent_id="p", group_id="g",
+        group_index=3, reply_to="q",
+    )  # fmt: skip
+    sent = only(store)
+    assert result.id == "mine"
+    assert result.ignored
+    headers = {
+        "task": "add", "id": "mine", "eta": from_epoch(clock.now() + 10).isoformat(),
+        "expires": from_epoch(clock.now() + 60).isoformat(), "shadow": "alias", "timelimit": [9, 8],
+        "ignore_result": True, "root_id": "r", "parent_id": "p", "group": "g", "group_index": 3, "trace": "t1",
+        "retries": 0, "argsrepr": "(1,)", "kwargsrepr": "{'y': 2}",
+    }  # fmt: skip
+    assert {key: sent.headers[key] for key in headers} == headers
+    envelope = sent.envelope
+    assert (envelope.queue, envelope.priority, envelope.due, envelope.expires) == (
+        "far", 5, clock.now() + 10, clock.now() + 60,
+    )  # fmt: skip
+    assert [call["task"] for call in sent.body.embed["callbacks"]] == ["after"]
+    assert [call["task"] for call in sent.body.embed["errbacks"]] == ["failed"]
+    assert sent.properties["reply_to"] == "q"
+
+
+def test_options_of_the_task_hold_for_every_call_of_it() -> None:
+    app, store, clock = make_app()
+
+    @app.task(
+        queue="slow", priority=7, expires=30, ignore_result=True, serializer="msgpack", compression="gzip"
+    )
+    def work() -> None: ...
+
+    assert work.delay().ignored
+    sent = only(store)
+    assert (sent.envelope.queue, sent.envelope.priority, sent.envelope.expires) == (
+        "slow",
+        7,
+        clock.now() + 30,
+    )
+    assert sent.properties["content_type"] == "application/x-msgpack"
+    assert sent.headers["compression"] == "application/x-gzip"
+    work.apply_async(queue="fast", priority=1, expires=5, ignore_result=False)
+    envelope = store.sent[1].envelope
+    assert (envelope.queue, envelope.priority, envelope.expires) == ("fast", 1, clock.now() + 5)
+
+
+def test_a_call_from_a_task_knows_its_parent() -> None:
+    _, store, add = with_add(task_inherit_parent_priority=True)
+    context = Context(id="parent", root_id="root", task="other", delivery_info={"priority": 6})
+    token = push(context)
+    first, second = add.delay(1, 2), add.apply_async((1, 2), queue="q")
+    third = add.apply_async((1, 2), queue="q", add_to_parent=False)
+    pop(token)
+    assert {(sent.headers["root_id"], sent.headers["parent_id"]) for sent in store.sent} == {
+        ("root", "parent")
+    }
+    assert [sent.envelope.priority for sent in store.sent] == [6, 6, 6]
+    assert context.children == [first, second]
+    assert third not in context.children
+
+
+def test_settings_may_change_between_calls() -> None:
+    app, store, add = with_add()
+    add.delay(1, 2)
+    app.conf.task_default_queue = "later"
+    app.conf.task_routes = {"add": {"priority": 4}}
+    add.delay(1, 2)
+    assert [(sent.envelope.queue, sent.envelope.priority) for sent in store.sent] == [
+        ("celery", 0),
+        ("later", 4),
+    ]
+
+
+def test_signed_when_there_is_a_key() -> None:
+    _, store, add = with_add(security_key="k" * 32)
+    add.delay(1, 2)
+    assert only(store).headers["signature"].startswith("v1:")
+
+
+def test_a_task_may_choose_its_name_in_logs() -> None:
+    app, store, _ = make_app()
+
+    class Named(Task[..., Any]):
+        def shadow_name(self, args: Any, kwargs: Any, options: Any) -> str:
+            return f"work on {args[0]}"
+
+    @app.task(base=Named)
+    def work(x: int) -> None: ...
+
+    work.delay(5)
+    assert only(store).headers["shadow"] == "work on 5"
+
+
+# -- time --
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({"countdown": 5}, 5),
+        ({"countdown": 2.5}, 2.5),
+        ({"countdown": timedelta(minutes=1)}, 60),
+        ({"countdown": -5}, 0),
+        ({"eta": datetime(2023, 11, 14, 22, 13, 30, tzinfo=UTC)}, 10),
+        ({"eta": datetime(2023, 11, 15, 0, 13, 30, tzinfo=timezone(timedelta(hours=2)))}, 10),
+        ({"eta": datetime(2023, 11, 14, 22, 13, 30)}, 10),
+        ({"eta": "2023-11-14T22:13:30Z"}, 10),
+    ],
+)
+def test_when_it_is_due(options: dict[str, Any], due: float) -> None:
+    app, store, add = with_add()
+    add.apply_async((1, 2), **options)
+    sent = only(store)
+    assert sent.envelope.due == app.clock.now() + due
+    assert datetime.fromisoformat(sent.headers["eta"]).timestamp() == pytest.approx(app.clock.now() + due)
+
+
+def test_a_naive_eta_is_in_the_zone_of_the_app() -> None:
+    app, store, add = with_add(timezone="Europe/Zurich")
+    add.apply_async((1, 2), eta=datetime(2023, 11, 14, 23, 13, 30))
+    assert only(store).envelope.due == app.clock.now() + 10
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"countdown": "soon"},
+        {"countdown": float("nan")},
+        {"countdown": float("inf")},
+        {"countdown": 1e300},
+        {"eta": 5},
+        {"eta": "tomorrow"},
+        {"expires": "never"},
+        {"expires": 1e300},
+        {"expires": -1},
+        {"time_limit": 0},
+        {"soft_time_limit": "long"},
+        {"headers": ["a"]},
+        {"headers": {1: 2}},
+        {"headers": {"task": "other"}},
+        {"link": "proj.add"},
+        {"task_id": 5},
+        {"task_id": "a\nb"},
+        {"queue": "a b"},
+        {"priority": "high"},
+    ],
+    ids=str,
+)
+def test_what_an_option_cannot_be_is_said_and_nothing_is_sent(options: dict[str, Any]) -> None:
+    _, store, add = with_add()
+    with pytest.raises(PublishError) as caught:
+        add.apply_async((1, 2), **options)
+    assert "add" in str(caught.value) or "task_id" in str(caught.value)
+    assert store.tries == 0
+
+
+def test_an_unknown_option_is_named_with_its_neighbour() -> None:
+    _, store, add = with_add()
+    with pytest.raises(PublishError, match=r"no option 'cuontdown'. Did you mean countdown"):
+        add.apply_async((1, 2), cuontdown=5)
+    assert store.tries == 0
+
+
+# -- arguments --
+
+
+@pytest.mark.parametrize("call", [lambda add: add.delay(1), lambda add: add.apply_async((1,), queue="q")])
+def test_arguments_are_checked_before_anything_is_sent(call: Callable[[AddTask], Any]) -> None:
+    _, store, add = with_add()
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'y'"):
+        call(add)
+    with pytest.raises(TypeError):
+        add.apply_many([(1, 2), (1,)])
+    assert store.tries == 0
+
+
+def test_typing_off_checks_nothing() -> None:
+    app, store, _ = make_app()
+
+    @app.task(typing=False)
+    def one(x: int) -> None: ...
+
+    one.apply_async((1, 2, 3))
+    assert only(store).body.args == (1, 2, 3)
+
+
+def test_what_cannot_be_serialised_is_named() -> None:
+    _, store, add = with_add()
+    with pytest.raises(EncodeError, match=r"args\[1\]\['a'\] .*object is not JSON"):
+        add.delay(1, {"a": object()})  # type: ignore[arg-type]
+    assert store.tries == 0
+
+
+def test_too_large_a_call_is_refused_and_a_large_one_noted(caplog: pytest.LogCaptureFixture) -> None:
+    app, store, _ = make_app(message_max_bytes=4096, message_warn_bytes=1024)
+
+    @app.task(name="work")
+    def work(text: str) -> None: ...
+
+    work.delay("x" * 2000)
+    assert "a call of work takes 20" in caplog.text
+    with pytest.raises(PublishError, match="over the limit of 4,096"):
+        work.delay("x" * 5000)
+    assert len(store.sent) == 1
+
+
+# -- many at once --
+
+
+def test_many_calls_are_one_push() -> None:
+    _, store, add = with_add()
+    results = add.apply_many([(1, 2), [3, 4], {"x": 5, "y": 6}, add.s(7, y=8)])
+    assert len(store.pushes) == 1
+    assert [(sent.body.args, sent.body.kwargs) for sent in store.sent] == [
+        ((1, 2), {}), ((3, 4), {}), ((), {"x": 5, "y": 6}), ((7,), {"y": 8}),
+    ]  # fmt: skip
+    assert [sent.headers["id"] for sent in store.sent] == [result.id for result in results]
+
+
+def test_many_calls_with_options() -> None:
+    app, store, add = with_add()
+    add.apply_many(((number, 1) for number in range(3)), queue="far", countdown=5)
+    assert len(store.pushes) == 1
+    assert [(sent.envelope.queue, sent.envelope.due) for sent in store.sent] == [
+        ("far", app.clock.now() + 5)
+    ] * 3
+
+
+def test_no_calls_are_no_push() -> None:
+    app, store, add = with_add()
+    assert add.apply_many([]) == []
+    assert add.apply_many([], queue="far") == []
+    assert app.send_many([]) == []
+    assert store.tries == 0
+
+
+@pytest.mark.parametrize("item", [5, "ab", None, object()])
+def test_what_is_no_call(item: Any) -> None:
+    _, store, add = with_add()
+    with pytest.raises(PublishError, match="is no call"):
+        add.apply_many([(1, 2), item])
+    assert store.tries == 0
+
+
+def test_a_signature_of_another_task_is_refused() -> None:
+    _, _, add = with_add()
+    with pytest.raises(PublishError, match=r"use app\.send_many"):
+        add.apply_many([Signature("other")])
+
+
+def test_calls_by_name() -> None:
+    app, store, _ = with_add()
+    result = app.send_task("elsewhere.work", (1,), {"a": 2}, queue="far")
+    app.send_many(
+        ["a", ("b", (1,)), ("c", [2], {"x": 3}), Signature("d", (4,), options={"priority": 2})], queue="q"
+    )
+    assert [(sent.headers["task"], sent.body.args, sent.envelope.queue) for sent in store.sent] == [
+        ("elsewhere.work", (1,), "far"), ("a", (), "q"), ("b", (1,), "q"), ("c", (2,), "q"), ("d", (4,), "q"),
+    ]  # fmt: skip
+    assert [sent.envelope.priority for sent in store.sent] == [0, 0, 0, 0, 2]
+    assert result.id == store.sent[0].headers["id"]
+    assert len(store.pushes) == 2
+
+
+# -- observers and middleware --
+
+
+def test_signals_see_the_message_and_may_add_headers() -> None:
+    _, store, add = with_add()
+    seen: list[tuple[str, Any]] = []
+
+    @signals.before_task_publish.connect
+    def before(sender: str, headers: dict[str, Any], body: Any, routing_key: str, **kwargs: Any) -> None:
+        headers["trace"] = "t1"
+        seen.append((sender, (body[0], routing_key)))
+
+    @signals.after_task_publish.connect(sender="add")
+    def after(sender: str, headers: dict[str, Any], **kwargs: Any) -> None:
+        seen.append((sender, (headers["trace"], len(store.pushes))))
+
+    add.delay(1, 2)
+    add.apply_many([(3, 4)])
+    assert [sent.headers["trace"] for sent in store.sent] == ["t1", "t1"]
+    assert seen == [
+        ("add", ((1, 2), "celery")), ("add", ("t1", 1)), ("add", ((3, 4), "celery")), ("add", ("t1", 2)),
+    ]  # fmt: skip
+
+
+def test_headers_that_a_signal_added_are_signed() -> None:
+    app, store, add = with_add(security_key="k" * 32)
+    signals.before_task_publish.connect(lambda headers, **kwargs: headers.update(stamps={"a": 1}))
+    add.delay(1, 2)
+    sent = only(store)
+    assert app.signer is not None
+    app.signer.verify(sent.headers, sent.envelope.body, sent.properties)
+
+
+class Recording(Middleware):
+    options = ("tenant",)
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def publish(self, call_next: Callable[[Any], Any], message: TaskMessage) -> Any:
+        from dataclasses import replace
+
+        self.steps.append(f"before {message.task}")
+        call_next(replace(message, headers={**message.headers, "tenant": "acme"}))
+        self.steps.append("after")
+
+
+def test_middleware_wraps_each_call_and_may_change_it() -> None:
+    app, store, add = with_add()
+    add.delay(1, 2)
+    middleware = Recording()
+    app.add_middleware(middleware)
+    add.delay(1, 2)
+    add.apply_many([(1, 2)])
+    assert [sent.headers.get("tenant") for sent in store.sent] == [None, "acme", "acme"]
+    assert middleware.steps == ["before add", "after", "before add", "after"]
+
+
+def test_options_that_a_middleware_declares_are_known() -> None:
+    app, store, _ = make_app(middleware=["tests.unit.test_publishing.Recording"])
+
+    @app.task(tenant="acme")
+    def work() -> None: ...
+
+    work.apply_async(tenant="other")
+    assert len(store.sent) == 1
+
+
+def test_a_middleware_may_stop_a_call() -> None:
+    class Stopping(Middleware):
+        def publish(self, call_next: Callable[[Any], Any], message: TaskMessage) -> Any:
+            raise PublishError("not today")
+
+    app, store, add = with_add()
+    app.add_middleware(Stopping)
+    with pytest.raises(PublishError, match="not today"):
+        add.delay(1, 2)
+    assert store.tries == 0
+
+
+# -- a broker that is away --
+
+
+def test_publishing_tries_again_within_one_deadline() -> None:
+    app, store, clock = make_app(failures=3)
+    result = app.send_task("work")
+    assert store.tries == 4
+    assert only(store).headers["id"] == result.id
+    assert sum(clock.slept) < 10
+
+
+def test_it_gives_up_after_its_deadline_and_says_so() -> None:
+    app, store, clock = make_app(failures=1000, task_publish_timeout=3)
+    before = clock.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        app.send_task("work")
+    assert store.tries > 2
+    assert clock.monotonic() - before <= 3
+
+
+def test_it_gives_up_after_so_many_tries() -> None:
+    app, store, _ = make_app(failures=1000, task_publish_timeout=1000)
+    with pytest.raises(BrokerUnavailable):
+        app.send_task("work", retry_policy={"max_retries": 2})
+    assert store.tries == 3
+
+
+@pytest.mark.parametrize("options", [{"retry": False}, {"retry_policy": {"max_retries": 0}}])
+def test_one_try_when_asked(options: dict[str, Any]) -> None:
+    app, store, _ = make_app(failures=1000)
+    with pytest.raises(BrokerUnavailable):
+        app.send_task("work", **options)
+    assert store.tries <= 2
+
+
+def test_queues_that_must_be_declared() -> None:
+    app, store, _ = make_app(task_queues=["celery"], task_create_missing_queues=False)
+    with pytest.raises(QueueNotFound):
+        app.send_task("work", queue="unknown")
+    assert store.tries == 0
+
+
+# -- speed: far above what it takes, so that only a change of kind fails it --
+
+
+def test_a_plain_call_stays_cheap() -> None:
+    app, _, _ = make_app()
+    store = CountingStore()
+    app = QWorker("proj", broker=store, set_as_current=False)
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    add.delay(1, 2)
+    gc.collect()
+    best = min(_seconds_per_call(lambda: add.delay(1, 2), 500) for _ in range(5))
+    assert best < 70e-6
+    calls = [(number, 2) for number in range(2000)]
+    many = min(_seconds_per_call(lambda: add.apply_many(calls), 1) for _ in range(3)) / len(calls)
+    assert many < 40e-6
+
+
+class CountingStore(KeepingStore):
+    def push(self, envelopes: Any, timeout: float = 10.0) -> None:
+        self.tries += 1
+
+
+def _seconds_per_call(call: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count

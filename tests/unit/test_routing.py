@@ -1,0 +1,138 @@
+"""Routing: the call wins over the task, the task over task_routes, and those over the default queue."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from qworker.conf import Settings
+from qworker.errors import PublishError, QueueNotFound
+from qworker.routing import Router
+
+
+def router(**values: Any) -> Router:
+    return Router(Settings(values, environ={}))
+
+
+def queue_of(options: dict[str, Any] | None = None, name: str = "proj.add", **values: Any) -> str:
+    return router(**values).route(name, options or {}, (), {}).queue
+
+
+def test_without_anything_it_is_the_default_queue() -> None:
+    destination = router().route("proj.add", {}, (), {})
+    assert (destination.queue, destination.routing_key, destination.exchange, destination.priority) == (
+        "celery", "celery", "", 0,
+    )  # fmt: skip
+    assert queue_of(task_default_queue="mine") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ({"proj.add": "exact"}, "exact"),
+        ({"proj.add": {"queue": "exact"}}, "exact"),
+        ({"proj.*": "glob"}, "glob"),
+        ({"*": "all", "proj.add": "exact"}, "exact"),
+        ({"other.*": "other"}, "celery"),
+        ([("proj.a*", "pair")], "pair"),
+        ([(re.compile(r".*\.add"), {"queue": "expression"})], "expression"),
+        ([{"other.*": "other"}, {"proj.*": "second"}], "second"),
+        ([lambda name, args, kwargs, options, task=None: "called" if name == "proj.add" else None], "called"),
+        ([lambda *args, **kwargs: None, {"proj.add": "after"}], "after"),
+        ({"proj.add": {"routing_key": "by.key"}}, "by.key"),
+    ],
+)
+def test_routes(routes: Any, expected: str) -> None:
+    assert queue_of(task_routes=routes) == expected
+
+
+def test_a_route_may_be_a_dotted_name() -> None:
+    assert queue_of(task_routes=["tests.unit.test_routing.route_by_argument"]) == "celery"
+    found = router(task_routes=["tests.unit.test_routing.route_by_argument"]).route("t", {}, ("far",), {})
+    assert found.queue == "far"
+
+
+def route_by_argument(name: str, args: tuple[Any, ...], kwargs: Any, options: Any, task: Any = None) -> Any:
+    return {"queue": args[0]} if args else None
+
+
+def test_a_route_may_set_other_options() -> None:
+    found = router(task_routes={"t": {"queue": "q", "priority": 7, "serializer": "pickle"}}).route(
+        "t", {}, (), {}
+    )
+    assert (found.priority, found.options) == (7, {"serializer": "pickle"})
+
+
+def test_the_call_wins() -> None:
+    routes = {"proj.add": {"queue": "routed", "priority": 3}}
+    found = router(task_routes=routes).route("proj.add", {"queue": "asked", "priority": 9}, (), {})
+    assert (found.queue, found.priority) == ("asked", 9)
+    assert queue_of({"routing_key": "asked"}, task_routes=routes) == "asked"
+    assert queue_of({"queue": None}, task_routes=routes) == "routed"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"exchange": "media", "routing_key": "media.video"}, "video"),
+        ({"exchange": "media", "routing_key": "media.image.small"}, "image"),
+        ({"routing_key": "media.video"}, "video"),
+        ({"exchange": "plain"}, "plain"),
+        ({"routing_key": "elsewhere"}, "elsewhere"),
+    ],
+)
+def test_exchange_and_key_lead_to_the_queue_bound_there(options: dict[str, Any], expected: str) -> None:
+    queues = {
+        "video": {"exchange": "media", "routing_key": "media.video"},
+        "image": {"exchange": "media", "routing_key": "media.image.#"},
+        "plain": {},
+    }
+    assert queue_of(options, task_queues=queues) == expected
+
+
+def test_a_key_that_leads_nowhere() -> None:
+    with pytest.raises(QueueNotFound, match="no queue in task_queues is bound to exchange 'media'"):
+        queue_of({"exchange": "media", "routing_key": "none"}, task_queues={"a": {}})
+
+
+def test_unknown_queues_are_refused_where_they_must_be_declared() -> None:
+    values = {"task_queues": ["emails", "celery"], "task_create_missing_queues": False}
+    assert queue_of({"queue": "emails"}, **values) == "emails"
+    assert queue_of(**values) == "celery"
+    with pytest.raises(QueueNotFound, match=r"'email' is not in task_queues.*Did you mean emails"):
+        queue_of({"queue": "email"}, **values)
+
+
+@pytest.mark.parametrize("queue", ["a b", "", "x'; DROP TABLE message; --", "a" * 300, 5, "a\nb"])
+def test_names_that_are_no_queue(queue: Any) -> None:
+    with pytest.raises(PublishError, match="cannot be the name of a queue"):
+        queue_of({"queue": queue})
+
+
+def test_a_kombu_queue_will_do() -> None:
+    from kombu import Queue
+
+    assert queue_of({"queue": Queue("mine")}) == "mine"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0, 0), (9, 9), (12, 9), (255, 9), (None, 4)])
+def test_priorities(given: int | None, expected: int) -> None:
+    assert router(task_default_priority=4).route("t", {"priority": given}, (), {}).priority == expected
+
+
+@pytest.mark.parametrize("priority", [-1, 256, "high", 1.5, True])
+def test_what_is_no_priority(priority: Any) -> None:
+    with pytest.raises(PublishError, match="whole number from 0 to 9"):
+        router().route("t", {"priority": priority}, (), {})
+
+
+def test_a_router_that_answers_nonsense() -> None:
+    with pytest.raises(PublishError, match="a route in task_routes answered 5"):
+        queue_of(task_routes=[lambda *args, **kwargs: 5])
+
+
+def test_only_functions_make_the_answer_depend_on_the_call() -> None:
+    assert router(task_routes={"a.*": "q"}).constant
+    assert not router(task_routes=[route_by_argument]).constant

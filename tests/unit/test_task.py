@@ -1,0 +1,545 @@
+"""Tasks: how they are defined, called in place, retried, and what they find inside."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, Task, signals
+from qworker.clock import from_epoch
+from qworker.current import Context, pop, push, set_default_app
+from qworker.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Reject, Retry
+from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from tests.unit.stores import KeepingStore, make_app
+
+
+class Hooked(Task[..., Any]):
+    """Records its hooks, as a base that people share."""
+
+    max_retries = 1
+    seen: list[str]
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        self.seen.append(f"before_start {args} {kwargs}")
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.seen.append(f"on_success {retval}")
+
+    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.seen.append(f"on_failure {exc!r} {'Traceback' in str(einfo)}")
+
+    def on_retry(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.seen.append(f"on_retry {exc!r}")
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        self.seen.append(f"after_return {status}")
+
+
+def request_of(task: Task[..., Any], **fields: Any) -> Context:
+    """The request that a worker would give to *task*."""
+    message = TaskMessage(task=task.name, id="i1", **fields)
+    embed = {"callbacks": message.callbacks, "errbacks": None, "chain": None, "chord": None}
+    return Context.from_message(
+        parse_headers(encode(message).headers),
+        Body(message.args, dict(message.kwargs), embed),
+        delivery_info={"exchange": "", "routing_key": "came-by", "priority": 4, "redelivered": False},
+        task=task,
+    )
+
+
+# -- definitions --
+
+
+def test_a_task_looks_like_its_function() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    def add(x: int, y: int = 1) -> int:
+        """Add them."""
+        return x + y
+
+    assert add.name == "tests.unit.test_task.add"
+    assert (add.__doc__, add.__name__, add.__module__) == ("Add them.", "add", __name__)
+    assert str(inspect.signature(add)) == "(x: 'int', y: 'int' = 1) -> 'int'"
+    assert (add(1), add(1, y=4)) == (2, 5)
+    assert repr(add) == "<Task tests.unit.test_task.add>"
+    assert isinstance(add, Task)
+
+
+def test_a_bound_task_gets_itself() -> None:
+    app, _, _ = make_app()
+
+    @app.task(bind=True, name="mine")
+    def mine(self: Task[..., Any], x: int) -> tuple[str, int, bool]:
+        return self.name, x, self.request.called_directly
+
+    assert mine(5) == ("mine", 5, True)
+    assert str(inspect.signature(mine)).startswith("(x: 'int')")
+
+
+def test_an_async_task_is_a_coroutine_when_called() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    async def double(x: int) -> int:
+        await asyncio.sleep(0)
+        return x * 2
+
+    assert double.is_async
+    assert asyncio.run(double(4)) == 8
+
+
+def test_settings_stand_behind_the_options() -> None:
+    app, _, _ = make_app(
+        task_serializer="pickle", security_key="k" * 32, accept_content=["pickle"], task_acks_late=False,
+        task_time_limit=9, task_default_rate_limit="5/m", task_max_deliveries=3, result_accept_content=["json"],
+    )  # fmt: skip
+
+    @app.task
+    def plain() -> None: ...
+
+    @app.task(serializer="json", acks_late=True, time_limit="2m", rate_limit="10/s", max_deliveries=1)
+    def own() -> None: ...
+
+    app.finalize()
+    assert (plain.serializer, plain.acks_late, plain.time_limit, plain.rate_limit, plain.max_deliveries) == (
+        "pickle", False, 9.0, "5/m", 3,
+    )  # fmt: skip
+    assert (own.serializer, own.acks_late, own.time_limit, own.rate_limit, own.max_deliveries) == (
+        "json", True, 120.0, "10/s", 1,
+    )  # fmt: skip
+
+
+def test_annotations_change_tasks_from_the_settings() -> None:
+    app, _, _ = make_app(
+        task_annotations={"*": {"max_retries": 7}, "slow": {"rate_limit": "1/s", "max_retries": 8}}
+    )
+
+    @app.task(name="slow")
+    def slow() -> None: ...
+
+    @app.task(name="fast")
+    def fast() -> None: ...
+
+    app.finalize()
+    assert (slow.rate_limit, slow.max_retries, fast.rate_limit, fast.max_retries) == ("1/s", 8, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retires": 3}, "no task option 'retires'.*Did you mean"),
+        ({"rate_limit": "fast"}, "rate_limit='fast' must be a rate"),
+        ({"rate_limit": "10/y"}, "must be a rate"),
+        ({"time_limit": -1}, "time_limit=-1 must be a duration"),
+        ({"time_limit": 5, "soft_time_limit": 6}, "soft_time_limit .* comes after time_limit"),
+        ({"throws": "KeyError"}, "must be exception classes"),
+        ({"autoretry_for": [ValueError, 5]}, "must be exception classes"),
+        ({"max_retries": -1}, "max_retries=-1 must be a whole number"),
+        ({"max_deliveries": 0}, "from 1 up"),
+        ({"acks_late": "maybe"}, "must be true or false"),
+        ({"priority": "high"}, "must be a whole number"),
+        ({"queue": "a b"}, "queue name"),
+        ({"base": dict}, "must be a subclass of qworker.Task"),
+    ],
+)
+def test_a_wrong_option_is_said_where_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+    app, _, _ = make_app()
+    with pytest.raises(ConfigurationError, match=message):
+
+        @app.task(name="work", **options)
+        def work() -> None: ...
+
+
+def test_a_decorator_without_its_brackets() -> None:
+    app, _, _ = make_app()
+    with pytest.raises(ConfigurationError, match="options are given by name"):
+        app.task("name")  # type: ignore[call-overload]
+
+
+def test_a_class_based_task() -> None:
+    app, store, _ = make_app()
+
+    class Add(Task[[int, int], int]):
+        name = "add"
+        queue = "sums"
+        max_retries = 9
+
+        def run(self, x: int, y: int) -> int:
+            return x + y
+
+    add = app.register_task(Add())
+    assert (add(1, 2), add.max_retries, app.tasks["add"]) == (3, 9, add)
+    add.delay(1, 2)
+    assert store.sent[0].envelope.queue == "sums"
+    with pytest.raises(TypeError, match="missing 1 required positional"):
+        add.delay(1)  # type: ignore[call-arg]
+
+
+def test_a_task_is_pickled_by_its_name() -> None:
+    app = QWorker("proj")
+
+    @app.task(name="pickled")
+    def pickled() -> None: ...
+
+    try:
+        assert pickle.loads(pickle.dumps(pickled)) is pickled
+    finally:
+        set_default_app(None)
+
+
+# -- run in place --
+
+
+def test_apply_runs_all_steps_of_a_worker() -> None:
+    app, _, _ = make_app()
+
+    @app.task(base=Hooked, bind=True)
+    def work(self: Hooked, x: int) -> int:
+        assert self.request.is_eager
+        assert not self.request.called_directly
+        return x * 2
+
+    result = work.apply((4,), task_id="mine")
+    assert (result.id, result.state, result.get(), result.ready(), result.successful()) == (
+        "mine", "SUCCESS", 8, True, True,
+    )  # fmt: skip
+    assert work.seen == ["before_start (4,) {}", "on_success 8", "after_return SUCCESS"]  # type: ignore[attr-defined]
+
+
+def test_apply_keeps_the_exception_or_throws_it() -> None:
+    app, _, _ = make_app()
+
+    @app.task(base=Hooked)
+    def fail() -> None:
+        raise KeyError("no")
+
+    result = fail.apply()
+    assert (result.state, repr(result.result), result.failed()) == ("FAILURE", "KeyError('no')", True)
+    assert "in fail" in (result.traceback or "")
+    assert "execution.py" not in (result.traceback or "")
+    assert repr(result.get(propagate=False)) == "KeyError('no')"
+    with pytest.raises(KeyError):
+        result.get()
+    with pytest.raises(KeyError):
+        fail.apply(throw=True)
+    app.conf.task_eager_propagates = True
+    with pytest.raises(KeyError):
+        fail.apply()
+    assert fail.seen[:3] == ["before_start () {}", "on_failure KeyError('no') True", "after_return FAILURE"]  # type: ignore[attr-defined]
+
+
+def test_apply_retries_in_place_without_waiting() -> None:
+    app, store, clock = make_app()
+
+    @app.task(base=Hooked, bind=True, max_retries=3, default_retry_delay=100)
+    def flaky(self: Hooked, x: int) -> tuple[int, int]:
+        if self.request.retries < 2:
+            raise self.retry(args=(x + 1,), exc=ValueError("again"))
+        return x, self.request.retries
+
+    assert flaky.apply((0,)).get() == (2, 2)
+    assert flaky.seen.count("on_retry ValueError('again')") == 2  # type: ignore[attr-defined]
+    assert clock.slept == []
+    assert store.tries == 0
+
+
+def test_apply_with_ignore_and_reject() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    def directed(directive: Exception) -> None:
+        raise directive
+
+    assert directed.apply((Ignore("enough"),)).state == "IGNORED"
+    assert directed.apply((Reject("bad"),)).state == "REJECTED"
+
+
+def test_always_eager_passes_arguments_through_the_serializer() -> None:
+    app, store, _ = make_app(task_always_eager=True)
+
+    @app.task(name="kind")
+    def kind(value: Any) -> str:
+        return type(value).__name__
+
+    assert kind.delay((1, 2)).get() == "list"
+    assert [result.get() for result in kind.apply_many([(1,), ("a",)])] == ["int", "str"]
+    assert kind.apply_async(({1: 2},), countdown=5, queue="q").get() == "dict"
+    with pytest.raises(Exception, match="object is not JSON"):
+        kind.delay(object())
+    assert store.tries == 0
+
+
+def test_eager_results_are_stored_only_when_asked() -> None:
+    app, _, _ = make_app(task_always_eager=True)
+
+    @app.task
+    def work() -> int:
+        return 5
+
+    assert app.backend.get(work.delay().id) is None
+    app.conf.task_store_eager_result = True
+    meta = app.backend.get(work.delay().id)
+    assert meta is not None
+    assert meta["result"] == 5
+
+
+def test_eager_calls_from_a_task_know_their_parent() -> None:
+    app, _, _ = make_app(task_always_eager=True)
+    seen: list[tuple[Any, Any]] = []
+
+    @app.task(bind=True)
+    def inner(self: Task[..., Any]) -> None:
+        seen.append((self.request.root_id, self.request.parent_id))
+
+    @app.task
+    def outer() -> None:
+        inner.delay()
+
+    result = outer.delay()
+    assert seen == [(result.id, result.id)]
+
+
+def test_signals_of_an_eager_run() -> None:
+    app, _, _ = make_app()
+    seen: list[str] = []
+
+    @app.task(name="work")
+    def work() -> int:
+        return 1
+
+    def note(signal: Any, **kwargs: Any) -> None:
+        seen.append(signal.name)
+
+    observed = (signals.task_prerun, signals.task_success, signals.task_postrun)
+    for signal in observed:
+        signal.connect(note, sender="work")
+    work.apply()
+    for signal in observed:
+        signal.disconnect(note, sender="work")
+    assert seen == ["task_prerun", "task_success", "task_postrun"]
+
+
+# -- retry, in a worker --
+
+
+@pytest.fixture
+def flaky() -> Any:
+    app, store, clock = make_app()
+
+    @app.task(name="flaky", bind=True, max_retries=3, default_retry_delay=60)
+    def flaky(self: Task[..., Any], x: int, y: int) -> None: ...
+
+    return flaky, store, clock
+
+
+def test_the_next_attempt_is_the_same_call_later(flaky: Any) -> None:
+    task, store, clock = flaky
+    request = request_of(
+        task, args=(1,), kwargs={"y": 2}, retries=1, root_id="root", parent_id="p", group="g", group_index=2,
+        expires="2030-01-01T00:00:00+00:00", timelimit=(9, 8), shadow="alias", callbacks=[{"task": "after"}],
+        headers={"trace": "t1", "x-death": "broker"}, stamped_headers=["tenant"], stamps={"tenant": ["acme"]},
+    )  # fmt: skip
+    token = push(request)
+    with pytest.raises(Retry) as caught:
+        task.retry(exc=ValueError("again"))
+    pop(token)
+    (sent,) = store.sent
+    expected = {
+        "task": "flaky", "id": "i1", "retries": 2, "eta": from_epoch(clock.now() + 60).isoformat(), "root_id": "root",
+        "parent_id": "i1", "group": "g", "group_index": 2, "expires": "2030-01-01T00:00:00+00:00",
+        "timelimit": [9, 8], "shadow": "alias", "trace": "t1", "stamped_headers": ["tenant"], "tenant": ["acme"],
+        "stamps": {"tenant": ["acme"]},
+    }  # fmt: skip
+    assert {key: sent.headers.get(key) for key in expected} == expected
+    assert "x-death" not in sent.headers
+    assert (sent.body.args, sent.body.kwargs) == ((1,), {"y": 2})
+    assert sent.body.embed["callbacks"] == [{"task": "after"}]
+    assert (sent.envelope.queue, sent.envelope.priority, sent.envelope.due) == (
+        "came-by",
+        4,
+        clock.now() + 60,
+    )
+    assert (repr(caught.value.exc), caught.value.when) == ("ValueError('again')", 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"countdown": 5}, {"due": 5}),
+        ({"eta": datetime(2023, 11, 14, 22, 13, 30)}, {"due": 10}),
+        ({"countdown": 0, "args": (7,), "kwargs": {"y": 8}}, {"due": 0, "args": (7,), "kwargs": {"y": 8}}),
+        ({"countdown": 1, "queue": "other", "priority": 9}, {"due": 1, "queue": "other", "priority": 9}),
+        ({"countdown": 1, "expires": 30}, {"due": 1, "expires": 30}),
+    ],
+)
+def test_what_may_change_from_one_attempt_to_the_next(
+    flaky: Any, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    task, store, clock = flaky
+    token = push(request_of(task, args=(1, 2)))
+    directive = task.retry(throw=False, **options)
+    pop(token)
+    assert isinstance(directive, Retry)
+    (sent,) = store.sent
+    found = {
+        "due": sent.envelope.due - clock.now(), "args": sent.body.args, "kwargs": sent.body.kwargs,
+        "queue": sent.envelope.queue, "priority": sent.envelope.priority,
+        "expires": sent.envelope.expires and sent.envelope.expires - clock.now(),
+    }  # fmt: skip
+    assert found == {
+        "args": (1, 2),
+        "kwargs": {},
+        "queue": "came-by",
+        "priority": 4,
+        "expires": None,
+        **expected,
+    }
+
+
+def test_after_the_last_retry_the_exception_is_raised(flaky: Any) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task, retries=3))
+    with pytest.raises(ValueError, match="again"):
+        task.retry(exc=ValueError("again"))
+    with pytest.raises(MaxRetriesExceeded, match=r"cannot retry flaky\[i1\]: it has been retried 3 times"):
+        task.retry()
+    assert store.tries == 0
+    task.retry(max_retries=4, throw=False)
+    pop(token)
+    assert store.tries == 1
+
+
+def test_for_ever_is_none() -> None:
+    app, store, _ = make_app()
+
+    @app.task(bind=True, max_retries=None)
+    def stubborn(self: Task[..., Any]) -> None: ...
+
+    token = push(request_of(stubborn, retries=1000))
+    with pytest.raises(Retry):
+        stubborn.retry(countdown=1)
+    pop(token)
+    assert store.sent[0].headers["retries"] == 1001
+
+
+def test_called_directly_there_is_nothing_to_retry(flaky: Any) -> None:
+    task, store, _ = flaky
+    with pytest.raises(ValueError, match="again"):
+        task.retry(exc=ValueError("again"))
+    with pytest.raises(Retry, match="called directly"):
+        task.retry()
+    assert store.tries == 0
+
+
+def test_an_unknown_option_of_retry(flaky: Any) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task))
+    with pytest.raises(Exception, match="no option 'cuontdown'"):
+        task.retry(cuontdown=1)
+    pop(token)
+    assert store.tries == 0
+
+
+def test_a_retry_is_signed_again() -> None:
+    app, store, _ = make_app(security_key="k" * 32)
+
+    @app.task(bind=True)
+    def work(self: Task[..., Any]) -> None: ...
+
+    token = push(request_of(work, headers={"signature": "v1:old"}))
+    work.retry(throw=False)
+    pop(token)
+    (sent,) = store.sent
+    assert app.signer is not None
+    app.signer.verify(sent.headers, sent.envelope.body, sent.properties)
+
+
+@pytest.mark.parametrize(
+    ("options", "retries", "expected"),
+    [
+        ({}, 0, 180),
+        ({"default_retry_delay": 5}, 3, 5),
+        ({"retry_kwargs": {"countdown": 7}}, 0, 7),
+        ({"retry_backoff": True, "retry_jitter": False}, 3, 8),
+        ({"retry_backoff": 0.5, "retry_jitter": False}, 2, 2),
+        ({"retry_backoff": 5, "retry_backoff_max": 12, "retry_jitter": False}, 9, 12),
+    ],
+)
+def test_how_long_an_automatic_retry_waits(options: dict[str, Any], retries: int, expected: float) -> None:
+    app, _, _ = make_app()
+
+    @app.task(**options)
+    def work() -> None: ...
+
+    assert work.autoretry_countdown(Context(retries=retries)) == expected
+
+
+def test_jitter_stays_below_the_delay() -> None:
+    app, _, _ = make_app()
+
+    @app.task(retry_backoff=True)
+    def work() -> None: ...
+
+    waits = {work.autoretry_countdown(Context(retries=4)) for _ in range(50)}
+    assert len(waits) > 10
+    assert all(0 <= wait <= 16 for wait in waits)
+
+
+# -- state of one's own --
+
+
+def test_update_state_shows_progress_and_cannot_undo_an_end() -> None:
+    app, _, _ = make_app()
+
+    @app.task(bind=True)
+    def work(self: Task[..., Any]) -> None: ...
+
+    token = push(request_of(work))
+    assert work.update_state(state="PROGRESS", meta={"done": 3})
+    pop(token)
+    result = work.AsyncResult("i1")
+    assert (result.state, result.info, result.ready()) == ("PROGRESS", {"done": 3}, False)
+    app.backend.store("i1", app.backend.meta("i1", "SUCCESS", 5))
+    assert not work.update_state("i1", state="PROGRESS")
+    assert result.state == "SUCCESS"
+    with pytest.raises(ConfigurationError, match="needs a task_id"):
+        work.update_state(state="PROGRESS")
+
+
+def test_the_request_of_another_task_is_not_ours() -> None:
+    app, _, _ = make_app()
+
+    @app.task(name="outer")
+    def outer() -> None: ...
+
+    @app.task(name="inner")
+    def inner() -> None: ...
+
+    token = push(request_of(outer))
+    assert outer.request.id == "i1"
+    assert inner.request.id is None
+    assert inner.request.called_directly
+    pop(token)
+
+
+def test_what_a_countdown_may_be(flaky: Any) -> None:
+    task, store, clock = flaky
+    token = push(request_of(task))
+    task.retry(throw=False, countdown=timedelta(minutes=1))
+    pop(token)
+    assert store.sent[0].envelope.due == clock.now() + 60
+
+
+def test_keeping_store_is_a_store() -> None:
+    assert KeepingStore().workers() == []
