@@ -11,6 +11,7 @@ not of the process.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 import traceback
@@ -152,8 +153,6 @@ def interrupted(error: BaseException) -> Outcome:
 
 def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, ...] | None:
     """Store the state STARTED; return the row when the worker is to store it. Never fails the run."""
-    import os
-
     backend = app.backend
     info = {"pid": os.getpid(), "hostname": context.hostname}
     meta = backend.meta(context.id, states.STARTED, info, context=context)

@@ -76,7 +76,7 @@ class Request:
 
     __slots__ = (
         "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "leased", "name",
-        "pid", "revocation", "soft_time_limit", "task", "time_limit",
+        "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
     )  # fmt: skip
 
     def __init__(self, leased: Leased, epoch: int, headers: dict[str, Any], task: Task[..., Any]) -> None:
@@ -90,6 +90,7 @@ class Request:
         self.acks_late = bool(task.acks_late)
         self.acked = False
         self.pid = 0
+        self.seconds = 0.0  # that it is expected to take
         self.revocation: Any = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = to_epoch(eta) if eta is not None else None

@@ -120,6 +120,7 @@ class Worker:
             zygote,
             self.settler.ended,
             self.settler.started,
+            self.ready.wake,
             self._crashed,
         )
         self.window = FetchWindow(self.pool, self.ready, self.concurrency, conf.worker_prefetch_multiplier)
@@ -200,8 +201,11 @@ class Worker:
         """A revocation hit a request that is here. Listener thread."""
         if self.schedule.schedule.remove(request):
             self.settler.end_here(request, REVOKED, "revoked")
-        elif request.revocation.terminate and not self.pool.terminate(request, request.revocation.signal):
-            logger.info("Task %s[%s] is revoked; it is not running yet", request.name, request.id)
+            return
+        # If it is in the pool but has not started, it comes back here, and the mediator will not pass it on.
+        self.ready.put_back(self.pool.recall())
+        if request.revocation.terminate and self.pool.terminate(request, request.revocation.signal):
+            logger.warning("Task %s[%s] is terminated on request", request.name, request.id)
 
     def info(self) -> dict[str, Any]:
         """A snapshot for reports and health checks. Any thread."""
@@ -212,7 +216,6 @@ class Worker:
             "queues": list(self.queues),
             "ready": len(self.ready),
             "scheduled": len(self.schedule.schedule),
-            "window": self.window.size(),
             "pool": self.pool.info(),
             **self.state.info(),
         }

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from qworker.components.estimates import Estimates
 from qworker.components.pool import LOST, TERMINATED, TIME_LIMIT, PoolSettings
 from qworker.components.pool_child import ChildHandle
+from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
 
@@ -40,7 +41,6 @@ class Crew:
         self._settings = settings
         self._estimates = estimates
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         self._children: list[ChildHandle] = []  # under _lock, as all below
         self._sequence = 0
         self._accepting = True
@@ -80,45 +80,44 @@ class Crew:
     def quiet(self) -> None:
         with self._lock:
             self._accepting = False
-            self._room.notify_all()
 
-    def free_slots(self, timeout: float, idle_only: bool) -> int:
+    def free_slots(self, idle_only: bool) -> Slots:
         with self._lock:
-            slots = self._count_slots(idle_only)
-            if not slots and timeout > 0:
-                self._room.wait(timeout)
-                slots = self._count_slots(idle_only)
-            return slots
-
-    def _count_slots(self, idle_only: bool) -> int:
-        if not self._accepting:
-            return 0
-        frame = self._settings.frame_seconds
-        return sum(child.room(frame, idle_only) for child in self._children)
+            if not self._accepting:
+                return Slots(0, 0)
+            frame, most = self._settings.frame_seconds, self._settings.async_concurrency
+            return Slots(
+                sum([child.room(frame, idle_only) for child in self._children]),
+                sum([child.async_room(most) for child in self._children]),
+            )
 
     def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
         """Give *requests* to children, in order; return those that found no room, and whether the pool thread
         has to look: a socket was full, or a limit runs."""
         with self._lock:
-            refused: list[Request] = list(requests) if not self._accepting else []
-            for position, request in enumerate(requests if self._accepting else ()):
+            if not self._accepting:
+                return list(requests), False
+            refused: list[Request] = []
+            full = [False, False]  # for sync tasks, for async ones: what comes later must not overtake
+            for request in requests:
                 seconds = self._estimates.seconds(request.name)
-                child = self._choose(request, seconds)
+                child = None if full[request.is_async] else self._choose(request, seconds)
                 if child is None:
-                    refused = list(requests[position:])
-                    break
+                    full[request.is_async] = True
+                    refused.append(request)
+                    continue
                 self._sequence += 1
                 child.assign(self._sequence, request, UNKNOWN_SECONDS if seconds is None else seconds)
                 self._limited = self._limited or request.time_limit is not None
-            full = [child for child in self._children if child.outgoing and not child.flush()]
-            return refused, bool(full) or self._limited
+            stuck = [child for child in self._children if child.outgoing and not child.flush()]
+            return refused, bool(stuck) or self._limited
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
         """The child for *request*: the one with the least work that may take it; None when none may."""
         if request.is_async:
             most = self._settings.async_concurrency
-            free = [child for child in self._children if child.takes_async(most)]
-            return min(free, key=lambda child: child.async_jobs, default=None)
+            roomiest = max(self._children, key=lambda child: child.async_room(most), default=None)
+            return roomiest if roomiest is not None and roomiest.async_room(most) else None
         best: ChildHandle | None = None
         for child in self._children:
             if child.takes(seconds, self._settings.frame_seconds) and (
@@ -141,16 +140,16 @@ class Crew:
             request = child.finished(sequence, now)
             if request is not None and not request.is_async:
                 self._estimates.learn(request.name, outcome.runtime)
-            limit = self._settings.max_tasks_per_child
-            if retire or (limit is not None and child.total >= limit):
-                child.retiring = True
+            child.retiring = child.retiring or retire or child.worn_out
             return request
 
-    def announce_room(self, child: ChildHandle) -> None:
-        """Tell the mediator of room once the child has half a frame of it, so that frames do not shrink."""
+    def has_room(self, child: ChildHandle) -> bool:
+        """Whether the mediator should hear of *child*: it has half a frame of room, so that frames do not shrink."""
+        settings = self._settings
         with self._lock:
-            if child.room(self._settings.frame_seconds / 2, False):
-                self._room.notify()
+            return bool(
+                child.room(settings.frame_seconds / 2, False) or child.async_room(settings.async_concurrency)
+            )
 
     def watch(self, now: float) -> Watched:
         """Find what is stalled, over its limit, or never came up."""
@@ -158,6 +157,8 @@ class Crew:
         overdue: list[ChildHandle] = []
         with self._lock:
             for child in self._children:
+                if child.retiring and not child.worn_out:
+                    recalled.extend(child.recall())
                 if child.stalled(now, STALLED_SECONDS):
                     recalled.extend(child.recall())
                     child.load = UNKNOWN_SECONDS  # what it runs is long: nothing goes behind it
@@ -195,16 +196,15 @@ class Crew:
 
     def recall(self) -> list[Request]:
         with self._lock:
-            taken = [request for child in self._children for request in child.recall()]
-            self._room.notify_all()
-            return taken
+            return [request for child in self._children for request in child.recall()]
 
-    def sentence(self, request: Request, how: str) -> ChildHandle | None:
-        """Note that the child that has *request* is killed for its sake; return the child."""
+    def sentence(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
+        """Return the child that has *request*; lethal: note that it is killed for that request's sake."""
         with self._lock:
             for child in self._children:
                 if any(one is request for one in child.requests()):
-                    child.end = child.end or (TERMINATED, request, how)
+                    if lethal:
+                        child.end = child.end or (TERMINATED, request, how)
                     return child
         return None
 

@@ -8,7 +8,10 @@ Thread:      written by the pool thread, read by any.
 from __future__ import annotations
 
 WEIGHT = 0.2
-"""Of the newest run, in the moving average."""
+"""Of the newest run, in the moving average of its name."""
+MEAN_UP, MEAN_DOWN = 0.2, 0.02
+"""Of the newest run, in the average of all: it rises quickly and falls slowly, since to fetch too much is worse
+than to fetch too often."""
 OVERHEAD = 0.000025
 """Seconds that a run costs besides the task's own code."""
 MAX_NAMES = 10_000
@@ -33,4 +36,5 @@ class Estimates:
                 self._by_name.clear()
             known = runtime
         self._by_name[name] = max(known + WEIGHT * (runtime - known), runtime / 4)
-        self.mean = self.mean + WEIGHT * (runtime - self.mean) if self.mean else runtime
+        weight = MEAN_UP if runtime > self.mean else MEAN_DOWN
+        self.mean = self.mean + weight * (runtime - self.mean) if self.mean else runtime

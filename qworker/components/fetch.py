@@ -1,17 +1,18 @@
 """FetchWindow: how many messages the Listener may hold ahead of the pool.
 
-Comes from:  the pool's mean run time and the count of what is reserved.
+Comes from:  what the pool has learned of run times, and what is ready.
 Goes to:     Listener.
 Thread:      listener.
 
 Short tasks are fetched by the dozen, so that the broker is asked seldom; of long ones hardly more than there
-are processes, so that other workers may have them. The window is what the pool can do in LOOKAHEAD seconds.
+are processes, so that other workers may have them: what is ready is to be LOOKAHEAD_SECONDS of work.
 """
 
 from __future__ import annotations
 
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue
+from qworker.request import Request
 
 LOOKAHEAD_SECONDS = 0.02
 MAX_WINDOW = 384
@@ -23,31 +24,31 @@ class FetchWindow:
     def __init__(self, pool: TaskPool, ready: ReadyQueue, concurrency: int, multiplier: int) -> None:
         self._pool = pool
         self._ready = ready
-        self._concurrency = concurrency
-        self._multiplier = multiplier
-
-    def size(self) -> int:
-        """How many requests may be ready or running."""
-        mean = self._pool.mean_runtime()
-        short = int(LOOKAHEAD_SECONDS * self._concurrency / mean) if mean else 0
-        least = self._concurrency * (1 + self._multiplier)
-        return max(least, min(short, MAX_WINDOW))
-
-    def held(self) -> int:
-        """How many are ready or running, async tasks that run not counted: they take nobody's place."""
-        return len(self._ready) + self._pool.in_flight() - self._pool.async_in_flight()
+        self._least = concurrency * (1 + multiplier)
+        self._budget = LOOKAHEAD_SECONDS * concurrency
 
     def room(self) -> int:
-        """How many may be fetched now; 0 while more than half of the window is full, so that fetches are batches."""
-        size, held = self.size(), self.held()
-        return size - held if held <= size // 2 or self._window_is_small(size) else 0
+        """How many may be fetched now; few or none while more than half of the budget is held, so that fetches
+        are batches."""
+        ready = self._ready
+        held = len(ready) + self._pool.in_flight() - self._pool.async_in_flight()
+        few = max(0, self._least - held)
+        mean = self._pool.mean_runtime()
+        left = self._budget - ready.load
+        if not mean or left < self._budget / 2:
+            return few
+        return max(few, min(int(left / mean), MAX_WINDOW - len(ready)))
 
-    def _window_is_small(self, size: int) -> bool:
-        return size <= 4 * self._concurrency
+    def weigh(self, request: Request) -> None:
+        """Note how long *request* is expected to take."""
+        seconds = self._pool.expected_runtime(request.name)
+        request.seconds = self._pool.mean_runtime() if seconds is None else seconds
 
-    def surplus(self) -> int:
-        """How many ready requests are far beyond the window."""
-        return max(0, len(self._ready) - 2 * self.size())
+    def surplus(self) -> list[Request]:
+        """Take out what was fetched ahead for short tasks once it turns out to be far too much work."""
+        if self._ready.load <= 3 * self._budget:
+            return []
+        return self._ready.drop_last(self._budget, self._least)
 
     def idle(self) -> bool:
         """Whether nothing is held: then the last acks need not wait for others."""

@@ -151,7 +151,9 @@ class Listener(ThreadComponent):
         if self._letters:
             if self._flush_due(now):
                 self._flush()
-            elif not self._rang and not self._wants_to_fetch() and now < min(self._reclaim_at, self._extend_at):
+            elif (
+                not self._rang and not self._wants_to_fetch() and now < min(self._reclaim_at, self._extend_at)
+            ):
                 # Only a few acks, and nothing else to do: they wait for others to come along.
                 self.mailbox.armed = True
                 return self._oldest_letter + self._flush_seconds - now
@@ -205,14 +207,14 @@ class Listener(ThreadComponent):
                 self._schedule.enter(leased.due, request)
                 near -= 1
             else:
+                self._window.weigh(request)
                 ready.append(request)
         # A full catch means that there is more to be had; so does one that there was no room for.
         self._backlog = limit == 0 or len(messages) >= limit
         self._look_ahead(wall, near > 0)
         if ready:
             self._ready.put_many(ready)
-        if limit == 0:
-            self._give_back_surplus()
+        self._give_back_surplus()
 
     def _look_ahead(self, wall: float, room: bool) -> None:
         """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for it."""
@@ -227,11 +229,10 @@ class Listener(ThreadComponent):
 
     def _give_back_surplus(self) -> None:
         """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
-        surplus = self._window.surplus()
-        if surplus:
-            for request in self._ready.drop_last(surplus):
-                self._state.leave(request)
-                self._letters.append(Letter(None, Release(request.tag)))
+        for request in self._window.surplus():
+            self._state.leave(request)
+            self._letters.append(Letter(None, Release(request.tag)))
+            self._backlog = True
 
     # -- what goes back --
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.pool import TaskPool
-from qworker.components.ready_queue import ReadyQueue
+from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.request import EXPIRED, REVOKED, Request
 
 PATIENCE = 1.0
@@ -54,20 +54,20 @@ class Mediator(ThreadComponent):
     def step(self, now: float) -> float | None:
         if self._quiet:
             return PATIENCE
-        slots = self._pool.free_slots(PATIENCE, idle_only=self._blocked)
-        if not slots:
-            return 0
-        self._blocked = False
-        requests = self._runnable(self._ready.get_many(min(slots, BATCH), PATIENCE))
+        seen = self._ready.wakes
+        slots = self._pool.free_slots(idle_only=self._blocked)
+        batch = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
+        requests = self._runnable(self._ready.get_many(batch, PATIENCE, seen))
+        if slots.sync:
+            self._blocked = False
         if requests:
             refused = self._pool.submit(requests)
-            if any(request.is_async for request in requests[: len(requests) - len(refused)]):
+            if any(request.is_async for request in requests):
                 self._fetch_more()  # they run beside whatever comes next
             if refused:
-                self._ready.put_many(refused, front=True)
-                self._blocked = True
-                # Nothing could be placed although a slot was free (only for tasks of another kind): do not spin.
-                return 0.001 if len(refused) == len(requests) else 0
+                self._ready.put_back(refused)
+                # The best of them is long, and needs a process that has nothing else.
+                self._blocked = not all(request.is_async for request in refused)
         return 0
 
     def _runnable(self, requests: list[Request]) -> list[Request]:

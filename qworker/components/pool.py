@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
 
@@ -35,6 +36,7 @@ class Ended(NamedTuple):
     how: str = ""
 
 
+OnRoom = Callable[[], None]
 OnEnded = Callable[[Sequence[Ended]], None]
 OnStored = Callable[[Sequence[tuple[Request, tuple[Any, ...]]]], None]
 
@@ -61,15 +63,16 @@ class TaskPool(ABC):
         """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
 
     @abstractmethod
-    def free_slots(self, timeout: float, idle_only: bool = False) -> int:
-        """Wait up to *timeout* seconds for room; return how many requests may be submitted now, 0 for none.
+    def free_slots(self, idle_only: bool = False) -> Slots:
+        """How many requests may be submitted now. When there are more, *on_room* is called.
 
-        idle_only: wait for a process that has nothing at all to do. Thread: mediator.
+        idle_only: for sync tasks, count only processes that run none. Thread: mediator.
         """
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        """Take *requests* in order; return those that found no room (the first one that did not, and all after it).
+        """Take *requests* in order; return those that found no room: of each kind, sync and async, the first one
+        that did not and all after it.
 
         Thread: mediator.
         """
@@ -97,6 +100,10 @@ class TaskPool(ABC):
     @abstractmethod
     def mean_runtime(self) -> float:
         """Seconds that recent tasks took, on average; 0.0 when nothing has run yet. Any thread."""
+
+    @abstractmethod
+    def expected_runtime(self, name: str) -> float | None:
+        """Seconds that a task of that name takes; None when none has run here. Any thread."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -31,8 +31,11 @@ class Assigned(NamedTuple):
 
 
 class ChildHandle:
-    def __init__(self, index: int) -> None:
+    """max_tasks: after so many the child is replaced; None: never."""
+
+    def __init__(self, index: int, max_tasks: int | None = None) -> None:
         self.index = index
+        self._max_tasks = max_tasks
         self.pid = 0
         self.up = False
         self.gone = False
@@ -67,7 +70,7 @@ class ChildHandle:
 
     def room(self, frame_seconds: float, idle_only: bool) -> int:
         """How many short requests could be assigned now."""
-        if self.retiring or self.gone:
+        if self._takes_no_more():
             return 0
         if not self.jobs:
             return 1 if idle_only else MAX_JOBS
@@ -77,16 +80,27 @@ class ChildHandle:
             return 0
         return max(0, MAX_JOBS - len(self.jobs))
 
+    def _takes_no_more(self) -> bool:
+        return self.retiring or self.gone or self.worn_out
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether it has been given all the tasks that one child may run."""
+        return self._max_tasks is not None and self.total >= self._max_tasks
+
     def takes(self, seconds: float | None, frame_seconds: float) -> bool:
-        if self.retiring or self.gone:
+        if self._takes_no_more():
             return False
         sync_jobs = len(self.jobs) - self.async_jobs
         if not sync_jobs:
             return True
         return seconds is not None and self.load + seconds <= frame_seconds and sync_jobs < MAX_JOBS
 
-    def takes_async(self, most: int) -> bool:
-        return not (self.retiring or self.gone) and len(self.jobs) == self.async_jobs < most
+    def async_room(self, most: int) -> int:
+        """How many async requests it may take: none while its main thread is busy, since that reads the socket."""
+        if self._takes_no_more() or len(self.jobs) > self.async_jobs:
+            return 0
+        return most - self.async_jobs
 
     # -- assigning --
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from qworker.components.pool import OnEnded, OnStored, PoolSettings, TaskPool
+from qworker.components.pool import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.errors import ConfigurationError, QWorkerError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def make_pool(
     zygote: Zygote | None,
     on_ended: OnEnded,
     on_stored: OnStored,
+    on_room: OnRoom,
     on_crash: Callable[[str, BaseException], None],
 ) -> TaskPool:
     """Return the pool that the setting ``worker_pool`` names, not started yet."""
@@ -54,7 +55,7 @@ def make_pool(
 
         if any(task.time_limit or task.soft_time_limit for task in app.tasks.values()):
             logger.warning("time limits of sync tasks need the prefork pool: %s does not enforce them", kind)
-        return ThreadPool(app, settings, on_ended, on_stored, kind)
+        return ThreadPool(app, settings, on_ended, on_stored, on_room, kind)
     from qworker.components.process_pool import ProcessPool
     from qworker.components.spawner import BilliardSpawner, Spawner, ZygoteSpawner
 
@@ -63,7 +64,7 @@ def make_pool(
         spawner = ZygoteSpawner(zygote)
     else:
         spawner = BilliardSpawner(app.conf.worker_start_method, _path_of(app))
-    return ProcessPool(settings, spawner, on_ended, on_stored, on_crash)
+    return ProcessPool(settings, spawner, on_ended, on_stored, on_room, on_crash)
 
 
 def _path_of(app: QWorker) -> str:

@@ -26,11 +26,13 @@ from qworker.components.pool import (
     UNSTARTED,
     Ended,
     OnEnded,
+    OnRoom,
     OnStored,
     PoolSettings,
     TaskPool,
 )
 from qworker.components.pool_child import ChildHandle, describe_exit
+from qworker.components.ready_queue import Slots
 from qworker.components.spawner import Spawner
 from qworker.errors import QWorkerError
 from qworker.execution import Outcome
@@ -38,6 +40,8 @@ from qworker.request import Request
 
 logger = logging.getLogger(__name__)
 
+LETHAL = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT))
+"""Signals that end a child unless its task catches them."""
 QUICK_DEATH_SECONDS = 1.0
 MAX_QUICK_DEATHS = 5
 """Per child of the pool: so many deaths at birth in a row, with none ever up, and the worker gives up."""
@@ -54,12 +58,14 @@ class ProcessPool(TaskPool):
         spawner: Spawner,
         on_ended: OnEnded,
         on_stored: OnStored,
+        on_room: OnRoom,
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
         self._settings = settings
         self._spawner = spawner
         self._on_ended = on_ended
         self._on_stored = on_stored
+        self._on_room = on_room
         self._on_crash = on_crash
         self.estimates = Estimates()  # written by the pool thread
         self._crew = Crew(settings, self.estimates)
@@ -75,6 +81,7 @@ class ProcessPool(TaskPool):
         self._spawn_after = 0.0
         self._ever_up = False
         self._cut: list[Request] = []
+        self._has_room = False
 
     # -- life --
 
@@ -118,8 +125,8 @@ class ProcessPool(TaskPool):
 
     # -- mediator and others --
 
-    def free_slots(self, timeout: float, idle_only: bool = False) -> int:
-        return self._crew.free_slots(timeout, idle_only)
+    def free_slots(self, idle_only: bool = False) -> Slots:
+        return self._crew.free_slots(idle_only)
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused, look = self._crew.assign(requests)
@@ -131,10 +138,11 @@ class ProcessPool(TaskPool):
         return self._crew.recall()
 
     def terminate(self, request: Request, signal_name: str) -> bool:
-        child = self._crew.sentence(request, f"terminated by {signal_name}")
+        number = getattr(signal, signal_name, signal.SIGTERM)
+        child = self._crew.sentence(request, f"terminated by {signal_name}", lethal=number in LETHAL)
         if child is None:
             return False
-        child.kill(getattr(signal, signal_name, signal.SIGTERM))
+        child.kill(number)
         return True
 
     def interrupt(self) -> None:
@@ -150,6 +158,9 @@ class ProcessPool(TaskPool):
 
     def mean_runtime(self) -> float:
         return self.estimates.mean
+
+    def expected_runtime(self, name: str) -> float | None:
+        return self.estimates.seconds(name)
 
     def info(self) -> dict[str, Any]:
         return {
@@ -199,6 +210,9 @@ class ProcessPool(TaskPool):
         if ended:
             self._on_ended(ended)
         self._replace(now)
+        if self._has_room:
+            self._has_room = False
+            self._on_room()
         if ended and (slack := self._crew.slack()):
             time.sleep(slack)
 
@@ -234,7 +248,8 @@ class ProcessPool(TaskPool):
             elif kind == UP:
                 child.up = self._ever_up = True
                 self._quick_deaths = 0
-        self._crew.announce_room(child)
+        if self._crew.has_room(child):
+            self._has_room = True
 
     def _forget(self, child: ChildHandle) -> None:
         if self._by_file.pop(child.fileno(), None) is not None:
@@ -295,7 +310,7 @@ class ProcessPool(TaskPool):
 
     def _spawn(self, index: int) -> None:
         settings = self._settings
-        child = ChildHandle(index)
+        child = ChildHandle(index, settings.max_tasks_per_child)
         try:
             self._spawner.spawn(
                 child.their_socket,
@@ -315,5 +330,6 @@ class ProcessPool(TaskPool):
             return
         child.spawned()
         self._crew.add(child)
+        self._has_room = True
         self._by_file[child.fileno()] = child
         self._poll.register(child.fileno(), select.POLLIN)

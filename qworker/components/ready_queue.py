@@ -1,8 +1,11 @@
 """ReadyQueue: requests that may run now, most urgent first, first come first served among equals.
 
-Comes from:  Listener and ScheduleController (put), Mediator (put_back).
+Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_back).
 Goes to:     Mediator (get_many).
 Thread:      any, under one lock that is never held while calling out.
+
+Sync and ``async def`` tasks stand in two lines, since they need slots of different kinds: the one must not
+keep the other waiting.
 """
 
 from __future__ import annotations
@@ -10,80 +13,110 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from qworker.request import Request
+
+
+class Slots(NamedTuple):
+    """How many requests of each kind the pool can take."""
+
+    sync: int
+    asynchronous: int
 
 
 class ReadyQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._by_priority: dict[int, deque[Request]] = {}  # under _lock
-        self._order: list[int] = []  # under _lock: the priorities there are, most urgent first
-        self._count = 0  # under _lock
+        self._lines: dict[
+            tuple[int, bool], deque[Request]
+        ] = {}  # under _lock, as all below: (priority, async)
+        self._order: list[tuple[int, bool]] = []
+        self._count = 0
+        self.wakes = 0
+        """How often wake() was called; see get_many()."""
+        self.load = 0.0
+        """Seconds that the sync requests here are expected to take."""
 
-    def put_many(self, requests: Iterable[Request], front: bool = False) -> None:
-        """Add *requests*; front: before their equals, in the given order."""
+    def put_many(self, requests: Iterable[Request]) -> None:
+        """Add *requests* behind their equals."""
         with self._lock:
-            for request in reversed(list(requests)) if front else requests:
-                self._add(request, front)
+            for request in requests:
+                self._add(request)
+            self._arrived.notify()
+
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """Add requests that were taken from here before: in front of their equals, in the given order."""
+        with self._lock:
+            for request in reversed(list(requests)):
+                self._add(request, front=True)
             self._arrived.notify()
 
     def _add(self, request: Request, front: bool = False) -> None:
-        priority = request.leased.priority
-        line = self._by_priority.get(priority)
+        key = (request.leased.priority, request.is_async)
+        line = self._lines.get(key)
         if line is None:
-            line = self._by_priority[priority] = deque()
-            self._order = sorted(self._by_priority, reverse=True)
+            line = self._lines[key] = deque()
+            self._order = sorted(self._lines, reverse=True)
         if front:
             line.appendleft(request)
         else:
             line.append(request)
         self._count += 1
+        if not request.is_async:
+            self.load += request.seconds
 
-    def get_many(self, limit: int, timeout: float) -> list[Request]:
-        """Take up to *limit* requests, best first; wait up to *timeout* seconds for the first. [] when none came."""
+    def get_many(self, slots: Slots, timeout: float, seen: int | None = None) -> list[Request]:
+        """Take requests for *slots*, best first; wait up to *timeout* seconds for the first. [] when none came.
+
+        seen: what ``wakes`` was when the slots were counted; if it has changed since, there is no waiting.
+        """
         with self._lock:
-            if not self._ripe() and timeout > 0:
+            taken = self._take(slots)
+            if not taken and timeout > 0 and (seen is None or seen == self.wakes):
                 self._arrived.wait(self._patience(timeout))
-                self._ripe()
-            return self._take(limit)
-
-    def _ripe(self) -> bool:
-        """Whether anything could be taken."""
-        return self._count > 0
+                taken = self._take(slots)
+            return taken
 
     def _patience(self, timeout: float) -> float:
         return timeout
 
-    def _take(self, limit: int) -> list[Request]:
+    def _take(self, slots: Slots) -> list[Request]:
         taken: list[Request] = []
-        for priority in self._order:
-            line = self._by_priority[priority]
-            while line and len(taken) < limit:
-                taken.append(line.popleft())
-        self._count -= len(taken)
+        left = [slots.sync, slots.asynchronous]
+        for key in self._order:
+            line = self._lines[key]
+            while line and left[key[1]] > 0:
+                left[key[1]] -= 1
+                taken.append(self._leave(line.popleft()))
         return taken
 
-    def drop_last(self, count: int) -> list[Request]:
-        """Take out up to *count* requests from the end: what would run last."""
+    def _leave(self, request: Request) -> Request:
+        self._count -= 1
+        if not request.is_async:
+            self.load = self.load - request.seconds if self._count else 0.0
+        return request
+
+    def drop_last(self, load: float, keep: int) -> list[Request]:
+        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left."""
         dropped: list[Request] = []
         with self._lock:
-            for priority in reversed(self._order):
-                line = self._by_priority[priority]
-                while line and len(dropped) < count:
-                    dropped.append(line.pop())
-            self._count -= len(dropped)
+            for key in reversed(self._order):
+                line = self._lines[key]
+                while line and not key[1] and self.load > load and self._count > keep:
+                    dropped.append(self._leave(line.pop()))
         return dropped
 
     def clear(self) -> list[Request]:
         """Take out everything."""
         with self._lock:
-            return self._take(self._count)
+            return self._take(Slots(self._count, self._count))
 
     def wake(self) -> None:
-        """End a get_many() early. Any thread."""
+        """Say that there may be new slots: ends a get_many() early. Any thread."""
         with self._lock:
+            self.wakes += 1
             self._arrived.notify_all()
 
     def __len__(self) -> int:

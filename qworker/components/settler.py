@@ -55,7 +55,7 @@ class Settler:
                 settlement, meta = requests.end(self._app, request, WHY[why], how, now)
                 letters.append(self._letter(request, settlement, meta))
         if unstarted:
-            self._ready.put_many(unstarted, front=True)
+            self._ready.put_back(unstarted)
         self.listener.post_many(letter for letter in letters if letter is not None)
 
     def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> Letter | None:
@@ -90,7 +90,7 @@ class Settler:
         def runner(request: Request) -> Any:
             def run() -> None:
                 request.acked = True
-                self._ready.put_many([request], front=True)
+                self._ready.put_back([request])
 
             return run
 

@@ -1,21 +1,21 @@
 """TaskBucket: the ready queue of a worker that has rate-limited tasks.
 
-Comes from:  Listener and ScheduleController (put), Mediator (put_back).
+Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_back).
 Goes to:     Mediator, each limited task no faster than its rate; through *overflow* back to the broker.
 Thread:      as ReadyQueue.
 
-Each limited task has a token bucket that holds one token: its runs start at least ``1 / rate`` seconds apart.
-What would wait here for over ``HORIZON`` seconds goes back to the broker until then, so that it holds neither
-a slot nor anybody else up.
+Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
+to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. What would wait here
+for over HORIZON seconds goes back to the broker until then, so that it holds neither a slot nor anybody up.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from qworker.clock import Clock
-from qworker.components.ready_queue import ReadyQueue
+from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.request import Request
 
 HORIZON = 1.0
@@ -25,14 +25,19 @@ Overflow = Callable[[Request, float], None]
 
 
 class _Bucket:
-    """Of one task: when the next token drops, and until when tokens are promised to what went back."""
+    """Of one task: its line, when the next token drops, and until when tokens are promised to what went back."""
 
-    __slots__ = ("interval", "next_token", "promised")
+    __slots__ = ("interval", "line", "next_token", "promised")
 
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
+        self.line: deque[Request] = deque()
         self.next_token = 0.0
         self.promised = 0.0
+
+    def wait(self, now: float) -> float:
+        """Seconds that one more request would wait."""
+        return max(0.0, self.next_token - now) + len(self.line) * self.interval
 
 
 class TaskBucket(ReadyQueue):
@@ -42,47 +47,56 @@ class TaskBucket(ReadyQueue):
         super().__init__()
         self._clock = clock
         self._overflow = overflow
-        self._buckets = {name: _Bucket(rate) for name, rate in rates.items() if rate > 0}
-        self._waiting: list[tuple[float, int, Request]] = []  # under _lock: a heap
-        self._number = 0  # under _lock
+        self._buckets = {name: _Bucket(rate) for name, rate in rates.items() if rate > 0}  # under _lock
+        self._waiting = 0  # under _lock
 
-    def put_many(self, requests: Iterable[Request], front: bool = False) -> None:
+    def put_many(self, requests: Iterable[Request]) -> None:
         too_far: list[tuple[Request, float]] = []
         now = self._clock.monotonic()
         with self._lock:
-            for request in reversed(list(requests)) if front else requests:
-                bucket = None if front else self._buckets.get(request.name)
-                if bucket is None:  # not limited; or put back: it has had its token
-                    self._add(request, front)
-                elif bucket.next_token - now > HORIZON:
-                    bucket.promised = max(bucket.promised, bucket.next_token) + bucket.interval
+            for request in requests:
+                bucket = self._buckets.get(request.name)
+                if bucket is None:
+                    self._add(request)
+                elif (wait := bucket.wait(now)) > HORIZON:
+                    bucket.promised = max(bucket.promised, now + wait) + bucket.interval
                     too_far.append((request, bucket.promised - now))
                 else:
-                    ripe = max(now, bucket.next_token)
-                    bucket.next_token = ripe + bucket.interval
-                    self._number += 1
-                    heapq.heappush(self._waiting, (ripe, self._number, request))
+                    bucket.line.append(request)
+                    self._waiting += 1
             self._arrived.notify()
         wall = self._clock.now()
         for request, seconds in too_far:
             self._overflow(request, wall + seconds)
 
-    def _ripe(self) -> bool:
+    def _take(self, slots: Slots) -> list[Request]:
+        if not self._waiting:
+            return super()._take(slots)
         now = self._clock.monotonic()
-        while self._waiting and self._waiting[0][0] <= now:
-            self._add(heapq.heappop(self._waiting)[2])
-        return self._count > 0
+        taken: list[Request] = []
+        left = [slots.sync, slots.asynchronous]
+        for bucket in self._buckets.values():
+            line = bucket.line
+            if line and bucket.next_token <= now and left[line[0].is_async] > 0:
+                bucket.next_token = now + bucket.interval
+                left[line[0].is_async] -= 1
+                self._waiting -= 1
+                taken.append(line.popleft())
+        taken.extend(super()._take(Slots(*left)))
+        taken.sort(key=lambda request: -request.leased.priority)
+        return taken
 
     def _patience(self, timeout: float) -> float:
-        if not self._waiting:
-            return timeout
-        return min(timeout, max(0.0, self._waiting[0][0] - self._clock.monotonic()))
+        tokens = [bucket.next_token for bucket in self._buckets.values() if bucket.line]
+        return min(timeout, max(0.0, min(tokens) - self._clock.monotonic())) if tokens else timeout
 
     def clear(self) -> list[Request]:
         with self._lock:
-            waiting = [request for _, _, request in self._waiting]
-            self._waiting.clear()
-            return self._take(self._count) + waiting
+            waiting = [request for bucket in self._buckets.values() for request in bucket.line]
+            for bucket in self._buckets.values():
+                bucket.line.clear()
+            self._waiting = 0
+            return super()._take(Slots(self._count, self._count)) + waiting
 
     def __len__(self) -> int:
-        return self._count + len(self._waiting)
+        return self._count + self._waiting

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from qworker import execution
 from qworker.components.estimates import Estimates
 from qworker.components.event_loop import EventLoop
-from qworker.components.pool import Ended, OnEnded, OnStored, PoolSettings, TaskPool
+from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.components.ready_queue import Slots
 from qworker.errors import MessageError
 from qworker.execution import Outcome
 from qworker.request import Request
@@ -39,18 +40,19 @@ class ThreadPool(TaskPool):
         settings: PoolSettings,
         on_ended: OnEnded,
         on_stored: OnStored,
+        on_room: OnRoom,
         name: str = "threads",
     ) -> None:
         self._app = app
         self._settings = settings
         self._on_ended = on_ended
         self._on_stored = on_stored
+        self._on_room = on_room
         self._name = name
         self._accept = frozenset(app.conf.accept_content)
         self.estimates = Estimates()
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         self._running: dict[int, Request] = {}  # under _lock: by tag
         self._async_running = 0  # under _lock
         self._accepting = True  # under _lock
@@ -74,27 +76,27 @@ class ThreadPool(TaskPool):
             return 0
         return max(0, self._settings.concurrency - (len(self._running) - self._async_running))
 
-    def free_slots(self, timeout: float, idle_only: bool = False) -> int:
+    def free_slots(self, idle_only: bool = False) -> Slots:
         with self._lock:
-            free = self._free()
-            if not free and timeout > 0:
-                self._room.wait(timeout)
-                free = self._free()
-            return free
+            return Slots(
+                self._free(), self._settings.async_concurrency - self._async_running if self._accepting else 0
+            )
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        for position, request in enumerate(requests):
+        refused: list[Request] = []
+        for request in requests:
             with self._lock:
                 limit = self._settings.async_concurrency
                 if not self._accepting or (
                     self._async_running >= limit if request.is_async else self._free() <= 0
                 ):
-                    return list(requests[position:])
+                    refused.append(request)
+                    continue
                 self._running[request.tag] = request
                 self._async_running += request.is_async
             request.pid = os.getpid()
             self._work.put(request)
-        return []
+        return refused
 
     def terminate(self, request: Request, signal_name: str) -> bool:
         return False
@@ -126,6 +128,9 @@ class ThreadPool(TaskPool):
     def mean_runtime(self) -> float:
         return self.estimates.mean
 
+    def expected_runtime(self, name: str) -> float | None:
+        return self.estimates.seconds(name)
+
     def info(self) -> dict[str, Any]:
         return {
             "implementation": self._name,
@@ -137,7 +142,6 @@ class ThreadPool(TaskPool):
     def quiet(self) -> None:
         with self._lock:
             self._accepting = False
-            self._room.notify_all()
 
     def stop(self, deadline: float) -> list[Request]:
         self.quiet()
@@ -191,7 +195,7 @@ class ThreadPool(TaskPool):
         with self._lock:
             if self._running.pop(request.tag, None) is not None:
                 self._async_running -= request.is_async
-            self._room.notify()
+        self._on_room()
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         if not request.is_async:
