@@ -1,7 +1,7 @@
 """The embedded broker: a LeaseStore in one SQLite file.
 
 Comes from:  ``broker_url`` ``sqlite:///path``, or no broker_url at all.
-Goes to:     the tables of ``embedded.py``.
+Goes to:     the tables of ``embedded``.
 Thread:      one connection publishes (any thread, in turn), one belongs to the listener; neither crosses a fork.
 
 Publishing is durable: the commit is on the disk (``synchronous=FULL``) before push returns; callers that wait
@@ -16,17 +16,17 @@ taken for dead too. Leases run on the clock that all processes of one boot share
 from __future__ import annotations
 
 import os
-import sqlite3
-import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.embedded import DELAYED, READY, Database, Ringer, database_path, errors_explained, transaction
+from qworker.embedded import DELAYED, READY, Database, Handle, Ringer, database_path, transaction
 from qworker.errors import BrokerUnavailable
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
 from qworker.transports.sqlite_holder import Holder
+from qworker.transports.sqlite_reclaim import lives, lock_path
 
 INSERT = """INSERT INTO message (queue, priority, due, state, sent, headers, properties, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -37,8 +37,6 @@ QUEUES = """SELECT queue, sum(state = 0), sum(state = 1), sum(state = 2), 0, min
 FROM message GROUP BY queue UNION ALL SELECT queue, 0, 0, 0, count(*), NULL FROM dead GROUP BY queue"""
 
 _stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
-_inherited: list[object] = []
-"""Connections that came through a fork: closing one would drop the parent's locks, so they are kept, unused."""
 
 
 class _Pending:
@@ -74,99 +72,102 @@ class SQLiteStore(Holder, LeaseStore):
         self._clock = clock
         self._revoke_expires = revoke_expires
         self._database = Database(self.path, synchronous)
-        super().__init__(lease_seconds)
-        self._reset()
-        _stores.add(self)
-
-    def _reset(self) -> None:
-        """Start anew: at birth, and in a forked child, which may not touch what it inherited."""
-        self._publisher: sqlite3.Connection | None = None  # under _turn
-        self._turn = threading.Lock()
-        self._pending: list[_Pending] = []  # appended by any thread, drained under _turn
+        self._publisher = Handle(self._database)
         self._messages = Ringer(self._database.bells, "message")
         self._results = Ringer(self._database.bells, "result")
-        self._reset_holder()
+        self._pending: deque[_Pending] = (
+            deque()
+        )  # filled by any thread, emptied by who has the publisher's turn
+        super().__init__(lease_seconds)
+        _stores.add(self)
 
     def _after_fork(self) -> None:
-        _inherited.extend((self._publisher, self._messages, self._results, *self._held_by_parent()))
-        self._reset()
-
-    @contextmanager
-    def _publishing(self) -> Iterator[sqlite3.Connection]:
-        """The publishing connection, in our turn."""
-        with self._turn, errors_explained(self.path):
-            yield self._open_publisher()
-
-    def _open_publisher(self) -> sqlite3.Connection:
-        if self._publisher is None:
-            self._database.prepare()
-            self._publisher = self._database.connect()
-        return self._publisher
+        """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
+        self._pending = deque()
+        self._messages.after_fork()
+        self._results.after_fork()
+        self._disown()
 
     # -- any thread --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         mine = _Pending(envelopes)
         self._pending.append(mine)
-        if not self._turn.acquire(timeout=timeout):
+        turn = self._publisher.turn
+        deadline = time.monotonic() + timeout
+        if not turn.acquire(timeout=timeout):
             try:
                 self._pending.remove(mine)
             except ValueError:
                 pass  # its commit is under way: only that can tell
             else:
-                raise BrokerUnavailable(f"{self.path} took no message within {timeout:g} s; nothing was published")
-            self._turn.acquire()
+                raise BrokerUnavailable(
+                    f"{self.path} took no message within {timeout:g} s; nothing was published"
+                )
+            turn.acquire()
         try:
             if not mine.done:
-                self._commit(timeout)
+                self._publish(mine, deadline)
         finally:
-            self._turn.release()
+            turn.release()
         if mine.error is not None:
             raise mine.error
 
-    def _commit(self, timeout: float) -> None:
+    def _publish(self, mine: _Pending, deadline: float) -> None:
         """Store all that is pending in one transaction: the caller's, and what others brought meanwhile."""
-        batch, self._pending = self._pending, []
-        now = self._clock.now()
-        error: Exception | None = None
-        try:
-            with errors_explained(self.path):
-                connection = self._open_publisher()
-                with transaction(connection, timeout):
-                    connection.executemany(
-                        INSERT,
-                        [
-                            (
-                                message.queue,
-                                message.priority,
-                                message.due,
-                                DELAYED if message.due is not None and message.due > now else READY,
-                                now,
-                                message.headers,
-                                message.properties,
-                                message.body,
-                            )
-                            for pending in batch
-                            for message in pending.envelopes
-                        ],
-                    )
-        except Exception as caught:
-            error = caught
+        others: list[_Pending] = []
+        while self._pending:
+            pending = self._pending.popleft()
+            if pending is not mine:
+                others.append(pending)
+        batch = [mine, *others]
+        error = self._store(batch, deadline)
+        if error is not None and others:
+            # One bad message, or one caller's short patience, is not the others' failure: they try for themselves.
+            self._pending.extendleft(reversed(others))
+            batch = [mine]
+            error = self._store(batch, deadline)
         for pending in batch:
             pending.error, pending.done = error, True
         if error is None:
             self._messages.ring()
 
+    def _store(self, batch: Sequence[_Pending], deadline: float) -> Exception | None:
+        """Store *batch* in one transaction; return the error for which nothing of it was stored."""
+        now = self._clock.now()
+        try:
+            with transaction(self._publisher.opened(), max(0.0, deadline - time.monotonic())) as connection:
+                connection.executemany(
+                    INSERT,
+                    [
+                        (
+                            message.queue,
+                            message.priority,
+                            message.due,
+                            DELAYED if message.due is not None and message.due > now else READY,
+                            now,
+                            message.headers,
+                            message.properties,
+                            message.body,
+                        )
+                        for pending in batch
+                        for message in pending.envelopes
+                    ],
+                )
+        except Exception as error:
+            return self._publisher.failed(error)
+        return None
+
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires
-        with self._publishing() as connection, transaction(connection):
+        with self._publisher as connection, transaction(connection):
             connection.executemany(REVOKE, [(task_id, terminate, signal, until) for task_id in ids])
         self._messages.ring()
 
     # -- administration --
 
     def queues(self) -> list[QueueInfo]:
-        with self._publishing() as connection:
+        with self._publisher as connection:
             rows = connection.execute(QUEUES).fetchall()
         found: dict[str, QueueInfo] = {}
         for row in rows:
@@ -175,13 +176,13 @@ class SQLiteStore(Holder, LeaseStore):
         return sorted(found.values())
 
     def purge(self, queue: str) -> int:
-        with self._publishing() as connection, transaction(connection):
+        with self._publisher as connection, transaction(connection):
             return connection.execute(
                 f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})", (queue,)
             ).rowcount
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with self._publishing() as connection:
+        with self._publisher as connection:
             rows = connection.execute(
                 "SELECT tag, queue, reason, died_at, deliveries, headers, properties, body FROM dead "
                 "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
@@ -191,7 +192,7 @@ class SQLiteStore(Holder, LeaseStore):
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         now = self._clock.now()
-        with self._publishing() as connection, transaction(connection):
+        with self._publisher as connection, transaction(connection):
             count = 0
             for where, values in _selections(tags):
                 count += connection.execute(f"{TO_MESSAGE} {where} ORDER BY tag", (now, *values)).rowcount
@@ -200,28 +201,37 @@ class SQLiteStore(Holder, LeaseStore):
         return count
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with self._publishing() as connection, transaction(connection):
+        with self._publisher as connection, transaction(connection):
             return sum(
-                connection.execute(f"DELETE FROM dead {where}", values).rowcount for where, values in _selections(tags)
+                connection.execute(f"DELETE FROM dead {where}", values).rowcount
+                for where, values in _selections(tags)
             )
 
     def workers(self) -> list[dict[str, object]]:
-        with self._publishing() as connection:
-            rows = connection.execute("SELECT id, name, pid, queues, concurrency, started FROM owner").fetchall()
+        with self._publisher as connection:
+            rows = connection.execute(
+                "SELECT id, name, pid, queues, concurrency, started FROM owner"
+            ).fetchall()
         return [
-            {"name": name, "pid": pid, "queues": queues.split("\n"), "concurrency": concurrency, "started": started}
+            {
+                "name": name,
+                "pid": pid,
+                "queues": queues.split("\n"),
+                "concurrency": concurrency,
+                "started": started,
+            }
             for id, name, pid, queues, concurrency, started in rows
-            if self._lives(id)
+            if lives(lock_path(self._database, id))
         ]
 
     def close(self) -> None:
-        self.resign()
-        with self._turn:
-            if self._publisher is not None:
-                self._publisher.close()
-                self._publisher = None
-        self._messages.close()
-        self._results.close()
+        try:
+            self.resign()
+        finally:
+            self._publisher.close()
+            self._close_holder()
+            self._messages.close()
+            self._results.close()
 
 
 def _selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,12 +1,8 @@
 """The leasing side of the embedded broker: who holds which message, and what becomes of a dead holder's.
 
 Comes from:  the Listener.
-Goes to:     the tables ``message``, ``owner``, ``dead`` and ``revoked`` of ``embedded.py``.
+Goes to:     the tables ``message``, ``owner``, ``dead`` and ``revoked`` of ``embedded``.
 Thread:      listener only, but for wake().
-
-Beside the database lies a directory with two files for each holder: ``<epoch>.lock``, which the holder keeps
-locked while it lives, and ``<pid>.<random>.running``, in which its children mark the tag of the message they run. A dead
-holder's marks say which messages were being run, and only for these does the death count as a delivery.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ import math
 import os
 import select
 import sqlite3
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,18 +22,14 @@ from qworker.embedded import (
     UPSERT_RESULT,
     Bell,
     Database,
+    Handle,
     Ringer,
     boot_id,
-    errors_explained,
     transaction,
 )
 from qworker.errors import LeaseLost
 from qworker.transports.lease import Ack, Bury, Leased, Reclaimed, Release, Revocation, Settlement, Store
-
-try:
-    import fcntl
-except ImportError:  # Windows: a holder's death is known by its lease alone
-    fcntl = None  # type: ignore[assignment]
+from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 CLAIM = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (
@@ -52,8 +43,6 @@ RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due),
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
 BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 SELECT tag, queue, ?, ?, deliveries, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
-MARK = struct.Struct("=q")
-"""One slot of the ``.running`` file: the tag that a child runs, 0 for none."""
 
 
 class _NotAllOursError(Exception):
@@ -71,46 +60,61 @@ class Holder:
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
+        self._handle = Handle(self._database, "NORMAL")
+        self._waker: tuple[int, int] | None = None
+        self._turn_of_queues = 0
+        self._new_holder()
 
-    def _reset_holder(self) -> None:
-        self._connection: sqlite3.Connection | None = None  # listener only, as all below
+    def _new_holder(self) -> None:
         self._bell: Bell | None = None
-        self._epoch = 0
-        self._marks = self._database.owners / f"{os.getpid()}.{os.urandom(4).hex()}.running"
+        self._epoch = 0  # 0: no holder
         self._lock_file = -1
         self._renew_at = 0.0
-        self._turn_of_queues = 0
-        self._waker: tuple[int, int] | None = None
+        self._marks = self._database.owners / f"{os.getpid()}.{os.urandom(4).hex()}.running"
 
-    def _held_by_parent(self) -> tuple[object, ...]:
-        return (self._connection, self._bell)
+    def _disown(self) -> None:
+        """In a forked child: what the parent holds stays its own, and dies with it."""
+        if self._bell is not None:
+            self._bell.close()
+        if self._lock_file >= 0:
+            os.close(self._lock_file)  # else the parent's lock would outlive it, in us
+        self._close_holder()
+        self._new_holder()
+
+    def _close_holder(self) -> None:
+        waker, self._waker = self._waker, None
+        for end in waker or ():
+            os.close(end)
+        self._handle.close()
 
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        with errors_explained(self.path):
-            if self._connection is None:
-                self._database.prepare()
-                self._connection = self._database.connect("NORMAL")
+        with self._handle as connection:
+            if self._bell is None:
                 self._bell = Bell(self._database.bells, "message")
+            if self._waker is None:
                 self._waker = os.pipe()
                 for end in self._waker:
                     os.set_blocking(end, False)
             self._drop_lock()
+            self._epoch = 0
             now = boottime()
-            with transaction(self._connection):
-                cursor = self._connection.execute(
+            with transaction(connection):
+                cursor = connection.execute(
                     "INSERT INTO owner (name, pid, boot, queues, concurrency, lease_until, started, marks) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
                      self._clock.now(), self._marks.name),
                 )  # fmt: skip
-                self._epoch = int(cursor.lastrowid or 0)
+                epoch = int(cursor.lastrowid or 0)
                 # Locked before anybody can see the row.
-                self._lock_file = _lock(self._lock_path(self._epoch))
+                self._lock_file = lock(lock_path(self._database, epoch))
+        self._epoch = epoch
         self._renew_at = now + self._lease_seconds / 3
         return self._epoch
 
-    def _lock_path(self, epoch: int) -> Path:
-        return self._database.owners / f"{epoch}.lock"
+    def _held(self) -> Handle:
+        assert self._epoch, "enlist first"
+        return self._handle
 
     def running_path(self) -> str | None:
         return str(self._marks)
@@ -118,19 +122,20 @@ class Holder:
     # -- leasing --
 
     def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
-        connection = self._listening()
         start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
         order = (*queues[start:], *queues[:start])
         now = self._clock.now()
         rows: list[Leased] = []
-        with errors_explained(self.path), transaction(connection):
+        with self._held() as connection, transaction(connection):
             for queue in order:
-                due = self._earliest(queue)
+                due = _earliest(connection, queue)
                 if due is not None and due <= now:
                     connection.execute(RIPEN, (queue, now))
-                    due = self._earliest(queue)
+                    due = _earliest(connection, queue)
                 if near > 0 and due is not None and due <= now + horizon:
-                    found = connection.execute(CLAIM_NEAR, (self._epoch, queue, now + horizon, near)).fetchall()
+                    found = connection.execute(
+                        CLAIM_NEAR, (self._epoch, queue, now + horizon, near)
+                    ).fetchall()
                     near -= len(found)
                     rows.extend(map(Leased._make, found))
                 if limit > 0:
@@ -142,19 +147,14 @@ class Holder:
         rows.sort(key=_urgency)
         return rows
 
-    def _earliest(self, queue: str) -> float | None:
-        row = self._listening().execute(
-            "SELECT due FROM message WHERE queue = ? AND state = 1 ORDER BY due LIMIT 1", (queue,)
-        ).fetchone()
-        return row[0] if row else None
-
     def next_due(self, queues: Sequence[str]) -> float | None:
-        with errors_explained(self.path):
-            return min((due for due in map(self._earliest, queues) if due is not None), default=None)
+        with self._held() as connection:
+            dues = [_earliest(connection, queue) for queue in queues]
+        return min((due for due in dues if due is not None), default=None)
 
     def extend(self) -> None:
-        with errors_explained(self.path), transaction(self._listening()):
-            self._renew(self._listening())
+        with self._held() as connection, transaction(connection):
+            self._renew(connection)
 
     def _renew(self, connection: sqlite3.Connection) -> None:
         now = boottime()
@@ -162,17 +162,20 @@ class Holder:
             "UPDATE owner SET lease_until = ? WHERE id = ?", (now + self._lease_seconds, self._epoch)
         ).rowcount
         if not changed:
-            raise LeaseLost(f"worker {self._epoch} was silent for over {self._lease_seconds:g} s and taken for dead")
+            raise LeaseLost(
+                f"worker {self._epoch} was silent for over {self._lease_seconds:g} s and taken for dead"
+            )
         self._renew_at = now + self._lease_seconds / 3
 
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        connection = self._listening()
         acks = [settlement for settlement in settlements if type(settlement) is Ack]
         rows = [ack.row for ack in acks if ack.row is not None]
-        with errors_explained(self.path):
+        with self._held() as connection:
             try:
                 with transaction(connection):
-                    if acks and connection.executemany(ACK, [(ack.tag, epoch) for ack in acks]).rowcount < len(acks):
+                    if acks and connection.executemany(
+                        ACK, [(ack.tag, epoch) for ack in acks]
+                    ).rowcount < len(acks):
                         raise _NotAllOursError
                     connection.executemany(UPSERT_RESULT, rows)
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
@@ -201,7 +204,8 @@ class Holder:
                 due = settlement.due
                 state = DELAYED if due is not None and due > now else READY
                 count = connection.execute(
-                    RELEASE, (state, due, settlement.counted, settlement.parked, settlement.counted, tag, epoch)
+                    RELEASE,
+                    (state, due, settlement.counted, settlement.parked, settlement.counted, tag, epoch),
                 ).rowcount
             else:
                 if isinstance(settlement, Bury):
@@ -213,70 +217,24 @@ class Holder:
                 lost.add(tag)
         return lost
 
-    # -- the dead --
-
-    def _lives(self, epoch: int) -> bool:
-        """Whether the holder's process is alive, as far as its lock tells (True where that cannot be asked)."""
-        if fcntl is None:
-            return True
-        try:
-            file = os.open(self._lock_path(epoch), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(file)
-        return False
+    # -- now and then --
 
     def reclaim(self) -> list[Reclaimed]:
-        connection = self._listening()
-        with errors_explained(self.path):
-            owners = connection.execute("SELECT id, name, boot, lease_until, marks FROM owner WHERE id <> ?", (self._epoch,))
-            return [
-                found
-                for id, name, boot, lease_until, marks in owners.fetchall()
-                if (found := self._reclaim_from(connection, id, name, boot, lease_until, marks)) is not None
-            ]
-
-    def _reclaim_from(
-        self, connection: sqlite3.Connection, id: int, name: str, boot: str, lease_until: float, marks: str
-    ) -> Reclaimed | None:
-        held = "SELECT tag FROM message WHERE owner = ? AND state = 2"
-        alive = boot == boot_id() and self._lives(id)
-        if alive and (lease_until >= boottime() or connection.execute(held, (id,)).fetchone() is None):
-            return None
-        with transaction(connection):
-            if not connection.execute("DELETE FROM owner WHERE id = ?", (id,)).rowcount:
-                return None  # another worker was quicker
-            tags = {tag for (tag,) in connection.execute(held, (id,))}
-            running = tags & _read_marks(self._database.owners / marks)
-            connection.executemany(
-                "UPDATE message SET deliveries = deliveries + 1 WHERE tag = ?", [(tag,) for tag in running]
-            )
-            connection.execute(
-                f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
-                (id,),
-            )
-        if not alive:
-            self._lock_path(id).unlink(missing_ok=True)
-            (self._database.owners / marks).unlink(missing_ok=True)
-        if tags:
+        with self._held() as connection:
+            found = reclaim(connection, self._database, self._epoch)
+        if any(dead.returned for dead in found):
             self._messages.ring()
-        return Reclaimed(name, len(tags), len(running))
+        return found
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        with errors_explained(self.path):
-            rows = self._listening().execute(
+        with self._held() as connection:
+            rows = connection.execute(
                 "SELECT seq, task_id, terminate, signal FROM revoked WHERE seq > ? AND expires > ? ORDER BY seq",
                 (cursor, self._clock.now()),
             ).fetchall()
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], bool(row[2]), row[3]) for row in rows]
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
-        connection = self._listening()
         now = self._clock.now()
         clauses = (
             ("dead", "died_at < ?", now - dead_expires),
@@ -285,7 +243,7 @@ class Holder:
             ("result", "expires IS NOT NULL AND expires < ?", now),
             ("key_value", "expires < ?", now),
         )
-        with errors_explained(self.path):
+        with self._held() as connection:
             due = [
                 (table, where, value)
                 for table, where, value in clauses
@@ -302,8 +260,8 @@ class Holder:
     # -- waiting --
 
     def wait(self, timeout: float) -> bool:
-        assert self._bell is not None, "enlist first"
-        assert self._waker is not None, "enlist first"
+        if self._bell is None or self._waker is None:
+            raise AssertionError("enlist first")
         if self._bell.fileno() < 0:
             return self._bell.wait(timeout)
         ready = select.poll()
@@ -328,52 +286,38 @@ class Holder:
                 pass  # full: it is awake; closed: it has gone
 
     def resign(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if not self._epoch:
             return
         try:
-            with errors_explained(self.path), transaction(connection):
+            with self._held() as connection, transaction(connection):
                 connection.execute(
-                    f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
+                    f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2",
+                    (self._epoch,),
                 )
                 connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
         finally:
-            connection.close()
+            # Whatever the file said: without its lock the holder is dead to others.
             self._drop_lock()
             self._marks.unlink(missing_ok=True)
             if self._bell is not None:
                 self._bell.close()
-            waker, self._waker = self._waker, None
-            for end in waker or ():
-                os.close(end)
+            self._handle.close()
+            self._new_holder()
         self._messages.ring()
 
     def _drop_lock(self) -> None:
         if self._lock_file >= 0:
-            self._lock_path(self._epoch).unlink(missing_ok=True)
+            lock_path(self._database, self._epoch).unlink(missing_ok=True)
             os.close(self._lock_file)
             self._lock_file = -1
 
-    def _listening(self) -> sqlite3.Connection:
-        assert self._connection is not None, "enlist first"
-        return self._connection
+
+def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
+    row = connection.execute(
+        "SELECT due FROM message WHERE queue = ? AND state = 1 ORDER BY due LIMIT 1", (queue,)
+    ).fetchone()
+    return row[0] if row else None
 
 
 def _urgency(leased: Leased) -> tuple[int, int]:
     return (-leased.priority, leased.tag)
-
-
-def _lock(path: Path) -> int:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return file
-
-
-def _read_marks(path: Path) -> set[int]:
-    """The tags that a dead holder's children had marked as running."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return set()
-    return {mark for (mark,) in MARK.iter_unpack(data[: len(data) // MARK.size * MARK.size]) if mark}

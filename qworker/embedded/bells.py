@@ -1,0 +1,140 @@
+"""Bells: named pipes by which a process tells others on the machine that there is news.
+
+Comes from:  who waits hangs a Bell up in the directory beside the database.
+Goes to:     who writes rings them all, after its commit.
+Thread:      a Bell belongs to one thread; a Ringer to any.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+import time
+from pathlib import Path
+
+_NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Bell:
+    """A named pipe that others write a byte to when there is news. Owner: one thread.
+
+    kind: 'message' (rung by who publishes) or 'result' (rung by who stores results).
+    Where the system or this file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
+    """
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._fd = -1
+        self._path = directory / f"{kind}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._pid = os.getpid()
+        # Made under another name and opened first: who rings must never see a pipe that nobody reads.
+        hidden = directory / f".{self._path.name}"
+        if _make_pipe(hidden):
+            # Also its own writer, so that it never reads as hung up when the last ringer leaves.
+            self._fd = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.rename(hidden, self._path)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def drain(self) -> bool:
+        """Take all rings; True if there was any."""
+        if self._fd < 0:
+            return False
+        try:
+            return bool(os.read(self._fd, 65536))
+        except OSError:
+            return False
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to *timeout* seconds for a ring; True if it rang."""
+        if self._fd < 0:
+            time.sleep(min(timeout, 0.05))
+            return True
+        ready = select.poll()
+        ready.register(self._fd, select.POLLIN)
+        return bool(ready.poll(max(0.0, timeout * 1000))) and self.drain()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if self._pid == os.getpid():
+                self._path.unlink(missing_ok=True)
+
+
+def _make_pipe(path: Path) -> bool:
+    if not hasattr(os, "mkfifo"):
+        return False
+    try:
+        os.mkfifo(path, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_PIPES_HERE:
+            raise
+        return False
+    return True
+
+
+class Ringer:
+    """Rings all bells of one kind in *directory*. Any thread.
+
+    The pipes are kept open; the directory is read again only when its time stamp has changed.
+    """
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._directory = directory
+        self._prefix = f"{kind}."
+        self._lock = threading.Lock()
+        self._pipes: dict[str, int] = {}  # under _lock
+        self._seen = -1  # under _lock
+
+    def ring(self) -> None:
+        with self._lock:
+            try:
+                changed = os.stat(self._directory).st_mtime_ns
+            except OSError:
+                return
+            if changed != self._seen:
+                self._look(changed)
+            for name, pipe in list(self._pipes.items()):
+                try:
+                    os.write(pipe, b"!")
+                except BlockingIOError:
+                    pass  # full: it has rung 65,536 times and is sure to look
+                except OSError:
+                    self._drop(name)
+
+    def _look(self, changed: int) -> None:
+        # A bell hung up in the same tick of the clock as the last change would go unseen: look again next time.
+        settled = time.time_ns() - changed > 50_000_000
+        names = {name for name in os.listdir(self._directory) if name.startswith(self._prefix)}
+        for name in self._pipes.keys() - names:
+            self._drop(name, unlink=False)
+        for name in names - self._pipes.keys():
+            try:
+                self._pipes[name] = os.open(
+                    self._directory / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                )
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # its reader is dead
+                    (self._directory / name).unlink(missing_ok=True)
+        self._seen = changed if settled else -1
+
+    def _drop(self, name: str, unlink: bool = True) -> None:
+        os.close(self._pipes.pop(name))
+        if unlink:
+            (self._directory / name).unlink(missing_ok=True)
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of the parent's pipes, which another thread may have been about to use."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pipes; ringing again finds them anew. Safe to call twice."""
+        with self._lock:
+            for pipe in self._pipes.values():
+                os.close(pipe)
+            self._pipes.clear()
+            self._seen = -1

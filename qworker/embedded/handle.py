@@ -1,0 +1,114 @@
+"""A connection kept open, used in turn, and never carried over a fork.
+
+Comes from:  ``database.py``.
+Goes to:     the transport (one to publish, one to lease) and the result store.
+Thread:      any, in turn.
+
+SQLite's locks are the process's, and what it knows of them is inherited by a child that does not have them: a
+child that opens the file while it has its parent's connection can lose what it commits, or wait for ever. So
+every handle is closed before a fork and opened again, on both sides, when it is next needed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import weakref
+from types import TracebackType
+
+from qworker.embedded.database import BUSY_SECONDS, Database, broken, explained
+
+
+class Handle:
+    """The connection to *database*: ``with handle as connection`` in our turn, with its errors explained.
+
+    Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
+    """
+
+    def __init__(self, database: Database, synchronous: str | None = None) -> None:
+        self.turn = threading.Lock()
+        """Who holds this has the connection: take it by ``with handle``, or by hand for opened() and failed()."""
+        self._database = database
+        self._synchronous = synchronous
+        self._connection: sqlite3.Connection | None = None  # under turn
+        with _registry:
+            _handles.add(self)
+
+    def opened(self) -> sqlite3.Connection:
+        """The connection, for who holds the turn."""
+        if self._connection is None:
+            self._database.prepare()
+            self._connection = self._database.connect(self._synchronous)
+        return self._connection
+
+    def failed(self, error: Exception) -> Exception:
+        """The error to raise for *error*, for who holds the turn; what is broken is opened anew next time."""
+        if broken(error):
+            self._drop()
+        return explained(error, self._database.path) if isinstance(error, sqlite3.Error | OSError) else error
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> sqlite3.Connection:
+        self.turn.acquire()
+        try:
+            return self.opened()
+        except BaseException:
+            self.turn.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, sqlite3.Error | OSError):
+                raise self.failed(error) from error
+        finally:
+            self.turn.release()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another. Safe to call twice."""
+        with self.turn:
+            self._drop()
+
+
+_registry = threading.Lock()
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # under _registry
+_held: list[Handle] = []  # between before and after a fork: those whose turn we took
+_inherited: list[sqlite3.Connection | None] = []
+"""Connections that could not be closed before a fork, in the child: closing them there would be worse."""
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for handle in list(_handles):
+        # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for itself.
+        if handle.turn.acquire(timeout=BUSY_SECONDS + 1):
+            _held.append(handle)
+            handle._drop()
+
+
+def _after_fork_in_parent() -> None:
+    for handle in _held:
+        handle.turn.release()
+    _held.clear()
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    for handle in list(_handles):
+        if handle not in _held:
+            _inherited.append(handle._connection)
+            handle._connection = None
+            handle.turn = threading.Lock()
+    _after_fork_in_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

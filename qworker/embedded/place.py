@@ -1,0 +1,69 @@
+"""Where the file is, and whether it may be there.
+
+Comes from:  ``broker_url`` or ``result_backend``.
+Goes to:     ``database.py``, the command line.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+from qworker.errors import ConfigurationError
+
+DEFAULT_PATH = ".qworker/qworker.db"
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *(
+            "nfs",
+            "nfs4",
+            "cifs",
+            "smb",
+            "smb2",
+            "smb3",
+            "smbfs",
+            "afs",
+            "ceph",
+            "glusterfs",
+            "lustre",
+            "beegfs",
+        ),
+        *("fuse.sshfs", "fuse.s3fs", "fuse.glusterfs"),
+    }
+)
+
+
+def database_path(url: str | None) -> Path:
+    """Return the absolute path that *url* names: ``sqlite:///relative``, ``sqlite:////absolute`` or None.
+
+    Raises ConfigurationError for another scheme or a host in the URL.
+    """
+    if not url or url in ("sqlite://", "sqlite:///", "sqlite:"):
+        return Path(DEFAULT_PATH).absolute()
+    scheme, separator, rest = url.partition("://")
+    if scheme != "sqlite" or not separator or not rest.startswith("/"):
+        raise ConfigurationError(
+            f"{url!r} does not name an SQLite file: write sqlite:///relative/path.db or sqlite:////absolute/path.db",
+            setting="broker_url",
+        )
+    return Path(unquote(rest[1:].partition("?")[0])).absolute()
+
+
+def file_system(path: Path, mountinfo: str | None = None) -> str:
+    """Return the type of the file system that holds *path* (``ext4``, ``nfs4``…), '' where that cannot be known."""
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text()
+        except OSError:
+            return ""
+    wanted, best, found = os.path.realpath(path), -1, ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        mount = left.split()[4].replace("\\040", " ")
+        inside = wanted == mount or wanted.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= best:
+            best, found = len(mount), right.split()[0]
+    return found

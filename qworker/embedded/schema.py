@@ -1,0 +1,50 @@
+"""What is in the file: its tables, and the rule by which one result replaces another.
+
+Comes from:  nothing.
+Goes to:     ``database.py``, which makes the tables; the statements of the transport and the result store.
+Thread:      any; constants.
+"""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 1
+
+READY, DELAYED, LEASED = 0, 1, 2
+"""States of a row in ``message``."""
+
+SCHEMA = """
+CREATE TABLE message (
+    tag INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, priority INTEGER NOT NULL DEFAULT 0, due REAL,
+    state INTEGER NOT NULL DEFAULT 0, owner INTEGER, deliveries INTEGER NOT NULL DEFAULT 0,
+    redelivered INTEGER NOT NULL DEFAULT 0, parked INTEGER NOT NULL DEFAULT 0, sent REAL NOT NULL,
+    headers TEXT NOT NULL, properties TEXT, body BLOB NOT NULL);
+CREATE INDEX message_ready ON message (queue, priority DESC, tag) WHERE state = 0;
+CREATE INDEX message_delayed ON message (queue, due) WHERE state = 1;
+CREATE INDEX message_leased ON message (owner) WHERE state = 2;
+CREATE TABLE dead (
+    tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, reason TEXT NOT NULL, died_at REAL NOT NULL,
+    deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT, body BLOB NOT NULL);
+CREATE INDEX dead_queue ON dead (queue, died_at);
+CREATE TABLE owner (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, pid INTEGER NOT NULL, boot TEXT NOT NULL,
+    queues TEXT NOT NULL, concurrency INTEGER NOT NULL, lease_until REAL NOT NULL, started REAL NOT NULL,
+    marks TEXT NOT NULL);
+CREATE TABLE revoked (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL, terminate INTEGER NOT NULL, signal TEXT NOT NULL,
+    expires REAL NOT NULL);
+CREATE TABLE binding (
+    exchange TEXT NOT NULL, routing_key TEXT NOT NULL, pattern TEXT NOT NULL, queue TEXT NOT NULL,
+    PRIMARY KEY (exchange, routing_key, pattern, queue)) WITHOUT ROWID;
+CREATE TABLE result (
+    task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL, expires REAL) WITHOUT ROWID;
+CREATE INDEX result_expires ON result (expires) WHERE expires IS NOT NULL;
+CREATE TABLE key_value (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires REAL) WITHOUT ROWID;
+"""
+
+UPSERT_RESULT = """
+INSERT INTO result (task_id, status, payload, expires) VALUES (?, ?, ?, ?)
+ON CONFLICT (task_id) DO UPDATE SET status = excluded.status, payload = excluded.payload, expires = excluded.expires
+WHERE result.status NOT IN ('SUCCESS', 'FAILURE', 'REVOKED')
+   OR (result.status <> 'SUCCESS' AND excluded.status IN ('SUCCESS', 'FAILURE', 'REVOKED'))
+"""
+"""Compare-and-set of ``(task_id, status, payload, expires)`` by the rule of ``states.may_replace``."""
