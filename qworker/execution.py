@@ -99,9 +99,9 @@ def execute(
     except BaseException as error:  # the task's code: whatever it raises is the outcome
         if disarm is not None:
             disarm()
-        return run.raised(error)
+        return run.tell(run.raised, error)
     else:
-        return run.returned(value)
+        return run.tell(run.returned, value)
     finally:
         run.leave()
 
@@ -131,11 +131,11 @@ async def execute_async(
                 SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)
             ) from None
     except asyncio.CancelledError:
-        return run.raised(SoftTimeLimitExceeded("cancelled"))
+        return run.tell(run.raised, SoftTimeLimitExceeded("cancelled"))
     except BaseException as error:  # as in execute()
-        return run.raised(error)
+        return run.tell(run.raised, error)
     else:
-        return run.returned(value)
+        return run.tell(run.returned, value)
     finally:
         run.leave()
 
@@ -199,6 +199,24 @@ class _Run:
             )
             return chain(self.context)
         return task.run(*body[0], **body[1])
+
+    def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
+        """Make the outcome; what goes wrong with that itself is an outcome too."""
+        try:
+            return step(ended)
+        except BaseException as error:  # ours or an extension's fault: the message must still get its outcome
+            logger.exception("the outcome of task %s[%s] could not be told", self.task.name, self.context.id)
+            if signals.task_internal_error.receivers:
+                context = self.context
+                signals.task_internal_error.send(
+                    self.task, task_id=context.id, args=context.args, kwargs=context.kwargs, exception=error
+                )
+            self.status, self.value = states.FAILURE, error
+            try:
+                row = self._store(states.FAILURE, exception_to_dict(error), _format(error))
+            except Exception:  # then not even that can be stored; the log has it
+                row = None
+            return Outcome(FAILURE, self.runtime, safe_repr(error), _format(error), False, row)
 
     def returned(self, value: Any) -> Outcome:
         self.runtime = time.perf_counter() - self.start

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qworker import signals
 from qworker.components.crew import Crew
 from qworker.components.estimates import Estimates
 from qworker.components.frames import OUTCOME, STARTED, UP
@@ -310,6 +311,8 @@ class ProcessPool(TaskPool):
 
     def _spawn(self, index: int) -> None:
         settings = self._settings
+        if signals.worker_before_create_process.receivers:
+            signals.worker_before_create_process.send(self)
         child = ChildHandle(index, settings.max_tasks_per_child)
         try:
             self._spawner.spawn(
