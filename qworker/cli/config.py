@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import click
 
+from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json, print_table
 from qworker.conf import SETTINGS
@@ -16,7 +17,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import near
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def config() -> None:
     """Show all settings with their sources; check them."""
 

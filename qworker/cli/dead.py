@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
+from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import age, count, print_json, print_table, visible
 from qworker.cli.purge import confirm
@@ -24,7 +25,7 @@ _LONGEST_REASON = 60
 _LONGEST_BODY = 4096
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def dead() -> None:
     """Look at dead letters: messages that no worker could run. Retry or discard them."""
 

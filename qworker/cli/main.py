@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from qworker import __version__
+from qworker.cli.groups import SuggestingGroup
 
 # Command → (module of this package, function in it, short help); listed here so that --help imports none of them.
 COMMANDS = {
@@ -41,7 +42,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """Knows its commands by name and line of help, imports the one that is called, and ends every error well."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,13 +59,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in ALIASES:
-            raise click.UsageError(f"There is no command {args[0]!r}.{_suggestion(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         extra.pop("standalone_mode", None)
@@ -90,13 +84,6 @@ class LazyGroup(click.Group):
                 raise
             click.echo(f"Error: {_masked(error)}", err=True)
             return EXIT_MISTAKE
-
-
-def _suggestion(name: str, candidates: Sequence[str] | dict[str, Any]) -> str:
-    from difflib import get_close_matches
-
-    nearest = get_close_matches(name, list(candidates), 1)
-    return f" Did you mean {nearest[0]!r}?" if nearest else f" There are: {', '.join(candidates)}."
 
 
 def _is_ours(error: Exception) -> bool:

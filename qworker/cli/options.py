@@ -79,7 +79,7 @@ class SettingValue(ParamType):
         from qworker.conf import SETTINGS
 
         self._setting = SETTINGS[setting]
-        self.name = self._setting.kind.label.partition(" ")[0]
+        self.name = self._setting.kind.label.partition(" (")[0].rpartition(" ")[2]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

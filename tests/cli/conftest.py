@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -49,8 +50,12 @@ def tasks(project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iter
 def run() -> Run:
     """Runs a command in this process; the arguments may be one text."""
 
-    def invoke(*arguments: str, input: str | None = None, tty: bool = False) -> Result:
-        return CliRunner().invoke(main, list(arguments), input=input, catch_exceptions=False)
+    # Before click 8.2 a runner mixed the two streams unless it was told not to.
+    mixing = "mix_stderr" in inspect.signature(CliRunner).parameters
+    runner = CliRunner(**({"mix_stderr": False} if mixing else {}))
+
+    def invoke(*arguments: str, input: str | None = None) -> Result:
+        return runner.invoke(main, list(arguments), input=input, catch_exceptions=False)
 
     return invoke
 

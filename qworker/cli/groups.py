@@ -1,0 +1,27 @@
+"""Groups: commands that have commands, and know which one was meant.
+
+Comes from:  main, config, dead.
+Goes to:     click.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import click
+
+
+class SuggestingGroup(click.Group):
+    """Answers a misspelt command with the nearest one, or with all there are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            from difflib import get_close_matches
+
+            known = self.list_commands(ctx)
+            nearest = get_close_matches(name, known, 1)
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else f"There are: {', '.join(known)}."
+            raise click.UsageError(f"There is no command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
