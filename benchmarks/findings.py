@@ -34,6 +34,7 @@ def warnings(results: Results) -> list[str]:
     found = []
     if results.scale < 1:
         found.append(f"Run at scale {results.scale:g}: a trial, too short to be held against the targets.")
+    found.extend(f"Left out {name}: {why}." for name, why in results.skipped.items())
     noisy = results.noisy()
     if noisy:
         found.append(

@@ -34,7 +34,7 @@ class Peer:
     """How to run one peer at concurrency 2.
 
     `command` may hold {bin}, the environment's directory of scripts, and {python}. `most` bounds the number of
-    tasks of a workload for peers that would take minutes; `note` is what a reader of the report must know.
+    tasks of a workload for peers that would take minutes; `server` names what it needs of `services.SERVERS`; `note` is what a reader of the report must know.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Peer:
     most: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_signal: int = signal.SIGTERM
+    server: str = ""
     note: str = ""
 
 
@@ -129,6 +130,7 @@ PEERS: dict[str, Peer] = {
             requirements=("huey==3.5.4", "redis==8.1.0", "hiredis==3.5.0"),
             workloads=without("bulk"),
             stop_signal=signal.SIGINT,
+            server="Redis",
             note=f"RedisHuey; {_HUEY_NOTE}; stopped by SIGINT",
         ),
         Peer(
@@ -138,6 +140,7 @@ PEERS: dict[str, Peer] = {
             ("{bin}/dramatiq", "benchmarks.adapters.dramatiq_redis", "-p", "2", "-t", "8"),
             requirements=("dramatiq==2.2.1", "redis==8.1.0", "hiredis==3.5.0"),
             workloads=without("bulk", "stored"),
+            server="Redis",
             note="2 processes of 8 threads, its default on two cores",
         ),
         Peer(
@@ -147,6 +150,7 @@ PEERS: dict[str, Peer] = {
             ("{bin}/dramatiq", "benchmarks.adapters.dramatiq_rabbitmq", "-p", "2", "-t", "8"),
             requirements=("dramatiq[rabbitmq]==2.2.1",),
             workloads=without("bulk", "stored"),
+            server="RabbitMQ",
             note="2 processes of 8 threads, its default on two cores",
         ),
         Peer(
@@ -157,6 +161,7 @@ PEERS: dict[str, Peer] = {
             requirements=("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
             workloads=("noop", "enqueue", "bulk", "latency", "cpu1", "cpu10", "idle", "start"),
             most={"enqueue": 5000},
+            server="PostgreSQL",
             note="PostgreSQL with fsync; two processes, 50 jobs fetched at a time, async bodies",
         ),
     )

@@ -50,6 +50,7 @@ class Results:
     rounds: int = 1
     machine: dict[str, str] = field(default_factory=dict)
     peers: dict[str, dict[str, str]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     cells: list[CellResult] = field(default_factory=list)
 

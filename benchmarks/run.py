@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import environments, limits
+from benchmarks.adapters.services import SERVERS, answers
 from benchmarks.cell import Cell, CellError
 from benchmarks.peers import PEERS, Peer
 from benchmarks.results import CellResult, Results
@@ -38,6 +39,8 @@ def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: 
         rounds=rounds,
         machine=machine(),
     )
+    results.skipped = unreachable(peers)
+    peers = [name for name in peers if name not in results.skipped]
     for name in peers:
         environments.ensure(PEERS[name])
         results.peers[name] = {"version": environments.version(PEERS[name]), "note": PEERS[name].note}
@@ -50,6 +53,12 @@ def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: 
         results.save(out / "results.json")
         print(f"[{place}/{len(cells)}] {describe(result)}", file=sys.stderr, flush=True)
     return results
+
+
+def unreachable(peers: Sequence[str]) -> dict[str, str]:
+    """Peers whose server is not there, and why they are left out."""
+    silent = {server for server, url in SERVERS.items() if not answers(url)}
+    return {name: f"no {PEERS[name].server} answers" for name in peers if PEERS[name].server in silent}
 
 
 def _cell(number: int, workload: str, peer: Peer, scale: float) -> CellResult:

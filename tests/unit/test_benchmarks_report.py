@@ -275,8 +275,10 @@ def test_failures_and_trials_are_warned_of() -> None:
     found = outcome(noop_rate={"qworker": 1.0})
     found.scale = 0.1
     found.cells[0].error = "no task ran"
+    found.skipped = {"huey-redis": "no Redis answers"}
     assert [line.split(":")[0] for line in findings.warnings(found)] == [
         "Run at scale 0.1",
+        "Left out huey-redis",
         "No figure for noop, qworker",
     ]
 
