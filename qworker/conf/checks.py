@@ -5,6 +5,7 @@ Goes to:     Problems, beside those of single values, in `resolved.Settings.prob
 Thread:      pure functions.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,21 @@ def _serializers(conf: Values) -> Iterator[Finding]:
         name = conf[setting]
         if readable and name not in readable and _content_type(name) not in readable:
             yield setting, f"{setting} is {name!r}, which {reader} {list(readable)} does not accept", "error"
+
+
+def _compression(conf: Values) -> Iterator[Finding]:
+    for setting in ("task_compression", "result_compression"):
+        name = conf[setting]
+        if name is None:
+            continue
+        from kombu import compression
+
+        if name not in compression._aliases and name not in compression._encoders:
+            yield (
+                setting,
+                f"{setting} is {name!r}; there are: {', '.join(sorted(compression._aliases))}",
+                "error",
+            )
 
 
 def _registered(name: str) -> bool:
@@ -117,6 +133,9 @@ def _advice(conf: Values) -> Iterator[Finding]:
     if conf["task_always_eager"]:
         message = "task_always_eager is on: tasks run in the caller and no worker gets any"
         yield "task_always_eager", message, "note"
+    if _UNSAFE & set(conf["accept_content"]) and getattr(os, "geteuid", lambda: 1)() == 0:
+        message = "accept_content names pickle, and this runs as root: whoever has the security_key owns the machine"
+        yield "accept_content", message, "warning"
     if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:
         message = "worker_shutdown_timeout is 0: a worker that is told to stop interrupts its tasks at once"
         yield "worker_shutdown_timeout", message, "note"
@@ -125,6 +144,7 @@ def _advice(conf: Values) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     _limits,
     _serializers,
+    _compression,
     _security,
     _queues,
     _advice,

@@ -138,7 +138,8 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _secrets(value: Any) -> tuple[str, ...]:
     """One key, or several of which the first signs and all verify, so that keys can be rotated."""
-    keys = (value,) if isinstance(value, str) else tuple(_list(value))
+    single = isinstance(value, str | bytes) and value[:1] not in ("[", b"[")
+    keys = (value,) if single else tuple(_list(value))
     if not keys or not all(isinstance(key, (str, bytes)) and key for key in keys):
         raise ValueError("must be a key, or a list of keys of which the first signs")
     return tuple(key.decode() if isinstance(key, bytes) else key for key in keys)

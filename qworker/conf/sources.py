@@ -18,6 +18,7 @@ from qworker.naming import import_object, near
 ENVIRONMENT_PREFIX = "QWORKER_"
 # Variables of ours that are no settings.
 ENVIRONMENT_RESERVED = frozenset({"APP", "DEBUG"})
+_PACKAGE = str(Path(__file__).parents[1])
 PYPROJECT_RESERVED = frozenset({"app"})
 
 
@@ -104,7 +105,9 @@ def _read_object(origin: Any, namespace: str | None) -> Layer:
         try:
             origin = import_object(origin)
         except Exception as error:  # a configuration module is somebody's code: it may raise anything
-            message = f"cannot load the configuration {label!r}: {type(error).__name__}: {error}"
+            message = (
+                f"cannot load the configuration {label!r}: {type(error).__name__}: {error}{_place(error)}"
+            )
             return Layer({}, {}, [Problem("", message, label, "error")])
     raw = dict(origin) if isinstance(origin, Mapping) else _attributes(origin)
     if namespace:
@@ -113,6 +116,17 @@ def _read_object(origin: Any, namespace: str | None) -> Layer:
             _without(prefix, name): value for name, value in raw.items() if name.upper().startswith(prefix)
         }
     return translate(raw, lambda spelling: label, guess=not isinstance(origin, Mapping) and not namespace)
+
+
+def _place(error: Exception) -> str:
+    """The line of somebody's file that raised an error, as " (file, line 3)"; "" when it was none of a file."""
+    frame, place = error.__traceback__, ""
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<")) and "importlib" not in Path(name).parts:
+            place = f" ({name}, line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
 
 
 def _without(prefix: str, name: str) -> str:

@@ -94,6 +94,9 @@ def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
         ("accept_content", '["json"]', ("json",)),
         ("security_key", KEY, (KEY,)),
         ("security_key", [KEY, KEY + "2"], (KEY, KEY + "2")),
+        ("security_key", f'["{KEY}", "{KEY}2"]', (KEY, KEY + "2")),
+        ("security_key", KEY.encode(), (KEY,)),
+        ("task_compression", "gzip", "gzip"),
         ("result_backend", "disabled", "disabled://"),
         ("broker_url", "sqlite:////tmp/x:y.db", "sqlite:////tmp/x:y.db"),
         ("broker_url", "redis://[::1]", "redis://[::1]"),
@@ -208,6 +211,8 @@ def test_a_wrong_update_leaves_what_was_in_force(make):
         ({"accept_content": ["json", "nonsense"]}, "not installed"),
         ({"task_serializer": "yaml"}, "does not accept"),
         ({"result_serializer": "yaml"}, "does not accept"),
+        ({"task_compression": "gzpi"}, "there are: "),
+        ({"result_compression": "x"}, "there are: "),
         ({"security_key": "short"}, "5 bytes; use at least 32"),
         ({"task_create_missing_queues": False}, "task_default_queue"),
         (
@@ -230,7 +235,7 @@ def test_what_only_looks_like_a_contradiction_is_allowed(make):
         "result_accept_content": ["pickle"],
         "result_serializer": "pickle",
     }
-    assert make(good).problems() == []
+    assert [problem for problem in make(good).problems() if problem.severity == "error"] == []
 
 
 def test_old_and_new_names_of_celery_are_understood(make):
@@ -293,7 +298,7 @@ def test_a_configuration_module_that_is_missing_or_raises_is_an_error(make, tmp_
     monkeypatch.syspath_prepend(tmp_path)
     for name, words in (
         ("no_such_conf_module", "no_such_conf_module"),
-        ("broken_conf_module", "ZeroDivisionError"),
+        ("broken_conf_module", "broken_conf_module.py, line 1)"),
     ):
         conf = make()
         conf.load(name)
