@@ -34,7 +34,8 @@ class Peer:
     """How to run one peer at concurrency 2.
 
     `command` may hold {bin}, the environment's directory of scripts, and {python}. `most` bounds the number of
-    tasks of a workload for peers that would take minutes; `server` names what it needs of `services.SERVERS`; `note` is what a reader of the report must know.
+    tasks of a workload for peers that would take minutes; `server` names what it needs of `services.SERVERS`;
+    `note` is what a reader of the report must know.
     """
 
     name: str

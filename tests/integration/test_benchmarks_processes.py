@@ -18,10 +18,13 @@ import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        open("escaped", "w").write(str(os.getpid()))
+        open("escaping", "w").write(str(os.getpid()))
+        os.rename("escaping", "escaped")
         time.sleep(60)
     os._exit(0)
 os.wait()
+while not os.path.exists("escaped"):
+    time.sleep(0.01)
 open("ready", "w").close()
 time.sleep(60)
 """
