@@ -290,6 +290,7 @@ class Listener(ThreadComponent):
 
     def _housekeep(self, now: float) -> None:
         self._reclaim_at = now + RECLAIM_SECONDS
+        self._backlog = True  # look once in a while: who published may have died before it could ring
         for dead in self._store.reclaim():
             logger.warning(
                 "worker %s is dead: %d of its messages are back, %d of them were running",
