@@ -1,7 +1,7 @@
 """Results in the one SQLite file, beside the messages.
 
 Comes from:  no result_backend while the broker is embedded, or ``result_backend = "sqlite:///path"``.
-Goes to:     the tables ``result`` and ``key_value`` of ``embedded.py``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded``.
 Thread:      any; one connection for the process, in turn, and none crosses a fork.
 
 When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
@@ -27,9 +27,9 @@ from qworker.embedded import (
     UPSERT_RESULT,
     Bell,
     Database,
+    Handle,
     Ringer,
     database_path,
-    errors_explained,
     transaction,
 )
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
@@ -51,21 +51,6 @@ SWEEP = (
     "DELETE FROM key_value WHERE key IN (SELECT key FROM key_value WHERE expires <= ? LIMIT 1000)",
 )
 
-_inherited: list[sqlite3.Connection] = []
-"""Connections that came through a fork: closing one would drop the parent's locks, so they are kept, unused."""
-
-
-_backends: weakref.WeakSet[SQLiteBackend] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for backend in _backends:
-        backend._lock = threading.RLock()  # a thread that the child does not have may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
 
 class SQLiteBackend(Backend):
     """Results in one SQLite file, which is opened at the first use, not before."""
@@ -75,29 +60,18 @@ class SQLiteBackend(Backend):
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._database = Database(database_path(url), "NORMAL")
-        self._lock = threading.RLock()
-        self._open: tuple[int, sqlite3.Connection, Ringer] | None = (
-            None  # under _lock; its pid, itself, its bells
-        )
+        self._handle = Handle(self._database)
+        self._ringer = Ringer(self._database.bells, "result")
         self._bells = threading.local()
-        _backends.add(self)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """The connection of this process; errors of the file come out as BackendError."""
         try:
-            with self._lock, errors_explained(self._database.path):
-                yield self._opened()[1]
+            with self._handle as connection:
+                yield connection
         except (BrokerUnavailable, ConfigurationError) as error:
             raise BackendError(str(error)) from error
-
-    def _opened(self) -> tuple[int, sqlite3.Connection, Ringer]:
-        if self._open is None or self._open[0] != os.getpid():
-            if self._open is not None:
-                _inherited.append(self._open[1])
-            self._database.prepare()
-            self._open = (os.getpid(), self._database.connect(), Ringer(self._database.bells, "result"))
-        return self._open
 
     def same_store(self, store_url: str) -> bool:
         return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
@@ -108,7 +82,7 @@ class SQLiteBackend(Backend):
             with transaction(connection):
                 stored = connection.execute(UPSERT_RESULT, row).rowcount > 0
             if stored and meta["status"] in states.READY_STATES:
-                self._opened()[2].ring()
+                self._ringer.ring()
         return stored
 
     def get(self, task_id: str) -> Meta | None:
@@ -140,9 +114,8 @@ class SQLiteBackend(Backend):
         yield bells.bell.wait
 
     def bell(self) -> Bell:
-        with self._lock:
-            self._opened()
-        return Bell(self._database.bells, "result")
+        with self._connection():
+            return Bell(self._database.bells, "result")
 
     def add(self, key: str, ttl: float | None = None) -> bool:
         now = self.clock.now()
@@ -188,8 +161,5 @@ class SQLiteBackend(Backend):
         return total
 
     def close(self) -> None:
-        with self._lock:
-            if self._open is not None and self._open[0] == os.getpid():
-                self._open[1].close()
-                self._open[2].close()
-            self._open = None
+        self._handle.close()
+        self._ringer.close()

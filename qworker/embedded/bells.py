@@ -12,6 +12,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from pathlib import Path
 
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -88,6 +89,7 @@ class Ringer:
         self._lock = threading.Lock()
         self._pipes: dict[str, int] = {}  # under _lock
         self._seen = -1  # under _lock
+        _ringers.add(self)
 
     def ring(self) -> None:
         with self._lock:
@@ -138,3 +140,15 @@ class Ringer:
                 os.close(pipe)
             self._pipes.clear()
             self._seen = -1
+
+
+_ringers: weakref.WeakSet[Ringer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for ringer in list(_ringers):
+        ringer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -84,8 +84,6 @@ class SQLiteStore(Holder, LeaseStore):
     def _after_fork(self) -> None:
         """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
         self._pending = deque()
-        self._messages.after_fork()
-        self._results.after_fork()
         self._disown()
 
     # -- any thread --
