@@ -26,6 +26,7 @@ from qworker.components.frames import (
     MARK,
     MARKS_PER_CHILD,
     OUTCOME,
+    RECEIVE_BYTES,
     STARTED,
     TOKEN,
     UP,
@@ -84,7 +85,7 @@ class Child:
     def run(self) -> None:
         buffer = FrameBuffer()
         self._send((UP,))
-        while data := self._socket.recv(262144):
+        while data := self._socket.recv(RECEIVE_BYTES):
             for frame in buffer.feed(data):
                 for job in frame:
                     if self._take(job[0]):

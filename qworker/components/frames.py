@@ -21,6 +21,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+RECEIVE_BYTES = 65536
+"""Asked of a socket at a time: what malloc still serves without a system call of its own."""
 LENGTH = struct.Struct("=I")
 TOKEN = struct.Struct("=Q")
 MARK = struct.Struct("=q")
@@ -56,19 +58,28 @@ def take_tokens(pipe: int) -> list[int]:
 class FrameBuffer:
     """Puts frames together from what a socket yields."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("_have", "_need", "_parts")
 
     def __init__(self) -> None:
-        self._data = b""
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Take *data* in and yield the frames that are complete."""
-        data = self._data + data if self._data else data
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return  # a large frame comes in many parts: they are joined once, when all are there
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         start, end = 0, len(data)
-        while end - start >= 4:
+        self._need = LENGTH.size
+        while end - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(data, start)
-            if end - start - 4 < length:
+            if end - start - LENGTH.size < length:
+                self._need = LENGTH.size + length
                 break
-            yield marshal.loads(memoryview(data)[start + 4 : start + 4 + length])
-            start += 4 + length
-        self._data = data[start:]
+            yield marshal.loads(memoryview(data)[start + LENGTH.size : start + LENGTH.size + length])
+            start += LENGTH.size + length
+        self._parts = [data[start:]]
+        self._have = end - start

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from qworker.components.frames import FrameBuffer, Job, pack, pack_tokens, take_tokens
+from qworker.components.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
 from qworker.request import Request
 
 MAX_JOBS = 128
@@ -208,7 +208,7 @@ class ChildHandle:
     def receive(self) -> list[Any] | None:
         """The frames that have come; None when the child has hung up."""
         try:
-            data = self._socket.recv(1 << 20)
+            data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return []
         except OSError:
