@@ -15,7 +15,7 @@ import sys
 import threading
 from json import dumps
 from logging.handlers import WatchedFileHandler
-from time import gmtime, strftime
+from time import gmtime, localtime, monotonic, strftime
 from typing import IO, TYPE_CHECKING, Any
 
 from qworker import signals
@@ -32,6 +32,7 @@ REDIRECTED_LOGGER = "qworker.redirected"
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _COLORS = {"DEBUG": "\033[34m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[35m"}
+_SECONDS_BETWEEN_LOOKS = 1.0
 _RESET = "\033[0m"
 _PROBE = logging.LogRecord("qworker", logging.INFO, __file__, 1, "probe", (), None)
 _USUAL_FIELDS = frozenset(vars(_PROBE)) | {"message", "asctime", "taskName", "task_id", "task_name"}
@@ -107,12 +108,40 @@ def _handler(logfile: str | None) -> logging.Handler:
         return logging.StreamHandler(sys.__stderr__ or sys.stderr)
     path = os.path.abspath(logfile)
     try:
-        # Opened for appending, so that all processes may write; reopened when logrotate moves it away.
-        return WatchedFileHandler(path, encoding="utf-8")
+        return _LogFile(path, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write the log file {path}: {error.strerror}", setting="logfile"
         ) from None
+
+
+class _LogFile(WatchedFileHandler):
+    """A file opened for appending, so that all processes may write, and reopened when logrotate moves it away."""
+
+    _looked = 0.0
+
+    def reopenIfNeeded(self) -> None:
+        now = monotonic()
+        if now - self._looked >= _SECONDS_BETWEEN_LOOKS:
+            self._looked = now
+            super().reopenIfNeeded()
+
+
+class _SteadyFormatter(logging.Formatter):
+    """The usual formatter, which makes the text of a second only once: that is most of its cost.
+
+    Not for sharing between handlers: it is kept from racing by the lock of the one it belongs to.
+    """
+
+    _second = -1
+    _text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            self._text = strftime(datefmt or self.default_time_format, localtime(second))
+        return f"{self._text},{int(record.msecs):03d}"
 
 
 def _line_formatter(conf: Settings, handler: logging.Handler) -> LineFormatter:
@@ -122,7 +151,7 @@ def _line_formatter(conf: Settings, handler: logging.Handler) -> LineFormatter:
 
 def _checked(conf: Settings, setting: str) -> logging.Formatter:
     try:
-        formatter = logging.Formatter(conf[setting])
+        formatter = _SteadyFormatter(conf[setting])
         formatter.format(_with_task(_PROBE, "name", "id"))
     except (ValueError, KeyError, TypeError) as error:
         message = f"{setting} cannot be used: {error}; it is {conf[setting]!r}"

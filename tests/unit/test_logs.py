@@ -40,6 +40,31 @@ def test_lines_go_to_the_file_at_the_level_asked_for(conf, logfile):
     assert logfile.read_text() == "WARNING shown 1\n"
 
 
+def test_times_are_those_of_the_records(conf, logfile):
+    conf.worker_log_format = "%(asctime)s %(message)s"
+    logs.setup(conf, "INFO", str(logfile))
+    (handler,) = logging.getLogger().handlers
+    for created in (10.25, 10.75, 11.5):
+        record = logging.makeLogRecord({"msg": "x", "created": created, "msecs": created % 1 * 1000})
+        handler.handle(record)
+    usual = logging.Formatter()
+    times = [
+        usual.formatTime(logging.makeLogRecord({"created": c, "msecs": c % 1 * 1000}))
+        for c in (10.25, 10.75, 11.5)
+    ]
+    assert logfile.read_text().splitlines() == [f"{text} x" for text in times]
+
+
+def test_a_rotated_file_is_opened_anew(conf, logfile):
+    logs.setup(conf, "INFO", str(logfile))
+    (handler,) = logging.getLogger().handlers
+    logging.getLogger("x").info("before")
+    logfile.rename(logfile.with_suffix(".old"))
+    handler._looked = 0.0  # a second goes by
+    logging.getLogger("x").info("after")
+    assert logfile.read_text() == "INFO after\n"
+
+
 def test_what_is_logged_in_a_task_carries_its_name_and_id(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     token = push(Context(task="proj.add", id="abc"))
