@@ -45,14 +45,19 @@ logger = logging.getLogger(__name__)
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
-SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID = (
+SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID, INTERRUPTED = (
     "success",
     "failure",
     "retry",
     "ignored",
     "rejected",
     "invalid",
+    "interrupted",
 )
+
+
+class Interrupted(SoftTimeLimitExceeded):
+    """The worker ends and waits no longer. A task may catch it and end in its own way; else it goes back."""
 
 
 class Outcome(NamedTuple):
@@ -130,8 +135,9 @@ async def execute_async(
             raise (
                 SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)
             ) from None
-    except asyncio.CancelledError:
-        return run.tell(run.raised, SoftTimeLimitExceeded("cancelled"))
+    except asyncio.CancelledError as error:
+        ours = asyncio.current_task().cancelling()  # type: ignore[union-attr]  # or did the body raise it?
+        return run.tell(run.raised, Interrupted() if ours else error)
     except BaseException as error:  # as in execute()
         return run.tell(run.raised, error)
     else:
@@ -146,9 +152,10 @@ def invalid(error: BaseException) -> Outcome:
     return Outcome(INVALID, text=text)
 
 
-def interrupted(error: BaseException) -> Outcome:
-    """The outcome of a run whose limit fired while its outcome was being made."""
-    return Outcome(FAILURE, text=repr(error))
+def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseException) -> Outcome:
+    """The outcome of a run out of which *error* came, having been raised just as the body ended."""
+    run = _Run(app, task, context)
+    return run.tell(run.raised, error)
 
 
 def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, ...] | None:
@@ -237,6 +244,9 @@ class _Run:
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
         task = self.task
+        if isinstance(error, Interrupted):
+            self.status = states.REJECTED
+            return Outcome(INTERRUPTED, self.runtime, "the worker ends")
         if isinstance(error, Ignore):
             self.status = states.IGNORED
             return Outcome(IGNORED, self.runtime, safe_repr(error))

@@ -22,7 +22,7 @@ from qworker import signals
 from qworker.components.fetch import FetchWindow
 from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
-from qworker.components.pool import PoolSettings, TaskPool
+from qworker.components.pool import INTERRUPTED, Ended, PoolSettings, TaskPool
 from qworker.components.pools import make_pool, make_zygote
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
@@ -291,8 +291,9 @@ class Worker:
             self.phase = COLD
         cut = self.pool.stop(time.monotonic() + KILL_SECONDS)
         self._abandoned = len(cut)
+        self.settler.ended([Ended(request, None, INTERRUPTED, "the worker ends") for request in cut])
         # Unstarted frames may have come back while the pool drained.
-        self.settler.give_back([*cut, *self.ready.clear()])
+        self.settler.give_back(self.ready.clear())
         if self.writer is not None:
             self.writer.stop(conf.result_store_patience)
         self.listener.stop(KILL_SECONDS * 2)
@@ -334,8 +335,15 @@ CONF_OF = {
 
 FORKING = ("zygote", "fork")
 
-SIGNALS: dict[int, str] = {signal.SIGTERM: DRAINING, signal.SIGINT: DRAINING, signal.SIGQUIT: COLD, signal.SIGHUP: "",
-           signal.SIGUSR1: "", signal.SIGUSR2: ""}  # fmt: skip
+SIGNALS: dict[int, str] = {
+    signal.SIGTERM: DRAINING,
+    signal.SIGINT: DRAINING,
+    signal.SIGQUIT: COLD,
+    **dict.fromkeys(
+        (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU),
+        "",
+    ),
+}
 """What a signal orders; '' is heard and changes nothing."""
 
 

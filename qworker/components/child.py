@@ -132,17 +132,14 @@ class Child:
             return
         self._mark(0, tag)
         self._running = True
-        if soft:
-            signal.setitimer(signal.ITIMER_REAL, soft)
-            try:
-                outcome = execution.execute(app, task, context, body, disarm=_disarm)
-            except SoftTimeLimitExceeded as error:  # it fired on the way out: the body's work is done
-                outcome = execution.interrupted(error)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        else:
-            outcome = execution.execute(app, task, context, body)
-        self._running = False
+        try:
+            if soft:
+                signal.setitimer(signal.ITIMER_REAL, soft)
+                outcome = execution.execute(app, task, context, body, self._over_in_time)
+            else:
+                outcome = execution.execute(app, task, context, body, self._over)
+        except SoftTimeLimitExceeded as error:  # it fired just as the body ended
+            outcome = execution.cut_short(app, task, context, error)
         if os.getpid() != self._pid:
             os._exit(0)  # the task forked, and this is the copy: it has no business here
         self._mark(0, 0)
@@ -153,6 +150,8 @@ class Child:
             slot = self._free_marks.pop() if self._free_marks else 0
         self._mark(slot, tag)
         outcome = await execution.execute_async(self._app, *prepared)
+        if os.getpid() != self._pid:
+            os._exit(0)  # as in _start
         self._mark(slot, 0)
         if slot:
             with self._send_lock:
@@ -182,11 +181,15 @@ class Child:
         if self._loop is not None:
             self._loop.cancel_all()
         if self._running:
-            raise SoftTimeLimitExceeded()
+            raise execution.Interrupted()
 
+    def _over(self) -> None:
+        """The body has ended: nothing may interrupt what follows."""
+        self._running = False
 
-def _disarm() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    def _over_in_time(self) -> None:
+        self._running = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _resident() -> int:

@@ -47,12 +47,15 @@ class Settler:
         letters, unstarted = [], []
         now = self._app.clock.now()
         for request, outcome, why, how in ends:
-            if outcome is not None:
+            if outcome is not None and outcome.kind != execution.INTERRUPTED:
                 letters.append(self._outcome(request, outcome, now))
             elif why == pool.UNSTARTED:
                 unstarted.append(request)
             else:
-                settlement, meta = requests.end(self._app, request, WHY[why], how, now)
+                how = how if outcome is None else outcome.text
+                settlement, meta = requests.end(
+                    self._app, request, WHY.get(why, requests.INTERRUPTED), how, now
+                )
                 letters.append(self._letter(request, settlement, meta))
         if unstarted:
             self._ready.put_back(unstarted)

@@ -113,6 +113,8 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
         signal.SIGHUP,
         signal.SIGUSR1,
         signal.SIGUSR2,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
     ):
         signal.signal(name, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -175,7 +177,7 @@ def _child(
     _die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for name in (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2):
+    for name in (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(name, signal.SIG_DFL)
     control.close()
     for file in wakeup:
