@@ -35,7 +35,7 @@ def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
         guesses = near(family, SCHEMES)
         hint = f"did you mean {guesses[0]}://?" if guesses else f"use {_EXAMPLES}"
         raise ConfigurationError(
-            f"there is no result store for {scheme or url!r}://; {hint}", setting="result_backend"
+            f"there is no result store for {scheme}://; {hint}", setting="result_backend"
         )
     module, name = SCHEMES[family]
     backend: Backend = getattr(import_module(module), name)(url, conf, clock)

@@ -16,7 +16,14 @@ from uuid import UUID
 
 from qworker.errors import BackendError
 
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    """What a pickle of protocol 2 asks of ``_codecs.encode``, to write bytes."""
+    return text.encode("latin1")
+
+
 _PLAIN: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _latin1,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "complex"): complex,
@@ -35,7 +42,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _PLAIN[module, name]
+            return _PLAIN["builtins" if module == "__builtin__" else module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
 

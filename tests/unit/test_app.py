@@ -1,0 +1,295 @@
+"""The app: configuration, registry, shared tasks, middleware, what it opens and when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qworker
+from qworker import Middleware, QWorker, registry, shared_task
+from qworker.current import set_default_app
+from qworker.errors import ConfigurationError, NotRegistered
+from tests.unit.stores import KeepingStore, make_app
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = list(registry.shared)
+    yield
+    registry.shared[:] = before
+    set_default_app(None)
+
+
+# -- the package --
+
+
+def test_every_public_name_is_there() -> None:
+    for name in qworker.__all__:
+        assert getattr(qworker, name) is not None
+    assert set(qworker.__all__) <= set(dir(qworker))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = qworker.nothing
+
+
+def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, os; before = set(sys.modules); from qworker import QWorker; app = QWorker('x');\n"
+        "@app.task\ndef add(x: int, y: int) -> int: return x + y\n"
+        "heavy = {'sqlalchemy', 'asyncio', 'sqlite3', 'kombu', 'vine', 'uuid', 'email', 'http', 'click', 'ssl'};\n"
+        "print(sorted(heavy & (set(sys.modules) - before)), os.listdir('.'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[] []"
+
+
+# -- configuration --
+
+
+def test_settings_come_from_where_they_are_given() -> None:
+    app = QWorker(
+        "proj", broker="sqlite:///a.db", backend="disabled://", include=["m"], task_default_queue="q"
+    )
+    assert (app.conf.broker_url, app.conf.result_backend, app.conf.include, app.conf.task_default_queue) == (
+        "sqlite:///a.db", "disabled://", ("m",), "q",
+    )  # fmt: skip
+    app.config_from_object({"task_default_queue": "other"})
+    assert app.conf.task_default_queue == "other"
+
+
+def test_from_a_module_and_from_a_variable(
+    project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(
+        **{
+            "conf_one.py": "task_default_queue = 'one'\n",
+            "conf_two.py": "CELERY_TASK_DEFAULT_QUEUE = 'two'\n",
+        }
+    )
+    app = QWorker("proj", config_source="conf_one")
+    assert app.conf.task_default_queue == "one"
+    app.config_from_object("conf_two", namespace="CELERY")
+    assert app.conf.task_default_queue == "two"
+    monkeypatch.setenv("MY_CONF", "conf_one")
+    app.config_from_envvar("MY_CONF")
+    assert app.conf.task_default_queue == "one"
+    with pytest.raises(ConfigurationError, match="MY_OTHER is not set"):
+        app.config_from_envvar("MY_OTHER")
+
+
+def test_a_wrong_setting_is_said_when_it_is_looked_at() -> None:
+    app = QWorker("proj", task_max_deliveries=0)
+    with pytest.raises(ConfigurationError, match="task_max_deliveries"):
+        app.send_task("work")
+
+
+# -- tasks --
+
+
+def test_an_unknown_name_lists_its_neighbours() -> None:
+    app, _, _ = make_app()
+
+    @app.task(name="proj.tasks.add")
+    def add() -> None: ...
+
+    with pytest.raises(NotRegistered, match=r"'proj.tasks.ad' is registered; did you mean 'proj.tasks.add'"):
+        app.tasks["proj.tasks.ad"]
+    assert app.tasks.get("nothing") is None
+    app.tasks.unregister("proj.tasks.add")
+    with pytest.raises(NotRegistered):
+        app.tasks.unregister("proj.tasks.add")
+
+
+def test_two_functions_cannot_share_a_name() -> None:
+    app, _, _ = make_app()
+
+    @app.task(name="same")
+    def first() -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match=r"two tasks are named 'same'.*first.*second"):
+
+        @app.task(name="same")
+        def second() -> int:
+            return 2
+
+    assert app.tasks["same"]() == 1
+
+
+def test_a_module_imported_again_replaces_its_tasks() -> None:
+    app, _, _ = make_app()
+
+    def define(value: int) -> Any:
+        @app.task(name="again")
+        def again() -> int:
+            return value
+
+        return again
+
+    define(1)
+    app.finalize()
+    latest = define(2)
+    assert app.tasks["again"] is latest
+    assert latest.acks_late is True
+
+
+def test_in_main_the_name_is_that_of_the_app() -> None:
+    app = QWorker("proj.tasks", broker=KeepingStore())
+
+    def work() -> None: ...
+
+    work.__module__ = "__main__"
+    assert app.task(work).name == "proj.tasks.work"
+
+
+def test_finalizing_happens_once_and_is_told() -> None:
+    app, _, _ = make_app()
+    told: list[Any] = []
+    app.on_after_finalize.connect(lambda sender, **kwargs: told.append(sender))
+    app.finalize()
+    app.finalize()
+    assert told == [app]
+
+
+def test_load_tasks_imports_what_defines_them(project: Callable[..., Path]) -> None:
+    body = "from qworker import current_app\n@current_app.task(name='{0}')\ndef work(): pass\n"
+    project(
+        **{
+            "listed.py": body.format("listed"),
+            "included.py": body.format("included"),
+            "shop/__init__.py": "",
+            "shop/tasks.py": body.format("shop"),
+            "empty/__init__.py": "",
+        }
+    )
+    app = QWorker("proj", broker=KeepingStore(), imports=["listed"], include=["included"])
+    app.autodiscover_tasks(["shop", "empty"])
+    app.autodiscover_tasks(lambda: ["shop"])
+    app.load_tasks()
+    assert sorted(app.tasks) == ["included", "listed", "shop"]
+
+
+def test_a_module_to_import_that_is_not_there() -> None:
+    app = QWorker("proj", broker=KeepingStore(), imports=["nowhere_at_all"])
+    with pytest.raises(ConfigurationError, match="no module named 'nowhere_at_all'"):
+        app.load_tasks()
+
+
+def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., Path]) -> None:
+    project(**{"shop/__init__.py": "", "shop/tasks.py": "import nothing_of_that_name\n"})
+    app = QWorker("proj", broker=KeepingStore())
+    app.autodiscover_tasks(["shop"])
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+        app.load_tasks()
+
+
+# -- shared tasks --
+
+
+def test_a_shared_task_belongs_to_every_app() -> None:
+    early = QWorker("early", broker=KeepingStore())
+    early.finalize()
+
+    @shared_task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @shared_task(bind=True, name="named", max_retries=9)
+    def named(self: Any) -> str:
+        return str(self.name)
+
+    late = QWorker("late", broker=KeepingStore())
+    for app in (early, late):
+        assert {"tests.unit.test_app.add", "named"} <= set(app.tasks)
+        assert app.tasks["named"].max_retries == 9
+    assert add.app is late
+    assert (add(1, 2), named()) == (3, "named")
+    add.delay(1, 2)
+    assert (len(late.broker.sent), len(early.broker.sent)) == (1, 0)  # type: ignore[attr-defined]
+    set_default_app(early)
+    assert add.app is early
+    assert add == early.tasks["tests.unit.test_app.add"]
+
+
+def test_a_shared_task_without_an_app_says_what_to_do() -> None:
+    @shared_task
+    def work() -> None: ...
+
+    set_default_app(None)
+    with pytest.raises(ConfigurationError, match="no app has been made yet"):
+        work.delay()
+
+
+# -- middleware --
+
+
+def test_middleware_from_settings_and_added() -> None:
+    class First(Middleware):
+        options = ("one",)
+
+    class Second(Middleware):
+        options = ("two",)
+
+    app, _, _ = make_app(middleware=[First])
+    app.add_middleware(Second())
+    assert [type(middleware) for middleware in app.middleware] == [First, Second]
+    assert app.middleware_options() == {"one", "two"}
+    assert app.middleware[0] is app.middleware[0]
+    with pytest.raises(ConfigurationError, match="is no middleware"):
+        app.add_middleware(5)  # type: ignore[arg-type]
+
+
+# -- connections --
+
+
+def test_results_are_in_the_brokers_file_unless_told_otherwise(project: Callable[..., Path]) -> None:
+    project()
+    app = QWorker("proj", broker="sqlite:///here.db")
+    assert app.results_with_broker
+    assert app.backend.url == app.broker.url
+    assert not QWorker("proj", broker="sqlite:///here.db", backend="sqlite:///there.db").results_with_broker
+    assert not QWorker("proj", broker="sqlite:///here.db", backend="cache+memory://").results_with_broker
+    assert QWorker("proj", broker="sqlite:///here.db", backend="sqlite:///here.db").results_with_broker
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://localhost", "no result store for redis"),
+        ("sqlit:///x.db", "did you mean sqlite://"),
+        ("cache+memcached://x", "no result store for cache\\+memcached"),
+        ("file://host/path", "does not name a directory"),
+        ("file:///", "does not name a directory"),
+        ("db+nosuch://x", "nosuch"),
+        ("sqlite://host/x.db", "does not name an SQLite file"),
+    ],
+)
+def test_a_url_that_leads_nowhere(url: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _ = QWorker("proj", broker=KeepingStore(), backend=url).backend
+
+
+def test_closing_lets_go_and_the_next_use_opens_again(project: Callable[..., Path]) -> None:
+    project()
+    with QWorker("proj") as app:
+        app.send_task("work")
+        first = app.broker
+    app.send_task("work")
+    assert app.broker is not first
+    assert app.broker.queues()[0].ready == 2
+    app.close()
+
+
+def test_the_signer_follows_the_settings() -> None:
+    app, _, _ = make_app()
+    assert app.signer is None
+    app.conf.security_key = "k" * 32
+    assert app.signer is app.signer is not None
+    assert app.accept == {"application/json"}
+    assert repr(app) == "<QWorker proj>"

@@ -1,0 +1,422 @@
+"""Results: waiting, looking, failing, and what a caller is told when nobody works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.backends.base import Backend, Meta
+from qworker.clock import SYSTEM_CLOCK
+from qworker.current import Context, pop, push, set_default_app
+from qworker.eager import EagerResult
+from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
+from qworker.exceptions import exception_to_dict
+from qworker.result import AsyncResult, RemoteTraceback, allow_join_result, result_from_tuple
+from tests.unit.stores import KeepingStore, make_app
+
+
+@pytest.fixture(params=["cache+memory://", "sqlite:///results.db"])
+def app(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QWorker]:
+    """An app on the system's clock, because here threads wait; with results in memory, and in a file."""
+    monkeypatch.chdir(tmp_path)
+    app = QWorker("proj", broker=KeepingStore(), backend=request.param, set_as_current=False)
+    yield app
+    app.close()
+
+
+def end(app: QWorker, task_id: str, status: str = "SUCCESS", value: Any = None, **extra: Any) -> None:
+    result = exception_to_dict(value) if isinstance(value, BaseException) else value
+    app.backend.store(task_id, app.backend.meta(task_id, status, result, **extra))
+
+
+def end_later(app: QWorker, task_id: str, *args: Any, delay: float = 0.05, **extra: Any) -> None:
+    threading.Timer(delay, end, (app, task_id, *args), extra).start()
+
+
+# -- waiting --
+
+
+def test_get_returns_the_value(app: QWorker) -> None:
+    result = app.send_task("work")
+    assert (result.state, result.ready(), result.result) == ("PENDING", False, None)
+    end(app, result.id, value={"a": 1})
+    assert result.get() == {"a": 1}
+    assert (result.state, result.status, result.ready(), result.successful(), result.failed()) == (
+        "SUCCESS", "SUCCESS", True, True, False,
+    )  # fmt: skip
+
+
+def test_get_waits(app: QWorker) -> None:
+    result = app.send_task("work")
+    end_later(app, result.id, "SUCCESS", 5)
+    assert result.get(timeout=10) == 5
+
+
+def test_get_raises_what_the_task_raised_with_its_traceback(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, "FAILURE", KeyError("no"), traceback="Traceback: in the worker")
+    with pytest.raises(KeyError) as caught:
+        result.get()
+    assert caught.value.args == ("no",)
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "in the worker" in str(caught.value.__cause__)
+    assert repr(result.get(propagate=False)) == "KeyError('no')"
+    assert (result.failed(), result.traceback) == (True, "Traceback: in the worker")
+    with pytest.raises(KeyError):
+        result.maybe_throw()
+
+
+def test_an_exception_nobody_here_knows_has_its_name(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, "FAILURE", {"exc_type": "Odd", "exc_message": ["x"], "exc_module": "nowhere"})
+    with pytest.raises(Exception, match="x") as caught:
+        result.get()
+    assert type(caught.value).__name__ == "Odd"
+
+
+def test_a_revoked_task_raises(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, "REVOKED", TaskRevoked("revoked"))
+    with pytest.raises(TaskRevoked):
+        result.get()
+    other = app.send_task("work")
+    end(app, other.id, "REVOKED", None)
+    assert isinstance(other.result, TaskRevoked)
+
+
+def test_get_gives_up_when_time_is_over(app: QWorker) -> None:
+    result = app.send_task("work")
+    ticks: list[int] = []
+    start = time.monotonic()
+    with pytest.raises(ResultTimeout, match=r"has not ended within 0.1 s \(state: PENDING\)") as caught:
+        result.get(timeout=0.1, interval=0.02, on_interval=lambda: ticks.append(1))
+    assert time.monotonic() - start < 2
+    assert isinstance(caught.value, TimeoutError)
+    assert ticks
+
+
+def test_no_time_at_all_is_one_look(app: QWorker) -> None:
+    result = app.send_task("work")
+    with pytest.raises(ResultTimeout):
+        result.get(timeout=0)
+    end(app, result.id, value=1)
+    assert result.get(timeout=0) == 1
+
+
+def test_a_callback_gets_the_value(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, value=3)
+    seen: list[Any] = []
+    result.get(callback=lambda task_id, value: seen.append((task_id, value)))
+    assert seen == [(result.id, 3)]
+
+
+def test_an_ignored_result_is_none_at_once(app: QWorker) -> None:
+    result = app.send_task("work", ignore_result=True)
+    assert result.get() is None
+    assert asyncio.run(_await(result)) is None
+
+
+def test_without_a_result_store_it_says_so() -> None:
+    app = QWorker("proj", broker=KeepingStore(), backend="disabled://", set_as_current=False)
+    with pytest.raises(NotSupported, match="set result_backend"):
+        app.send_task("work").get(timeout=1)
+
+
+# -- inside a task --
+
+
+def test_a_task_must_not_wait_for_another(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, value=1)
+    token = push(Context.from_message({"id": "me", "task": "t"}, ((), {}, {})))  # type: ignore[arg-type]
+    try:
+        with pytest.raises(RuntimeError, match="must not wait for the result of another"):
+            result.get()
+        with pytest.raises(RuntimeError, match="must not wait"):
+            asyncio.run(_await(app.AsyncResult("other")))
+        assert result.get(disable_sync_subtasks=False) == 1
+        with allow_join_result():
+            assert result.get() == 1
+    finally:
+        pop(token)
+
+
+def test_a_function_that_is_a_task_may(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, value=1)
+    token = push(Context(task="t"))
+    assert result.get() == 1
+    pop(token)
+
+
+# -- when nobody works --
+
+
+class Never(Backend):
+    """A store in which nothing ever ends; it waits on the app's own clock."""
+
+    def store(self, task_id: str, meta: Meta) -> bool:
+        return True
+
+    def get(self, task_id: str) -> Meta | None:
+        return None
+
+    def forget(self, task_id: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("alive", "expected"),
+    [
+        ([], "No worker is consuming queue far"),
+        ([{"queues": ["celery"]}], "No worker is consuming queue far"),
+        ([{"queues": ["celery", "far"]}], ""),
+    ],
+)
+def test_who_waits_is_told_once_that_nobody_listens(
+    alive: list[dict[str, object]], expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, store, clock = make_app()
+    app = QWorker(
+        "proj", broker=store, backend=Never("never://", app.conf, clock), clock=clock, set_as_current=False
+    )
+    store.alive = alive
+    result = app.send_task("work", queue="far")
+    with pytest.raises(ResultTimeout):
+        result.get(timeout=30)
+    assert caplog.text.count("No worker") == (1 if expected else 0)
+    assert expected in caplog.text
+    caplog.clear()
+    with pytest.raises(ResultTimeout):
+        app.AsyncResult("unknown").get(timeout=1)
+    assert caplog.text == ""
+    with pytest.raises(ResultTimeout):
+        app.AsyncResult("unknown").get(timeout=3)
+    assert ("No worker is running on this broker" in caplog.text) is (not alive)
+
+
+# -- looking --
+
+
+def test_what_is_stored_shows(app: QWorker) -> None:
+    result = app.send_task("work", queue="q")
+    end(app, result.id, value=1, children=[[["c1", None], None]])
+    assert (datetime.now(UTC) - (result.date_done or datetime.min.replace(tzinfo=UTC))).total_seconds() < 60
+    assert result.children == [AsyncResult("c1")]
+    assert result.children[0].app is app
+    assert (result.queue, result.name, result.args, result.kwargs, result.worker, result.retries) == (
+        "q", None, None, None, None, None,
+    )  # fmt: skip
+
+
+def test_states_of_its_own(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, "PROGRESS", {"done": 1})
+    assert (result.state, result.info, result.ready(), result.date_done) == (
+        "PROGRESS",
+        {"done": 1},
+        False,
+        None,
+    )
+    end(app, result.id, "RETRY", ValueError("again"))
+    assert (result.state, repr(result.info)) == ("RETRY", "ValueError('again')")
+
+
+def test_forget(app: QWorker) -> None:
+    result = app.send_task("work")
+    end(app, result.id, value=1)
+    assert result.get() == 1
+    result.forget()
+    assert result.state == "PENDING"
+
+
+def test_revoke() -> None:
+    app, store, _ = make_app()
+    app.AsyncResult("a").revoke()
+    app.AsyncResult("b").revoke(terminate=True, signal="SIGKILL")
+    app.control.revoke(["c", "d"])
+    app.control.terminate("e")
+    assert store.revoked == [
+        (["a"], False, "SIGTERM"), (["b"], True, "SIGKILL"), (["c", "d"], False, "SIGTERM"), (["e"], True, "SIGTERM"),
+    ]  # fmt: skip
+
+
+def test_it_is_its_id(app: QWorker) -> None:
+    result = app.AsyncResult("a")
+    assert result == AsyncResult("a")
+    assert result != AsyncResult("b")
+    assert (str(result), repr(result), hash(result), result.task_id) == (
+        "a",
+        "<AsyncResult: a>",
+        hash("a"),
+        "a",
+    )
+    assert result.as_tuple() == (("a", None), None)
+    described = json.loads(json.dumps(AsyncResult("c", parent=result).as_tuple()))
+    again = result_from_tuple(described, app)
+    assert (again.id, again.parent) == ("c", result)
+    with pytest.raises(ValueError, match="does not describe a result"):
+        result_from_tuple("nonsense")
+
+
+def test_pickled_it_asks_the_current_app() -> None:
+    app = QWorker("proj", broker=KeepingStore(), backend="cache+memory://")
+    try:
+        result = app.send_task("work", queue="q")
+        copy = pickle.loads(pickle.dumps(result))
+        assert (copy, copy.queue, copy.app) == (result, "q", app)
+    finally:
+        set_default_app(None)
+
+
+# -- asyncio --
+
+
+async def _await(result: AsyncResult[Any]) -> Any:
+    return await result
+
+
+def test_await(app: QWorker) -> None:
+    there, later, failing = (app.send_task("work") for _ in range(3))
+    end(app, there.id, value=1)
+    end_later(app, later.id, "SUCCESS", 2)
+    end_later(app, failing.id, "FAILURE", KeyError("no"))
+
+    async def main() -> None:
+        assert await there == 1
+        assert await asyncio.gather(later, later) == [2, 2]
+        with pytest.raises(KeyError):
+            await failing
+
+    asyncio.run(main())
+
+
+def test_the_loop_runs_on_while_results_are_awaited(app: QWorker) -> None:
+    results = [app.send_task("work") for _ in range(30)]
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    async def main() -> list[Any]:
+        ticking = asyncio.create_task(tick())
+        for number, result in enumerate(results):
+            end_later(app, result.id, "SUCCESS", number, delay=0.3 + number * 0.001)
+        found = await asyncio.gather(*results)
+        ticking.cancel()
+        return list(found)
+
+    assert asyncio.run(main()) == list(range(30))
+    assert ticks > 5
+
+
+def test_who_gives_up_leaves_it_to_the_others(app: QWorker) -> None:
+    result = app.send_task("work")
+
+    async def main() -> None:
+        patient = asyncio.ensure_future(_await(result))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_await(result), 0.02)
+        end(app, result.id, value=7)
+        assert await patient == 7
+
+    asyncio.run(main())
+
+
+def test_one_loop_after_another(app: QWorker) -> None:
+    for number in range(3):
+        result = app.send_task("work")
+        end_later(app, result.id, "SUCCESS", number, delay=0.02)
+        assert asyncio.run(_await(result)) == number
+
+
+def test_who_awaits_is_told_that_the_store_failed() -> None:
+    class Failing(Never):
+        def get(self, task_id: str) -> Meta | None:
+            raise BackendError("the store is away")
+
+    app, store, _ = make_app()
+    app = QWorker("proj", broker=store, backend=Failing("f://", app.conf, SYSTEM_CLOCK), set_as_current=False)
+    with pytest.raises(BackendError, match="the store is away"):
+        asyncio.run(_await(app.send_task("work")))
+
+
+# -- promises --
+
+
+def wait_until(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_then_calls_back(app: QWorker) -> None:
+    there, later, failing = (app.send_task("work") for _ in range(3))
+    seen: list[Any] = []
+    end(app, there.id, value=1)
+    there.then(lambda result: seen.append(result.get()))
+    assert seen == [1]
+    there.then(lambda result: seen.append(result.get() + 1))
+    assert seen == [1, 2]
+    later.then(lambda result: seen.append(result.get()))
+    failing.then(seen.append, on_error=lambda error: seen.append(repr(error)))
+    end(app, later.id, value=3)
+    end(app, failing.id, "FAILURE", KeyError("no"))
+    wait_until(lambda: len(seen) == 4)
+    assert sorted(map(str, seen)) == ["1", "2", "3", "KeyError('no')"]
+
+
+def test_a_promise_is_kept_by_who_finds_out(app: QWorker) -> None:
+    result = app.send_task("work")
+    seen: list[Any] = []
+    result.then(lambda result: seen.append(result.id))
+    end(app, result.id, value=1)
+    assert result.get() == 1
+    assert seen == [result.id]
+    time.sleep(0.15)  # the watcher finds out too
+    assert seen == [result.id]
+
+
+def test_a_failing_callback_does_not_stop_the_others(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (app.send_task("work") for _ in range(2))
+    seen: list[Any] = []
+    first.then(lambda result: 1 / 0)
+    second.then(lambda result: seen.append(result.get()))
+    end(app, first.id, value=1)
+    wait_until(lambda: "a callback of result" in caplog.text)
+    end(app, second.id, value=2)
+    wait_until(lambda: seen == [2])
+
+
+# -- eager --
+
+
+def test_an_eager_result_knows_everything() -> None:
+    result: EagerResult[Any] = EagerResult("a", 5, "SUCCESS", name="t")
+    seen: list[Any] = []
+    assert (result.get(), result.ready(), result.state, result.name) == (5, True, "SUCCESS", "t")
+    assert asyncio.run(_await(result)) == 5
+    result.then(lambda result: seen.append(result.get()))
+    assert seen == [5]
+    result.revoke()
+    result.forget()
+    assert pickle.loads(pickle.dumps(result)).get() == 5
+    failed: EagerResult[Any] = EagerResult("b", KeyError("no"), "FAILURE", "Traceback…")
+    with pytest.raises(KeyError):
+        failed.get()
+    with pytest.raises(KeyError):
+        asyncio.run(_await(failed))

@@ -1,0 +1,108 @@
+"""Pickles of an older Celery: plain data is read, everything else refused before it can do anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.backends import open_backend
+from qworker.backends.stored_pickle import is_pickle, load_plain
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BackendError
+
+PLAIN = [
+    None, True, 5, 2.5, "text", b"bytes", [1, [2]], (1, 2), {"a": {"b": 1}}, {1, 2}, frozenset({3}), 1j,
+    datetime(2030, 1, 2, 3, tzinfo=UTC), date(2030, 1, 2), time(3, 4), timedelta(days=1), Decimal("1.5"), UUID(int=5),
+    {"exc_type": "KeyError", "exc_message": ["no"], "exc_module": "builtins"}, OrderedDict(a=1),
+]  # fmt: skip
+
+
+class Trap:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
+def test_plain_data_is_read(value: Any, protocol: int) -> None:
+    payload = pickle.dumps(value, protocol)
+    assert is_pickle(payload)
+    assert load_plain(payload, "here") == value
+
+
+@pytest.mark.parametrize(
+    "value", [KeyError("no"), Path("/x"), print, Trap(Path("/x"))], ids=lambda value: type(value).__name__
+)
+def test_everything_else_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(
+        BackendError, match=r"here: a result was pickled by Celery 5\.6 or before.*it holds an object of"
+    ):
+        load_plain(pickle.dumps(value), "here")
+
+
+def test_nothing_stored_can_run(tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    with pytest.raises(BackendError):
+        load_plain(pickle.dumps([1, Trap(trap)]), "here")
+    assert not trap.exists()
+
+
+@given(st.binary())
+def test_any_bytes_at_all(data: bytes) -> None:
+    try:
+        load_plain(b"\x80" + data, "here")
+    except BackendError:
+        pass
+
+
+def test_rows_of_an_older_celery(tmp_path: Path) -> None:
+    backend = open_backend(f"db+sqlite:///{tmp_path}/r.db", Settings({}, environ={}), SYSTEM_CLOCK)
+    backend.store("new", backend.meta("new", "SUCCESS", {"a": 1}))
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        insert = "INSERT INTO celery_taskmeta (task_id, status, result, children) VALUES (?, 'SUCCESS', ?, ?)"
+        connection.execute(insert, ("old", pickle.dumps({"a": [1]}), pickle.dumps([[["c", None], None]])))
+        connection.execute(insert, ("trap", pickle.dumps(Trap(tmp_path / "sprung")), None))
+    connection.close()
+    old = backend.get("old")
+    assert old is not None
+    assert (old["result"], old["children"]) == ({"a": [1]}, [[["c", None], None]])
+    with pytest.raises(BackendError, match="system"):
+        backend.get("trap")
+    assert not (tmp_path / "sprung").exists()
+    backend.close()
+
+
+def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        connection.execute(
+            "CREATE TABLE celery_taskmeta (id INTEGER PRIMARY KEY AUTOINCREMENT, task_id VARCHAR(155) UNIQUE, "
+            "status VARCHAR(50), result BLOB, date_done DATETIME, traceback TEXT)"
+        )
+    connection.close()
+    conf = Settings({"result_extended": True}, environ={})
+    backend = open_backend(f"db+sqlite:///{tmp_path}/r.db", conf, SYSTEM_CLOCK)
+    assert backend.store("x", backend.meta("x", "SUCCESS", 5, children=[[["c", None], None]]))
+    meta = backend.get("x")
+    assert meta is not None
+    assert (meta["result"], meta["children"], "name" in meta) == (5, [], False)
+    backend.close()
