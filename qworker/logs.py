@@ -13,6 +13,8 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from json import dumps
 from logging.handlers import WatchedFileHandler
 from time import gmtime, localtime, monotonic, strftime
@@ -245,6 +247,20 @@ def redirect_stdouts(conf: Settings) -> None:
     logger = logging.getLogger(REDIRECTED_LOGGER)
     sys.stdout = _LogStream(logger, level, sys.__stdout__)
     sys.stderr = _LogStream(logger, level, sys.__stderr__)
+
+
+@contextmanager
+def redirected_stdouts(conf: Settings) -> Iterator[None]:
+    """The same for as long as a worker runs; processes forked in it inherit it."""
+    before = sys.stdout, sys.stderr
+    redirect_stdouts(conf)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _LogStream):
+                stream.flush()
+        sys.stdout, sys.stderr = before
 
 
 class _LogStream:

@@ -122,4 +122,7 @@ class Reloader:
             while True:
                 pause.wait(_SECONDS_BETWEEN_LOOKS)
                 yield None
-        yield from watch(self._directory, raise_interrupt=False, debounce=200)
+        # The time-out is for what is imported from elsewhere, and for a change made just before the watch began.
+        yield from watch(
+            self._directory, raise_interrupt=False, debounce=200, rust_timeout=2000, yield_on_timeout=True
+        )

@@ -22,7 +22,7 @@ from qworker.cli.reload import Reloader, start_again
 from qworker.conf import mask_urls
 from qworker.discovery import Found, load_tasks
 from qworker.errors import ConfigurationError
-from qworker.logs import parse_level, setup
+from qworker.logs import parse_level, redirected_stdouts, setup
 from qworker.naming import node_name
 from qworker.process import PidFile, expand_path, raise_open_files_limit, set_title
 
@@ -65,6 +65,7 @@ class _Checked(ParamType):
     "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, or a part "
     "of the worker failed; 3 tasks had to be abandoned."
 )
+@click.argument("named", metavar="[APP]", required=False)
 @app_option
 @click.option(
     "-c", "--concurrency", type=_setting("concurrency"), help="Processes or threads; default: processors."
@@ -122,6 +123,7 @@ class _Checked(ParamType):
 @click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
 def start(
+    named: str | None,
     app: str | None,
     queues: tuple[str, ...] | None,
     hostname: str | None,
@@ -134,16 +136,18 @@ def start(
     out: str | None,
     **options: Any,
 ) -> int:
-    """Run a worker."""
+    """Run a worker for the app: `qworker start`, `qworker start -A proj.tasks`, `qworker start path/to/file.py`."""
     if demo:
         return _demo(options["concurrency"], out)
     if out is not None:
         raise click.UsageError("--out goes with --demo.")
+    if named is not None and app is not None:
+        raise click.UsageError(f"Name the app once: {named} or -A {app}.")
     node = hostname or node_name()
     reloader = Reloader() if reload_on_change else None
     given = {setting: options[option] for option, setting in _SETTINGS.items()}
     try:
-        found = _prepare(app, queues, given)
+        found = _prepare(app or named, queues, given)
     except ConfigurationError as error:
         if reloader is None:
             raise
@@ -157,6 +161,7 @@ def start(
         setup(conf, loglevel, expand_path(logfile, node) if logfile else None, log_json, node)
         for problem in conf.problems():
             logger.warning("configuration: %s", problem)
+        stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
         return _run(found, node, queues, reloader)

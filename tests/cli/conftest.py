@@ -30,6 +30,7 @@ TASKS = """
 
     @app.task
     def fail() -> None:
+        print("about to fail")
         raise ValueError("no luck")
 """
 

@@ -98,6 +98,8 @@ def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
     failed = run("call", "fail", "-w", "--json")
     assert failed.exit_code == 1
     assert json.loads(failed.stdout)["result"] == {"type": "ValueError", "message": "no luck"}
+    assert "WARNING" in worker.says("about to fail")
+    assert "tasks.fail[" in worker.says("about to fail")
     assert run("doctor").exit_code == 0
     assert worker.stop() == 0
     worker.says("stopped")
@@ -105,7 +107,7 @@ def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_signals_that_stop(tasks, start, number):
-    worker = start("-A", "tasks", "-P", "solo")
+    worker = start("tasks.py", "-P", "solo")
     worker.says("ready")
     assert worker.stop(number) == 0
     assert "Traceback" not in "\n".join(worker.lines)
@@ -197,7 +199,9 @@ def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
         (["-A", "tasks:nope"], 1, "did you mean tasks:app"),
         (["-B"], 2, "No such option"),
         (["--out", "x"], 2, "--demo"),
-        (["surplus"], 2, "unexpected extra argument"),
+        (["tsks"], 1, "did you mean tasks"),
+        (["tasks", "-A", "tasks"], 2, "Name the app once"),
+        (["tasks", "surplus"], 2, "unexpected extra argument"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
 )

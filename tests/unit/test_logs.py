@@ -222,6 +222,15 @@ def test_what_is_printed_is_logged_line_by_line(conf, logfile):
     assert not sys.stdout.isatty()
 
 
+def test_what_is_printed_is_logged_for_as_long_as_a_worker_runs(conf, logfile):
+    logs.setup(conf, "INFO", str(logfile))
+    before = sys.stdout, sys.stderr
+    with logs.redirected_stdouts(conf):
+        print("half a line", end="")
+    assert (sys.stdout, sys.stderr) == before
+    assert logfile.read_text() == "WARNING half a line\n"
+
+
 def test_a_handler_that_prints_does_not_log_for_ever(conf):
     class Printer(logging.Handler):
         def emit(self, record):
