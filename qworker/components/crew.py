@@ -22,9 +22,9 @@ from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
 
-STALLED_SECONDS = 0.008
+STALLED_SECONDS = 0.007
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
-MAX_SLACK_SECONDS = 0.0015
+MAX_SLACK_SECONDS = 0.002
 UNKNOWN_SECONDS = 1.0
 """What a task that has never run here is taken to last."""
 

@@ -48,7 +48,7 @@ class PoolSettings:
     concurrency: int
     hostname: str
     async_concurrency: int = 100
-    frame_seconds: float = 0.004
+    frame_seconds: float = 0.005
     max_tasks_per_child: int | None = None
     max_memory_per_child: int | None = None
     running_path: str | None = None

@@ -311,7 +311,7 @@ class Declarations:
     )
     worker_frame_seconds: float = _declare(
         kinds.DURATION,
-        0.004,
+        0.005,
         "Short tasks travel to a process together, up to this much expected work.",
         minimum=0,
         maximum=1,
