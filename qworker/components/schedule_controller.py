@@ -11,6 +11,7 @@ that a wall clock that is set forward is noticed.
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections.abc import Callable
 
@@ -27,37 +28,48 @@ class EtaSchedule:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heap: list[tuple[float, int, Request]] = []  # under _lock
-        self._present: set[int] = set()  # under _lock: tags
+        self._heap: list[tuple[float, int, int, Request]] = []  # under _lock: due, tag, number
+        self._present: dict[int, int] = {}  # under _lock: tag → number; the rest are ghosts
+        self._number = 0  # under _lock
 
     def push(self, due: float, request: Request) -> bool:
         """Add *request*; True when it is the next one due."""
         with self._lock:
-            heapq.heappush(self._heap, (due, request.tag, request))
-            self._present.add(request.tag)
-            return self._heap[0][2] is request
+            self._number += 1
+            heapq.heappush(self._heap, (due, request.tag, self._number, request))
+            self._present[request.tag] = self._number
+            self._lay_ghosts()
+            return self._heap[0][3] is request
 
     def pop_due(self, now: float) -> list[Request]:
         """Take what is due at epoch second *now*, earliest first."""
         due = []
         with self._lock:
-            while self._heap and (self._heap[0][0] <= now or self._heap[0][1] not in self._present):
-                _, tag, request = heapq.heappop(self._heap)
-                if tag in self._present:
-                    self._present.discard(tag)
-                    due.append(request)
+            while self._heap and self._heap[0][0] <= now:
+                entry = heapq.heappop(self._heap)
+                del self._present[entry[1]]
+                due.append(entry[3])
+                self._lay_ghosts()
         return due
+
+    def _is_ghost(self, entry: tuple[float, int, int, Request]) -> bool:
+        return self._present.get(entry[1]) != entry[2]
 
     def remove(self, request: Request) -> bool:
         """Take *request* out; False when it is not here."""
         with self._lock:
-            if request.tag not in self._present:
+            if self._present.pop(request.tag, None) is None:
                 return False
-            self._present.discard(request.tag)
             if len(self._heap) > 2 * len(self._present) + 64:  # more ghosts than requests: tidy up
-                self._heap = [entry for entry in self._heap if entry[1] in self._present]
+                self._heap = [entry for entry in self._heap if not self._is_ghost(entry)]
                 heapq.heapify(self._heap)
+            self._lay_ghosts()
             return True
+
+    def _lay_ghosts(self) -> None:
+        """Have a request on top of the heap, so that its due time is the next one."""
+        while self._heap and self._is_ghost(self._heap[0]):
+            heapq.heappop(self._heap)
 
     def next_due(self) -> float | None:
         with self._lock:
@@ -66,17 +78,11 @@ class EtaSchedule:
     def snapshot(self) -> list[tuple[float, Request]]:
         """``(due, request)`` of everything here, earliest first."""
         with self._lock:
-            return sorted(
-                ((due, request) for due, tag, request in self._heap if tag in self._present),
-                key=lambda pair: pair[0],
-            )
+            return [(entry[0], entry[3]) for entry in sorted(self._heap) if not self._is_ghost(entry)]
 
     def clear(self) -> list[Request]:
-        requests = [request for _, request in self.snapshot()]
-        with self._lock:
-            self._heap.clear()
-            self._present.clear()
-        return requests
+        """Take out everything."""
+        return self.pop_due(math.inf)
 
     def __len__(self) -> int:
         return len(self._present)

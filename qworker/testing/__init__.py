@@ -6,5 +6,7 @@ Thread:      any.
 """
 
 from qworker.testing.clock import FakeClock
+from qworker.testing.pool import InlinePool
+from qworker.testing.store import MemoryStore
 
-__all__ = ["FakeClock"]
+__all__ = ["FakeClock", "InlinePool", "MemoryStore"]

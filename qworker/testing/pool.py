@@ -1,0 +1,197 @@
+"""InlinePool: a TaskPool without threads or processes, for tests that decide when what happens.
+
+Comes from:  Mediator (or a test), which submits requests.
+Goes to:     execution, in the thread that calls submit() or run(); Ended requests to the worker.
+Thread:      one: whoever calls.
+
+Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). What a test cannot
+do with a task in its own process, such as killing it, it tells the pool to have happened: end().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker import execution
+from qworker.components.estimates import Estimates
+from qworker.components.pool import (
+    TERMINATED,
+    UNSTARTED,
+    Ended,
+    OnEnded,
+    OnRoom,
+    OnStored,
+    PoolSettings,
+    TaskPool,
+)
+from qworker.components.preparation import prepare, tracks_start
+from qworker.components.ready_queue import Slots
+from qworker.errors import MessageError
+from qworker.request import Request
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+class InlinePool(TaskPool):
+    """settings: see PoolSettings. on_demand: hold what is submitted until run() is called.
+
+    held: the requests that have not run yet, in the order in which they came. started: those of them that a test
+    has marked as running, which recall() therefore leaves. terminated: ``(request, signal)`` of each terminate().
+    """
+
+    def __init__(
+        self,
+        app: QWorker,
+        settings: PoolSettings,
+        on_ended: OnEnded,
+        on_stored: OnStored,
+        on_room: OnRoom,
+        *,
+        on_demand: bool = False,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._on_ended = on_ended
+        self._on_stored = on_stored
+        self._on_room = on_room
+        self._on_demand = on_demand
+        self._accept = frozenset(app.conf.accept_content)
+        self._accepting = True
+        self.held: list[Request] = []
+        self.started: list[Request] = []
+        self.terminated: list[tuple[Request, str]] = []
+        self.estimates = Estimates()
+
+    # -- what tests do --
+
+    def run(self, limit: int | None = None) -> int:
+        """Run what is held, oldest first, at most *limit* requests; return how many ran."""
+        count = 0
+        while self.held and (limit is None or count < limit):
+            self._execute(self.held[0])
+            count += 1
+        return count
+
+    def end(self, request: Request, why: str, how: str = "") -> None:
+        """Let *request* leave without an outcome: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
+        self._take_out(request)
+        self._on_ended([Ended(request, None, why, how)])
+        self._on_room()
+
+    # -- what a pool does --
+
+    def start(self) -> None:
+        """There is nothing to start."""
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def free_slots(self, idle_only: bool = False) -> Slots:
+        if not self._accepting:
+            return Slots(0, 0)
+        asynchronous = self.async_in_flight()
+        sync = len(self.held) - asynchronous
+        return Slots(
+            max(0, self._settings.concurrency - sync), max(0, self._settings.async_concurrency - asynchronous)
+        )
+
+    def submit(self, requests: Sequence[Request]) -> list[Request]:
+        refused: list[Request] = []
+        for request in requests:
+            if self.free_slots()[request.is_async] < 1:
+                refused.append(request)
+                continue
+            request.pid = os.getpid()
+            self.held.append(request)
+        if not self._on_demand:
+            self.run()
+        return refused
+
+    def _take_out(self, request: Request) -> None:
+        self.held.remove(request)
+        if request in self.started:
+            self.started.remove(request)
+
+    def _execute(self, request: Request) -> None:
+        leased = request.leased
+        try:
+            prepared = prepare(
+                self._app,
+                self._accept,
+                self._settings.hostname,
+                request.headers,
+                leased.properties,
+                leased.body,
+                queue=leased.queue,
+                priority=leased.priority,
+                redelivered=leased.redelivered,
+                deliveries=leased.deliveries,
+            )
+        except MessageError as error:
+            outcome = execution.invalid(error)
+        else:
+            if tracks_start(prepared):
+                row = execution.started(self._app, prepared.task, prepared.context)
+                if row is not None:
+                    self._on_stored([(request, row)])
+            if request.is_async:
+                import asyncio
+
+                outcome = asyncio.run(execution.execute_async(self._app, *prepared))
+            else:
+                outcome = execution.execute(self._app, prepared.task, prepared.context, prepared.body)
+        self._take_out(request)
+        if not request.is_async:
+            self.estimates.learn(request.name, outcome.runtime)
+        self._on_ended([Ended(request, outcome)])
+        self._on_room()
+
+    def terminate(self, request: Request, signal_name: str) -> bool:
+        if request not in self.held:
+            return False
+        self.terminated.append((request, signal_name))
+        self.end(request, TERMINATED, f"terminated by {signal_name}")
+        return True
+
+    def recall(self) -> list[Request]:
+        taken = [request for request in self.held if request not in self.started]
+        for request in taken:
+            self.held.remove(request)
+        return taken
+
+    def interrupt(self) -> None:
+        """Let everything that is held go back, unstarted."""
+        for request in list(self.held):
+            self.end(request, UNSTARTED)
+
+    def in_flight(self) -> int:
+        return len(self.held)
+
+    def async_in_flight(self) -> int:
+        return sum(request.is_async for request in self.held)
+
+    def mean_runtime(self) -> float:
+        return self.estimates.mean
+
+    def expected_runtime(self, name: str) -> float | None:
+        return self.estimates.seconds(name)
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "implementation": "inline",
+            "max-concurrency": self._settings.concurrency,
+            "processes": [os.getpid()],
+            "in-flight": self.in_flight(),
+        }
+
+    def quiet(self) -> None:
+        self._accepting = False
+
+    def stop(self, deadline: float) -> list[Request]:
+        self.quiet()
+        cut, self.held, self.started = self.held, [], []
+        return cut

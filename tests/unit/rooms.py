@@ -1,0 +1,73 @@
+"""What tests of the worker's rooms are given: an app of small tasks, a broker in memory, requests as from a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qworker import QWorker
+from qworker.protocol import TaskMessage, encode
+from qworker.request import Request, receive
+from qworker.testing import FakeClock, MemoryStore
+from qworker.transports.lease import Envelope, Leased
+
+ACCEPT = frozenset({"json"})
+
+
+class Rooms:
+    """store, clock, app; the app has the tasks add, nap (async), once (acked early) and boom."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        settings.setdefault("backend", "cache+memory://")
+        self.app = QWorker("rooms", broker=self.store, clock=self.clock, set_as_current=False, **settings)
+        self.ran: list[Any] = []
+
+        @self.app.task(name="add")
+        def add(*args: Any) -> Any:
+            self.ran.append(args)
+            return sum(args)
+
+        @self.app.task(name="nap")
+        async def nap(*args: Any) -> Any:
+            self.ran.append(args)
+            return args
+
+        @self.app.task(name="once", acks_late=False)
+        def once(*args: Any) -> Any:
+            self.ran.append(args)
+
+        @self.app.task(name="boom")
+        def boom(*args: Any) -> Any:
+            self.ran.append(args)
+            raise ValueError("boom")
+
+    def envelope(self, task: str = "add", *args: Any, **fields: Any) -> Envelope:
+        """A message for the broker; *fields* are those of TaskMessage and of Envelope."""
+        own = {name: fields.pop(name) for name in ("queue", "priority", "due") if name in fields}
+        wire = encode(TaskMessage(task=task, id=fields.pop("id", f"{task}-id"), args=args, **fields))
+        return Envelope(own.pop("queue", "celery"), wire.headers, wire.properties, wire.body, **own)
+
+    def leased(self, tag: int = 1, task: str = "add", *args: Any, **fields: Any) -> Leased:
+        """A message on lease; *fields* are those of TaskMessage and of Leased."""
+        names = ("deliveries", "redelivered", "parked", "due")
+        own: dict[str, Any] = {"deliveries": 0, "redelivered": False, "parked": 0, "due": None}
+        own.update((name, fields.pop(name)) for name in names if name in fields)
+        fields.setdefault("id", f"id-{tag}")
+        envelope = self.envelope(task, *args, **fields)
+        queue, headers, properties, body, priority = envelope[:5]
+        return Leased(tag, queue, priority, own["due"], own["deliveries"], own["redelivered"], own["parked"],
+                      headers, properties, body)  # fmt: skip
+
+    def request(self, tag: int = 1, task: str = "add", *args: Any, epoch: int = 1, **fields: Any) -> Request:
+        """A request that was received."""
+        return receive(self.app, self.leased(tag, task, *args, **fields), epoch, ACCEPT)
+
+    def requests(self, count: int, task: str = "add", first: int = 1, **fields: Any) -> list[Request]:
+        """So many requests, with tags from *first* on."""
+        return [self.request(tag, task, **fields) for tag in range(first, first + count)]
+
+
+def tags(requests: Any) -> list[int]:
+    """The tags of *requests*."""
+    return [request.tag for request in requests]
