@@ -31,13 +31,14 @@ class FetchWindow:
         """How many may be fetched now; few or none while more than half of the budget is held, so that fetches
         are batches."""
         ready = self._ready
-        held = len(ready) + self._pool.in_flight() - self._pool.async_in_flight()
+        # What waits for a token is not counted: it must not keep the others in the broker.
+        held = ready.wanting_slots + self._pool.in_flight() - self._pool.async_in_flight()
         few = max(0, self._least - held)
         mean = self._pool.mean_runtime()
         left = self._budget - ready.load
         if not mean or left < self._budget / 2:
             return few
-        return max(few, min(int(left / mean), MAX_WINDOW - len(ready)))
+        return max(few, min(int(left / mean), MAX_WINDOW - ready.wanting_slots))
 
     def weigh(self, request: Request) -> None:
         """Note how long *request* is expected to take."""

@@ -28,7 +28,8 @@ EndHere = Callable[[Request, str, str], None]
 
 class Mediator(ThreadComponent):
     """end_here: takes requests that are revoked or expired. ack_first: takes those that are acked before they run.
-    fetch_more: tells the Listener that there is room although nothing has ended."""
+    fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait of a
+    step, in seconds."""
 
     name = "mediator"
 
@@ -41,6 +42,7 @@ class Mediator(ThreadComponent):
         end_here: EndHere,
         ack_first: Callable[[Sequence[Request]], None],
         fetch_more: Callable[[], None],
+        patience: float = PATIENCE,
     ) -> None:
         super().__init__(clock, on_crash)
         self._ready = ready
@@ -48,6 +50,7 @@ class Mediator(ThreadComponent):
         self._end_here = end_here
         self._ack_first = ack_first
         self._fetch_more = fetch_more
+        self._patience = patience
         self._quiet = False  # written by quiet(), a flag
         self._blocked = False  # mediator only: the pool refused the best one last time
 
@@ -57,7 +60,7 @@ class Mediator(ThreadComponent):
         seen = self._ready.wakes
         slots = self._pool.free_slots(idle_only=self._blocked)
         batch = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
-        requests = self._runnable(self._ready.get_many(batch, PATIENCE, seen))
+        requests = self._runnable(self._ready.get_many(batch, self._patience, seen))
         if slots.sync:
             self._blocked = False
         if requests:

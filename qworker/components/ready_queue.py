@@ -39,6 +39,11 @@ class ReadyQueue:
         self.load = 0.0
         """Seconds that the sync requests here are expected to take."""
 
+    @property
+    def wanting_slots(self) -> int:
+        """How many want nothing but a slot; in a TaskBucket there are some that want a token first."""
+        return self._count
+
     def put_many(self, requests: Iterable[Request]) -> None:
         """Add *requests* behind their equals."""
         with self._lock:

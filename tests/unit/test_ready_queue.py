@@ -1,0 +1,138 @@
+"""The queue of what may run now."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.request import Request
+from tests.unit.rooms import Rooms, tags
+
+MANY = Slots(1000, 1000)
+
+
+@pytest.fixture
+def rooms() -> Rooms:
+    return Rooms()
+
+
+@pytest.fixture
+def queue() -> ReadyQueue:
+    return ReadyQueue()
+
+
+def test_equals_are_served_as_they_came(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many(rooms.requests(3))
+    queue.put_many(rooms.requests(2, first=10))
+    assert tags(queue.get_many(MANY, 0)) == [1, 2, 3, 10, 11]
+
+
+def test_the_most_urgent_is_served_first(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many(
+        [rooms.request(tag, priority=priority) for tag, priority in ((1, 0), (2, 9), (3, 4), (4, 9))]
+    )
+    assert tags(queue.get_many(MANY, 0)) == [2, 4, 3, 1]
+
+
+def test_no_more_is_taken_than_there_are_slots(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many(rooms.requests(5))
+    assert tags(queue.get_many(Slots(2, 0), 0)) == [1, 2]
+    assert len(queue) == 3
+    assert tags(queue.get_many(MANY, 0)) == [3, 4, 5]
+    assert len(queue) == 0
+
+
+def test_a_kind_without_slots_does_not_hold_up_the_other(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many(
+        [rooms.request(1, "nap", priority=9), rooms.request(2), rooms.request(3, "nap"), rooms.request(4)]
+    )
+    assert tags(queue.get_many(Slots(5, 0), 0)) == [2, 4]
+    assert tags(queue.get_many(Slots(0, 1), 0)) == [1]
+    assert tags(queue.get_many(Slots(0, 5), 0)) == [3]
+
+
+def test_what_is_put_back_comes_before_its_equals_in_its_order(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many(rooms.requests(4))
+    taken = queue.get_many(Slots(3, 0), 0)
+    queue.put_back(taken[1:])
+    assert tags(queue.get_many(MANY, 0)) == [2, 3, 4]
+
+
+def test_what_is_put_back_does_not_overtake_the_more_urgent(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many([rooms.request(1, priority=5)])
+    queue.put_back([rooms.request(2)])
+    assert tags(queue.get_many(MANY, 0)) == [1, 2]
+
+
+def test_nothing_comes_of_an_empty_queue(queue: ReadyQueue) -> None:
+    assert queue.get_many(MANY, 0) == []
+
+
+def test_a_waiting_taker_gets_what_comes(queue: ReadyQueue, rooms: Rooms) -> None:
+    got: list[Request] = []
+    taker = threading.Thread(target=lambda: got.extend(queue.get_many(MANY, 30)))
+    taker.start()
+    queue.put_many(rooms.requests(1))
+    taker.join(30)
+    assert tags(got) == [1]
+
+
+def test_wake_ends_the_wait_with_nothing(queue: ReadyQueue) -> None:
+    got: list[list[Request]] = []
+    taker = threading.Thread(target=lambda: got.append(queue.get_many(MANY, 30)))
+    taker.start()
+    while taker.is_alive():  # a wake before it waits would be missed, as nobody promised otherwise
+        queue.wake()
+    assert got == [[]]
+
+
+def test_a_wake_since_the_slots_were_counted_is_not_missed(queue: ReadyQueue) -> None:
+    seen = queue.wakes
+    queue.wake()
+    assert queue.get_many(Slots(0, 0), 1000, seen) == []  # else it would wait for 1000 s
+
+
+def test_dropping_takes_what_would_run_last(queue: ReadyQueue, rooms: Rooms) -> None:
+    requests = [rooms.request(tag, priority=tag % 2) for tag in range(1, 7)]
+    for request in requests:
+        request.seconds = 1.0
+    queue.put_many(requests)
+    assert tags(queue.drop_last(3.0, keep=0)) == [6, 4, 2]
+    assert queue.load == 3.0
+    assert tags(queue.get_many(MANY, 0)) == [1, 3, 5]
+
+
+def test_dropping_keeps_as_many_as_asked(queue: ReadyQueue, rooms: Rooms) -> None:
+    requests = rooms.requests(4)
+    for request in requests:
+        request.seconds = 1.0
+    queue.put_many(requests)
+    assert tags(queue.drop_last(0.0, keep=3)) == [4]
+
+
+def test_dropping_leaves_async_tasks(queue: ReadyQueue, rooms: Rooms) -> None:
+    nap, add = rooms.request(1, "nap"), rooms.request(2)
+    nap.seconds = add.seconds = 1.0
+    queue.put_many([nap, add])
+    assert tags(queue.drop_last(0.0, keep=0)) == [2]
+    assert tags(queue.get_many(MANY, 0)) == [1]
+
+
+def test_the_load_is_that_of_the_sync_tasks_here(queue: ReadyQueue, rooms: Rooms) -> None:
+    requests = [rooms.request(1), rooms.request(2), rooms.request(3, "nap")]
+    for request in requests:
+        request.seconds = 0.1
+    queue.put_many(requests)
+    assert queue.load == pytest.approx(0.2)
+    queue.get_many(Slots(1, 1), 0)
+    assert queue.load == pytest.approx(0.1)
+    queue.get_many(MANY, 0)
+    assert queue.load == 0.0  # exactly: rounding must not add up over a worker's life
+
+
+def test_clear_takes_everything(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many([*rooms.requests(3), rooms.request(9, "nap", priority=3)])
+    assert sorted(tags(queue.clear())) == [1, 2, 3, 9]
+    assert (len(queue), queue.load, queue.clear()) == (0, 0.0, [])
