@@ -1,0 +1,133 @@
+"""The shell in which every component's thread runs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from qworker.components.component import ThreadComponent
+from qworker.testing import FakeClock
+
+LONG = 30.0
+
+
+class Component(ThreadComponent):
+    """Counts its turns; rests as long as it is told."""
+
+    name = "counted"
+
+    def __init__(self, rest: float | None = None) -> None:
+        self.crashes: list[tuple[str, BaseException]] = []
+        self.crashed = threading.Event()
+        super().__init__(FakeClock(monotonic=5.0), self._note)
+        self.rest = rest
+        self.turns: list[float] = []
+        self.turned = threading.Semaphore(0)
+        self.events: list[str] = []
+        self.error: BaseException | None = None
+
+    def _note(self, name: str, error: BaseException) -> None:
+        self.crashes.append((name, error))
+        self.crashed.set()
+
+    def opened(self) -> None:
+        self.events.append("opened")
+
+    def step(self, now: float) -> float | None:
+        self.turns.append(now)
+        self.turned.release()
+        if self.error is not None:
+            raise self.error
+        return self.rest
+
+    def closed(self) -> None:
+        self.events.append("closed")
+
+
+def test_its_life() -> None:
+    component = Component()
+    assert not component.alive
+    component.start()
+    assert component.turned.acquire(timeout=LONG)
+    assert component.alive
+    component.stop(LONG)
+    assert not component.alive
+    assert component.events == ["opened", "closed"]
+    assert component.turns[0] == 5.0  # of the clock that it was given
+
+
+@pytest.mark.parametrize(
+    "order", sorted(set(itertools.permutations(["start", "quiet", "stop", "start", "stop"])))
+)
+def test_its_methods_may_be_called_in_any_order_and_twice(order: tuple[str, ...]) -> None:
+    component = Component()
+    for name in order:
+        getattr(component, name)()
+    component.stop(LONG)
+    assert not component.alive
+    assert component.crashes == []
+    assert component.events in ([], ["opened", "closed"])
+    if order.index("start") < order.index("stop"):
+        assert component.events == ["opened", "closed"]
+
+
+def test_one_that_was_stopped_does_not_start() -> None:
+    component = Component()
+    component.stop()
+    component.start()
+    assert not component.alive
+
+
+def test_starting_twice_makes_one_thread() -> None:
+    component = Component()
+    component.start()
+    first = component._thread
+    component.start()
+    assert component._thread is first
+    component.stop(LONG)
+
+
+def test_wake_ends_a_rest() -> None:
+    component = Component(rest=None)  # until woken
+    component.start()
+    assert component.turned.acquire(timeout=LONG)
+    component.wake()
+    assert component.turned.acquire(timeout=LONG)
+    component.stop(LONG)
+
+
+def test_one_that_has_more_to_do_does_not_rest() -> None:
+    component = Component(rest=0)
+    component.start()
+    for _ in range(10):
+        assert component.turned.acquire(timeout=LONG)
+    component.stop(LONG)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_a_crash_is_reported_with_its_reason_and_closes(error: BaseException) -> None:
+    component = Component()
+    component.error = error
+    component.start()
+    assert component.crashed.wait(LONG)
+    component.stop(LONG)
+    assert component.crashes == [("counted", error)]
+    assert component.events == ["opened", "closed"]
+
+
+def test_it_may_stop_itself() -> None:
+    component = Component(rest=0)
+    step = component.step
+
+    def stopping(now: float) -> float | None:
+        component.stop(LONG)
+        return step(now)
+
+    component.step = stopping  # type: ignore[method-assign]
+    component.start()
+    assert component.turned.acquire(timeout=LONG)
+    component.stop(LONG)
+    assert component.events == ["opened", "closed"]
+    assert len(component.turns) == 1
