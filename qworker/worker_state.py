@@ -36,6 +36,7 @@ class WorkerState:
     def revoke(self, revocation: Revocation) -> list[Request]:
         """Remember *revocation*; return the requests that it hits here."""
         self.revoked[revocation.task_id] = revocation
+        self.revoked.move_to_end(revocation.task_id)
         while len(self.revoked) > self._max_revoked:
             self.revoked.popitem(last=False)
         hit = [request for request in list(self.requests.values()) if request.id == revocation.task_id]

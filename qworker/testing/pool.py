@@ -91,6 +91,9 @@ class InlinePool(TaskPool):
         return True
 
     def free_slots(self, idle_only: bool = False) -> Slots:
+        return self._slots()
+
+    def _slots(self) -> Slots:
         if not self._accepting:
             return Slots(0, 0)
         asynchronous = self.async_in_flight()
@@ -102,7 +105,7 @@ class InlinePool(TaskPool):
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused: list[Request] = []
         for request in requests:
-            if self.free_slots()[request.is_async] < 1:
+            if self._slots()[request.is_async] < 1:
                 refused.append(request)
                 continue
             request.pid = os.getpid()

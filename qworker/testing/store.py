@@ -180,6 +180,7 @@ class MemoryStore(LeaseStore):
 
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         with self._reached() as shared:
+            self._give_up(shared)
             self._epoch = shared.next()
             until = self.clock.monotonic() + self._lease_seconds
             shared.owners[self._epoch] = _Owner(name, tuple(queues), concurrency, self.clock.now(), until)
@@ -223,7 +224,7 @@ class MemoryStore(LeaseStore):
             message.owner = 0
             message.due = settlement.due if settlement.due is not None else message.due
             message.deliveries += settlement.counted
-            message.redelivered = message.redelivered or settlement.counted
+            message.redelivered = message.redelivered or settlement.counted or settlement.redelivered
             message.parked += settlement.parked
         else:
             del shared.messages[settlement.tag]
@@ -325,12 +326,16 @@ class MemoryStore(LeaseStore):
 
     def resign(self) -> None:
         with self._reached() as shared:
-            if shared.owners.pop(self._epoch, None) is None:
-                return
-            for message in shared.messages.values():
-                if message.owner == self._epoch:
-                    message.owner = 0
-            self._ring()
+            self._give_up(shared)
+
+    def _give_up(self, shared: _Shared) -> None:
+        """Stop being the holder that this handle was."""
+        if shared.owners.pop(self._epoch, None) is None:
+            return
+        for message in shared.messages.values():
+            if message.owner == self._epoch:
+                message.owner = 0
+        self._ring()
 
     # -- administration --
 

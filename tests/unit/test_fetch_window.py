@@ -1,0 +1,152 @@
+"""How much the listener may hold ahead of the pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from qworker.components.fetch import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
+from qworker.components.pool import PoolSettings
+from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.task_bucket import TaskBucket
+from qworker.testing import InlinePool
+from tests.unit.rooms import Rooms
+
+
+class Window:
+    """A FetchWindow of two processes over an idle pool whose runs a test makes up."""
+
+    def __init__(
+        self, multiplier: int = 1, queue: ReadyQueue | None = None, rooms: Rooms | None = None
+    ) -> None:
+        self.rooms = rooms or Rooms()
+        self.ready = ReadyQueue() if queue is None else queue
+        self.pool = InlinePool(
+            self.rooms.app,
+            PoolSettings(2, "w@h"),
+            lambda ends: None,
+            lambda rows: None,
+            lambda: None,
+            on_demand=True,
+        )
+        self.window = FetchWindow(self.pool, self.ready, 2, multiplier)
+        self.tag = 0
+
+    def learn(self, seconds: float, name: str = "add") -> None:
+        for _ in range(200):
+            self.pool.estimates.learn(name, seconds)
+
+    def hold(self, count: int, task: str = "add") -> None:
+        """Let so many be ready."""
+        requests = self.rooms.requests(count, task, first=self.tag + 1)
+        self.tag += count
+        for request in requests:
+            self.window.weigh(request)
+        self.ready.put_many(requests)
+
+    def run(self, slots: Slots) -> None:
+        """Let the pool take what there are slots for."""
+        assert self.pool.submit(self.ready.get_many(slots, 0)) == []
+
+
+def test_of_unknown_tasks_as_many_are_held_as_processes_and_prefetch_allow() -> None:
+    window = Window()
+    assert window.window.room() == 4
+    window.hold(3)
+    assert window.window.room() == 1
+    window.hold(3)
+    assert window.window.room() == 0
+
+
+@pytest.mark.parametrize(("multiplier", "room"), [(0, 2), (1, 4), (4, 10)])
+def test_the_prefetch_multiplier_counts_what_is_held_besides_what_runs(multiplier: int, room: int) -> None:
+    assert Window(multiplier).window.room() == room
+
+
+def test_what_runs_is_held_too() -> None:
+    window = Window()
+    window.hold(2)
+    window.run(Slots(2, 0))
+    assert window.window.room() == 2
+
+
+def test_async_tasks_that_run_take_nobodys_place() -> None:
+    window = Window()
+    window.hold(10, "nap")
+    assert window.window.room() == 0
+    window.run(Slots(0, 10))
+    assert window.window.room() == 4
+
+
+def test_long_tasks_are_not_fetched_ahead() -> None:
+    window = Window(multiplier=0)
+    window.learn(1.0)
+    window.hold(2)
+    window.run(Slots(2, 0))
+    assert window.window.room() == 0
+
+
+def test_short_tasks_are_fetched_by_the_dozen() -> None:
+    window = Window()
+    window.learn(0.001)
+    expected = int(2 * LOOKAHEAD_SECONDS / window.pool.mean_runtime())
+    assert window.window.room() == expected > 30
+
+
+def test_the_window_has_an_end_however_short_tasks_are() -> None:
+    window = Window()
+    window.learn(0.0)
+    assert window.window.room() == MAX_WINDOW
+
+
+def test_nothing_is_fetched_while_more_than_half_is_there_so_that_fetches_are_batches() -> None:
+    window = Window()
+    window.learn(0.001)
+    whole = window.window.room()
+    window.hold(whole * 3 // 4)
+    assert window.window.room() == 0
+    window.run(Slots(2, 0))
+    window.pool.run()
+    window.ready.get_many(Slots(whole // 2, 0), 0)
+    assert window.window.room() >= whole // 2
+
+
+def test_a_request_weighs_what_its_task_takes_and_an_unknown_one_the_mean() -> None:
+    window = Window()
+    window.learn(0.5)
+    known, unknown = window.rooms.request(1), window.rooms.request(2, "boom")
+    window.window.weigh(known)
+    window.window.weigh(unknown)
+    assert known.seconds == window.pool.expected_runtime("add")
+    assert unknown.seconds == window.pool.mean_runtime()
+
+
+def test_what_turns_out_long_is_surplus() -> None:
+    window = Window()
+    window.learn(0.0001)
+    window.hold(20)
+    assert window.window.surplus() == []
+    window.learn(0.5, "boom")
+    window.hold(10, "boom")
+    surplus = window.window.surplus()
+    assert [request.name for request in surplus] == ["boom"] * 10
+    assert len(window.ready) == 20
+
+
+def test_what_waits_for_a_token_does_not_keep_others_in_the_broker() -> None:
+    rooms = Rooms()
+    bucket = TaskBucket({"add": 100}, rooms.clock, lambda request, due: None)
+    window = Window(queue=bucket, rooms=rooms)
+    window.hold(50)
+    assert len(bucket) == 50
+    assert window.window.room() == 4
+
+
+def test_idle_is_when_nothing_is_ready_or_running() -> None:
+    window = Window()
+    assert window.window.idle()
+    window.hold(1)
+    assert not window.window.idle()
+    window.run(Slots(1, 0))
+    assert not window.window.idle()
+    window.pool.run()
+    assert window.window.idle()

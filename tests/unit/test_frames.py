@@ -1,0 +1,93 @@
+"""What parent and child say to each other: frames, and the tokens that settle who has a job."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.components.frames import TOKEN, FrameBuffer, pack, pack_tokens, take_tokens
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner),
+    max_leaves=8,
+)
+
+
+@given(values=st.lists(PLAIN, max_size=8), data=st.data())
+def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(
+    values: list[Any], data: st.DataObject
+) -> None:
+    stream = b"".join(map(pack, values))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    buffer = FrameBuffer()
+    got: list[Any] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += buffer.feed(stream[start:end])
+    assert got == values
+
+
+def test_a_frame_waits_for_its_last_byte() -> None:
+    buffer, frame = FrameBuffer(), pack(("x" * 100, 1))
+    assert list(buffer.feed(frame[:-1])) == []
+    assert list(buffer.feed(frame[-1:])) == [("x" * 100, 1)]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_tokens_are_handed_out_in_order_and_once(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.write(writer, pack_tokens([5, 6, 7]))
+    assert take_tokens(reader) == [5, 6, 7]
+    assert take_tokens(reader) == []
+
+
+@given(sequences=st.lists(st.integers(0, 2**64 - 1), max_size=128))
+def test_tokens_are_of_one_size(sequences: list[int]) -> None:
+    packed = pack_tokens(sequences)
+    assert len(packed) == TOKEN.size * len(sequences)
+    assert [one for (one,) in struct.iter_unpack("=Q", packed)] == sequences
+
+
+@given(seed=st.integers(0, 10_000), frames=st.lists(st.integers(1, 16), min_size=1, max_size=12))
+def test_a_job_is_started_or_recalled_never_both_never_neither(seed: int, frames: list[int]) -> None:
+    """The child reads single tokens, the parent takes whatever is left, at any moment."""
+    chance = random.Random(seed)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    started: list[int] = []
+    recalled: list[int] = []
+    sequence = 0
+    for size in frames:
+        os.write(writer, pack_tokens(list(range(sequence + 1, sequence + size + 1))))
+        sequence += size
+        for _ in range(chance.randrange(0, 2 * size)):
+            try:
+                started.append(TOKEN.unpack(os.read(reader, 8))[0])
+            except BlockingIOError:
+                break
+        if chance.random() < 0.4:
+            recalled += take_tokens(reader)
+    recalled += take_tokens(reader)
+    os.close(reader)
+    os.close(writer)
+    assert sorted(started + recalled) == list(range(1, sequence + 1))

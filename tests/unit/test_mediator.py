@@ -1,0 +1,211 @@
+"""First free slots, then the best requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from qworker.components.mediator import BATCH, Mediator
+from qworker.components.pool import PoolSettings
+from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.request import EXPIRED, REVOKED, Request
+from qworker.testing import InlinePool
+from qworker.transports.lease import Revocation
+from tests.unit.rooms import Rooms, tags
+
+
+class Pool(InlinePool):
+    """Holds what it takes; refuses the tags in *refusing*, and what comes after them of the same kind."""
+
+    def __init__(self, rooms: Rooms, concurrency: int = 3) -> None:
+        nothing: Any = lambda *given: None  # noqa: E731
+        settings = PoolSettings(concurrency, "w@h", async_concurrency=2)
+        super().__init__(rooms.app, settings, nothing, nothing, nothing, on_demand=True)
+        self.refusing: set[int] = set()
+        self.asked: list[bool] = []
+        self.submitted: list[list[int]] = []
+
+    def free_slots(self, idle_only: bool = False) -> Slots:
+        self.asked.append(idle_only)
+        return super().free_slots(idle_only)
+
+    def submit(self, requests: Sequence[Request]) -> list[Request]:
+        self.submitted.append(tags(requests))
+        first = [position for position, request in enumerate(requests) if request.tag in self.refusing]
+        cut = min(first, default=len(requests))
+        return super().submit(requests[:cut]) + list(requests[cut:])
+
+
+class Desk:
+    """A mediator without a thread."""
+
+    def __init__(self, concurrency: int = 3) -> None:
+        self.rooms = Rooms()
+        self.ready = ReadyQueue()
+        self.pool = Pool(self.rooms, concurrency)
+        self.ended: list[tuple[int, str]] = []
+        self.early: list[int] = []
+        self.fetches = 0
+        self.mediator = Mediator(
+            self.rooms.clock,
+            lambda name, error: None,
+            self.ready,
+            self.pool,
+            lambda request, why, how: self.ended.append((request.tag, why)),
+            lambda requests: self.early.extend(tags(requests)),
+            self.fetch_more,
+            patience=0,
+        )
+
+    def fetch_more(self) -> None:
+        self.fetches += 1
+
+    def put(self, *requests: Request) -> None:
+        self.ready.put_many(requests)
+
+    def step(self) -> float | None:
+        return self.mediator.step(self.rooms.clock.monotonic())
+
+    @property
+    def running(self) -> list[int]:
+        return tags(self.pool.held)
+
+
+def test_no_more_is_taken_than_there_are_slots() -> None:
+    desk = Desk(concurrency=3)
+    desk.put(*desk.rooms.requests(5))
+    desk.step()
+    assert desk.running == [1, 2, 3]
+    assert len(desk.ready) == 2
+
+
+def test_the_best_are_chosen_when_there_is_a_slot_and_not_before() -> None:
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(2))
+    desk.step()
+    desk.put(desk.rooms.request(9, priority=5))  # comes last, while nobody is free
+    desk.step()
+    desk.pool.run(1)
+    desk.step()
+    assert desk.running == [9]
+
+
+def test_sync_and_async_tasks_have_slots_of_their_own() -> None:
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(2), *desk.rooms.requests(3, "nap", first=11))
+    desk.step()
+    assert sorted(desk.running) == [1, 11, 12]
+
+
+def test_room_beside_async_tasks_is_told_to_the_listener() -> None:
+    desk = Desk()
+    desk.put(desk.rooms.request(1))
+    desk.step()
+    assert desk.fetches == 0
+    desk.put(desk.rooms.request(2, "nap"))
+    desk.step()
+    assert desk.fetches == 1
+
+
+def test_what_the_pool_refuses_is_put_back_in_front() -> None:
+    desk = Desk()
+    desk.put(*desk.rooms.requests(5))
+    desk.pool.refusing = {2}
+    desk.step()
+    assert (desk.running, desk.pool.submitted) == ([1], [[1, 2, 3]])
+    assert tags(desk.ready.clear()) == [2, 3, 4, 5]
+
+
+def test_after_a_refusal_it_waits_for_a_process_that_has_nothing_else() -> None:
+    desk = Desk()
+    desk.put(*desk.rooms.requests(2))
+    desk.pool.refusing = {2}
+    desk.step()
+    desk.step()
+    desk.pool.refusing = set()
+    desk.step()
+    desk.step()
+    assert desk.pool.asked == [False, True, True, False]
+    assert desk.running == [1, 2]
+
+
+def test_a_refused_async_task_does_not_make_sync_ones_wait_for_an_idle_process() -> None:
+    desk = Desk()
+    desk.put(desk.rooms.request(1, "nap"))
+    desk.pool.refusing = {1}
+    desk.step()
+    desk.step()
+    assert desk.pool.asked == [False, False]
+
+
+def test_one_turn_takes_a_batch_at_most() -> None:
+    desk = Desk(concurrency=1000)
+    desk.put(*desk.rooms.requests(BATCH + 10))
+    desk.step()
+    assert len(desk.running) == BATCH
+
+
+def test_a_revocation_counts_until_the_last_moment() -> None:
+    desk = Desk()
+    requests = desk.rooms.requests(3)
+    desk.put(*requests)
+    requests[1].revocation = Revocation("id-2", False, "SIGTERM")
+    desk.step()
+    assert (desk.running, desk.ended) == ([1, 3], [(2, REVOKED)])
+
+
+def test_what_expires_while_it_waits_is_not_run() -> None:
+    desk = Desk()
+    expires = "2023-11-14T22:13:30+00:00"  # ten seconds after the fake clock's start
+    desk.put(desk.rooms.request(1, expires=expires), desk.rooms.request(2))
+    desk.rooms.clock.advance(10)
+    desk.step()
+    assert (desk.running, desk.ended) == ([2], [(1, EXPIRED)])
+
+
+def test_what_expires_later_is_run() -> None:
+    desk = Desk()
+    desk.put(desk.rooms.request(1, expires="2023-11-14T22:13:30+00:00"))
+    desk.rooms.clock.advance(9.9)
+    desk.step()
+    assert (desk.running, desk.ended) == ([1], [])
+
+
+def test_what_must_not_run_twice_is_acked_before_it_runs() -> None:
+    desk = Desk()
+    once = desk.rooms.request(1, "once")
+    desk.put(once, desk.rooms.request(2))
+    desk.step()
+    assert (desk.running, desk.early) == ([2], [1])
+    once.acked = True
+    desk.ready.put_back([once])
+    desk.step()
+    assert (desk.running, desk.early) == ([2, 1], [1])
+
+
+def test_a_revoked_one_is_not_acked_to_run() -> None:
+    desk = Desk()
+    once = desk.rooms.request(1, "once")
+    once.revocation = Revocation("id-1", False, "SIGTERM")
+    desk.put(once)
+    desk.step()
+    assert (desk.early, desk.ended) == ([], [(1, REVOKED)])
+
+
+@pytest.mark.parametrize("stop", ["quiet", "stop"])
+def test_quiet_takes_nothing_more(stop: str) -> None:
+    desk = Desk()
+    desk.put(desk.rooms.request(1))
+    getattr(desk.mediator, stop)()
+    rest = desk.step()
+    assert desk.running == []
+    assert rest is not None
+    assert rest > 0  # and does not spin
+
+
+def test_an_empty_queue_costs_no_submission() -> None:
+    desk = Desk()
+    desk.step()
+    assert desk.pool.submitted == []

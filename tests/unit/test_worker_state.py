@@ -1,0 +1,63 @@
+"""The worker's ledger."""
+
+from __future__ import annotations
+
+from qworker.transports.lease import Ack, Revocation
+from qworker.worker_state import WorkerState
+from tests.unit.rooms import Rooms
+
+
+def test_a_request_is_here_from_receipt_to_settlement() -> None:
+    state, request = WorkerState(), Rooms().request(7)
+    state.enter(request)
+    assert state.requests == {7: request}
+    state.leave(request)
+    state.leave(request)  # twice is once
+    assert state.requests == {}
+
+
+def test_a_revocation_hits_the_requests_of_its_task() -> None:
+    rooms, state = Rooms(), WorkerState()
+    one, two, other = rooms.request(1, id="a"), rooms.request(2, id="a"), rooms.request(3, id="b")
+    for request in (one, two, other):
+        state.enter(request)
+    revocation = Revocation("a", True, "SIGKILL")
+    assert state.revoke(revocation) == [one, two]
+    assert (one.revocation, two.revocation, other.revocation) == (revocation, revocation, None)
+    assert state.revoked == {"a": revocation}
+
+
+def test_a_revocation_of_what_is_not_here_is_remembered() -> None:
+    state = WorkerState()
+    assert state.revoke(Revocation("a", False, "SIGTERM")) == []
+    assert "a" in state.revoked
+
+
+def test_the_oldest_revocations_are_forgotten_first() -> None:
+    state = WorkerState(max_revoked=2)
+    for name in ("a", "b", "c"):
+        state.revoke(Revocation(name, False, "SIGTERM"))
+    assert list(state.revoked) == ["b", "c"]
+
+
+def test_a_revocation_that_is_repeated_is_new_again() -> None:
+    state = WorkerState(max_revoked=2)
+    for name in ("a", "b", "a", "c"):
+        state.revoke(Revocation(name, False, "SIGTERM"))
+    assert list(state.revoked) == ["a", "c"]
+
+
+def test_what_ended_under_a_lost_lease_is_remembered_but_not_for_ever() -> None:
+    state = WorkerState()
+    for tag in range(10_001):
+        state.finished_elsewhere(tag, Ack(tag))
+    assert 0 not in state.done
+    assert state.done[10_000] == Ack(10_000)
+    assert len(state.done) == 10_000
+
+
+def test_the_report_is_of_plain_values() -> None:
+    state = WorkerState()
+    state.enter(Rooms().request(1))
+    state.totals["finished"] += 3
+    assert state.info() == {"reserved": 1, "revoked": 0, "total": {"finished": 3}}
