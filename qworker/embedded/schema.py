@@ -24,7 +24,7 @@ CREATE INDEX message_leased ON message (owner) WHERE state = 2;
 CREATE TABLE dead (
     tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, reason TEXT NOT NULL, died_at REAL NOT NULL,
     deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT, body BLOB NOT NULL);
-CREATE INDEX dead_queue ON dead (queue, died_at);
+CREATE INDEX dead_age ON dead (died_at, tag, queue);
 CREATE TABLE owner (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, pid INTEGER NOT NULL, boot TEXT NOT NULL,
     queues TEXT NOT NULL, concurrency INTEGER NOT NULL, lease_until REAL NOT NULL, started REAL NOT NULL,

@@ -82,13 +82,15 @@ class Ack(NamedTuple):
 class Release(NamedTuple):
     """Give the message back, to be leased again at epoch second *due* (None: at once).
 
-    counted: a run of it was cut short by a death. parked: its task is not known here.
+    counted: a run of it was cut short by a death. parked: its task is not known here. redelivered: whoever gets
+    it next is to know that it was delivered before (as counted says too).
     """
 
     tag: int
     due: float | None = None
     counted: bool = False
     parked: bool = False
+    redelivered: bool = False
 
 
 class Bury(NamedTuple):
@@ -150,7 +152,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Become a holder of leases, under a new epoch, which is returned."""
+        """Become a holder of leases, under a new epoch, which is returned; what an older one held goes back."""
 
     @abstractmethod
     def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
@@ -188,7 +190,9 @@ class LeaseStore(ABC):
     @abstractmethod
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max*, old
-        revocations and expired results; return how many rows went. Writes nothing when nothing is due."""
+        revocations and expired results; return how many rows went. Writes nothing when nothing is due.
+
+        Not more than some thousand at a time, so that nobody waits for it: call it again until it returns 0."""
 
     @abstractmethod
     def running_path(self) -> str | None:

@@ -19,9 +19,9 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.embedded import DELAYED, READY, Database, Handle, Ringer, database_path, transaction
 from qworker.errors import BrokerUnavailable
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
@@ -56,6 +56,7 @@ class SQLiteStore(Holder, LeaseStore):
     url: ``sqlite:///path`` or None for the default file.
     synchronous: FULL or NORMAL, for publishing.
     lease_seconds: how long a silent holder is believed to live.
+    uptime: seconds on a clock that all processes of this boot share and nobody sets, for the leases.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SQLiteStore(Holder, LeaseStore):
         lease_seconds: float = 15.0,
         revoke_expires: float = 86400.0,
         clock: Clock = SYSTEM_CLOCK,
+        uptime: Callable[[], float] = boottime,
     ) -> None:
         self.path = database_path(url)
         self.url = f"sqlite:///{self.path}"
@@ -78,7 +80,7 @@ class SQLiteStore(Holder, LeaseStore):
         self._pending: deque[_Pending] = (
             deque()
         )  # filled by any thread, emptied by who has the publisher's turn
-        super().__init__(lease_seconds)
+        super().__init__(lease_seconds, uptime)
         _stores.add(self)
 
     def _after_fork(self) -> None:

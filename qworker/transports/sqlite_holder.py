@@ -11,10 +11,10 @@ import math
 import os
 import select
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qworker.clock import Clock, boottime
+from qworker.clock import Clock
 from qworker.embedded import (
     DELAYED,
     LEASED,
@@ -43,6 +43,16 @@ RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due),
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
 BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 SELECT tag, queue, ?, ?, deliveries, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
+EXPIRED = (
+    ("dead", "tag", "SELECT tag FROM dead WHERE died_at < ?"),
+    ("dead", "tag", """SELECT tag FROM dead WHERE (died_at, tag) <= (
+        SELECT died_at, tag FROM dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET ?)"""),
+    ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
+    ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
+    ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
+)  # fmt: skip
+"""What sweep() deletes: table, key, and the selection by one limit."""
+SWEEP_ROWS = 1000
 
 
 class _NotAllOursError(Exception):
@@ -58,8 +68,9 @@ class Holder:
     _messages: Ringer
     _results: Ringer
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, uptime: Callable[[], float]) -> None:
         self._lease_seconds = lease_seconds
+        self._uptime = uptime
         self._handle = Handle(self._database, "NORMAL")
         self._waker: tuple[int, int] | None = None
         self._turn_of_queues = 0
@@ -95,10 +106,10 @@ class Holder:
                 self._waker = os.pipe()
                 for end in self._waker:
                     os.set_blocking(end, False)
-            self._drop_lock()
-            self._epoch = 0
-            now = boottime()
+            now = self._uptime()
             with transaction(connection):
+                self._give_back(connection)
+                self._drop_lock()
                 cursor = connection.execute(
                     "INSERT INTO owner (name, pid, boot, queues, concurrency, lease_until, started, marks) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -142,7 +153,7 @@ class Holder:
                     found = connection.execute(CLAIM, (self._epoch, queue, limit)).fetchall()
                     limit -= len(found)
                     rows.extend(map(Leased._make, found))
-            if rows and boottime() >= self._renew_at:
+            if rows and self._uptime() >= self._renew_at:
                 self._renew(connection)
         rows.sort(key=_urgency)
         return rows
@@ -157,7 +168,7 @@ class Holder:
             self._renew(connection)
 
     def _renew(self, connection: sqlite3.Connection) -> None:
-        now = boottime()
+        now = self._uptime()
         changed = connection.execute(
             "UPDATE owner SET lease_until = ? WHERE id = ?", (now + self._lease_seconds, self._epoch)
         ).rowcount
@@ -203,9 +214,9 @@ class Holder:
             if isinstance(settlement, Release):
                 due = settlement.due
                 state = DELAYED if due is not None and due > now else READY
+                again = settlement.counted or settlement.redelivered
                 count = connection.execute(
-                    RELEASE,
-                    (state, due, settlement.counted, settlement.parked, settlement.counted, tag, epoch),
+                    RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, epoch)
                 ).rowcount
             else:
                 if isinstance(settlement, Bury):
@@ -221,7 +232,7 @@ class Holder:
 
     def reclaim(self) -> list[Reclaimed]:
         with self._held() as connection:
-            found = reclaim(connection, self._database, self._epoch)
+            found = reclaim(connection, self._database, self._epoch, self._uptime())
         if any(dead.returned for dead in found):
             self._messages.ring()
         return found
@@ -236,25 +247,21 @@ class Holder:
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         now = self._clock.now()
-        clauses = (
-            ("dead", "died_at < ?", now - dead_expires),
-            ("dead", "tag <= (SELECT tag FROM dead ORDER BY tag DESC LIMIT 1 OFFSET ?)", dead_max),
-            ("revoked", "expires < ?", now),
-            ("result", "expires IS NOT NULL AND expires < ?", now),
-            ("key_value", "expires < ?", now),
-        )
+        limits = (now - dead_expires, dead_max, now, now, now)
         with self._held() as connection:
             due = [
-                (table, where, value)
-                for table, where, value in clauses
-                if connection.execute(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1", (value,)).fetchone()
+                (table, key, selection, limit)
+                for (table, key, selection), limit in zip(EXPIRED, limits, strict=True)
+                if connection.execute(f"{selection} LIMIT 1", (limit,)).fetchone()
             ]
             if not due:
                 return 0
             with transaction(connection):
                 return sum(
-                    connection.execute(f"DELETE FROM {table} WHERE {where}", (value,)).rowcount
-                    for table, where, value in due
+                    connection.execute(
+                        f"DELETE FROM {table} WHERE {key} IN ({selection} LIMIT {SWEEP_ROWS})", (limit,)
+                    ).rowcount
+                    for table, key, selection, limit in due
                 )
 
     # -- waiting --
@@ -290,11 +297,7 @@ class Holder:
             return
         try:
             with self._held() as connection, transaction(connection):
-                connection.execute(
-                    f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2",
-                    (self._epoch,),
-                )
-                connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
+                self._give_back(connection)
         finally:
             # Whatever the file said: without its lock the holder is dead to others.
             self._drop_lock()
@@ -304,6 +307,13 @@ class Holder:
             self._handle.close()
             self._new_holder()
         self._messages.ring()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        """Hold nothing any more, under the epoch that was; not counted."""
+        connection.execute(
+            f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
+        )
+        connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
 
     def _drop_lock(self) -> None:
         if self._lock_file >= 0:

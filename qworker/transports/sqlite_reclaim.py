@@ -12,12 +12,12 @@ a delivery.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import struct
 from pathlib import Path
 
-from qworker.clock import boottime
 from qworker.embedded import READY, Database, boot_id, transaction
 from qworker.transports.lease import Reclaimed
 
@@ -60,46 +60,42 @@ def lives(path: Path) -> bool:
     return False
 
 
-def reclaim(connection: sqlite3.Connection, database: Database, epoch: int) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held."""
+def reclaim(connection: sqlite3.Connection, database: Database, epoch: int, now: float) -> list[Reclaimed]:
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases."""
+    found = []
     owners = connection.execute(
         "SELECT id, name, boot, lease_until, marks FROM owner WHERE id <> ?", (epoch,)
     )
-    return [
-        found
-        for id, name, boot, lease_until, marks in owners.fetchall()
-        if (found := _reclaim_from(connection, database, id, name, boot, lease_until, marks)) is not None
-    ]
+    for id, name, boot, lease_until, marks in owners.fetchall():
+        lock_file, marks_file = lock_path(database, id), database.owners / marks
+        dead = boot != boot_id() or not lives(lock_file)
+        silent = lease_until < now and connection.execute(HELD, (id,)).fetchone() is not None
+        if not dead and not silent:
+            continue
+        with transaction(connection):
+            # Another may have been quicker; and the silent one may have spoken since we looked.
+            last = math.inf if dead else now
+            if not connection.execute(
+                "DELETE FROM owner WHERE id = ? AND lease_until <= ?", (id, last)
+            ).rowcount:
+                continue
+            found.append(_put_back(connection, id, name, _read_marks(marks_file)))
+        if dead:
+            lock_file.unlink(missing_ok=True)
+            marks_file.unlink(missing_ok=True)
+    return found
 
 
-def _reclaim_from(
-    connection: sqlite3.Connection,
-    database: Database,
-    id: int,
-    name: str,
-    boot: str,
-    lease_until: float,
-    marks: str,
-) -> Reclaimed | None:
-    lock_file, marks_file = lock_path(database, id), database.owners / marks
-    alive = boot == boot_id() and lives(lock_file)
-    if alive and (lease_until >= boottime() or connection.execute(HELD, (id,)).fetchone() is None):
-        return None
-    with transaction(connection):
-        if not connection.execute("DELETE FROM owner WHERE id = ?", (id,)).rowcount:
-            return None  # another worker was quicker
-        tags = {tag for (tag,) in connection.execute(HELD, (id,))}
-        running = tags & _read_marks(marks_file)
-        connection.executemany(
-            "UPDATE message SET deliveries = deliveries + 1 WHERE tag = ?", [(tag,) for tag in running]
-        )
-        connection.execute(
-            f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
-            (id,),
-        )
-    if not alive:
-        lock_file.unlink(missing_ok=True)
-        marks_file.unlink(missing_ok=True)
+def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[int]) -> Reclaimed:
+    tags = {tag for (tag,) in connection.execute(HELD, (id,))}
+    running = tags & marked
+    connection.executemany(
+        "UPDATE message SET deliveries = deliveries + 1 WHERE tag = ?", [(tag,) for tag in running]
+    )
+    connection.execute(
+        f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
+        (id,),
+    )
     return Reclaimed(name, len(tags), len(running))
 
 

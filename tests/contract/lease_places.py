@@ -1,0 +1,144 @@
+"""Where lease stores are tested: one Place for each kind of store. A new transport adds a class and a line to PLACES.
+
+Comes from:  test_lease_store.py and lease_machine, which know nothing of any store but what a Place says.
+Goes to:     the store, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from qworker.transports.lease import LeaseStore
+from qworker.transports.sqlite import SQLiteStore
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = 30.0
+"""Seconds that a condition may take on a busy machine."""
+
+
+class Place(Protocol):
+    """A store's server, directory or file, empty at first."""
+
+    def open(self, **options: Any) -> LeaseStore:
+        """Another store object on it. options: lease_seconds, clock, uptime, revoke_expires."""
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        """Status and payload of a stored result; None when there is none."""
+
+    def count(self) -> int:
+        """How many messages there are, in whatever state, not counting dead letters."""
+
+
+class SQLitePlace:
+    """The embedded broker, on a file of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "queue.db"
+
+    def open(self, **options: Any) -> LeaseStore:
+        return SQLiteStore(f"sqlite:///{self.path}", **options)
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        return self._ask("SELECT status, payload FROM result WHERE task_id = ?", task_id)
+
+    def count(self) -> int:
+        row = self._ask("SELECT count(*) FROM message")
+        assert row is not None
+        return int(row[0])
+
+    def _ask(self, statement: str, *values: Any) -> Any:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute(statement, values).fetchone()
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "sqlite": SQLitePlace,
+}
+
+
+class Other:
+    """Another process on the place. It runs *script*, in which ``place`` is the Place and ``say(…)`` and ``hear()``
+    talk with us, a line at a time."""
+
+    def __init__(self, kind: str, directory: Path, script: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + script, kind, str(directory)],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line; '' once it has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; return its exit code."""
+        return self._process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tests.contract.lease_places import PLACES, mark, message
+from qworker.errors import LeaseLost
+from qworker.transports.lease import *
+place = PLACES[sys.argv[1]](Path(sys.argv[2]))
+def say(*words): print(*words, flush=True)
+def hear(): return sys.stdin.readline().strip()
+"""
+
+
+def message(name: str, queue: str = "q", **fields: Any) -> Any:
+    """An Envelope whose headers are just *name*, by which tests know it again."""
+    from qworker.transports.lease import Envelope
+
+    return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
+
+
+def mark(store: LeaseStore, *tags: int) -> None:
+    """Mark *tags* as running, as the children of a worker do."""
+    path = store.running_path()
+    assert path is not None
+    Path(path).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *tags, 0)))
+
+
+def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Ask again and again until the answer is true; return it."""
+    deadline = time.monotonic() + patience
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {patience:g} s"
+        time.sleep(0.005)
+    return answer

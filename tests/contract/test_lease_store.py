@@ -1,0 +1,1034 @@
+"""One suite for every LeaseStore: what a broker must do for a worker, and what no fault may make it do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker.errors import LeaseLost
+from qworker.testing.clock import FakeClock
+from qworker.transports.lease import Ack, Bury, Leased, LeaseStore, Reclaimed, Release, Revocation, Store
+from tests.contract.lease_places import PLACES, Other, Place, mark, message, until
+
+pytestmark = pytest.mark.contract
+
+ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
+Open = Callable[..., LeaseStore]
+
+
+@pytest.fixture(params=PLACES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path) -> Place:
+    return PLACES[kind](tmp_path)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
+    """Opens a store on the place, with the clock that stands still; ``enlisted=True`` makes it a holder."""
+    opened: list[LeaseStore] = []
+
+    def open_one(*, enlisted: bool = False, **options: Any) -> LeaseStore:
+        store = place.open(**{"clock": clock, **options})
+        opened.append(store)
+        if enlisted:
+            store.enlist(f"w{len(opened)}@test", ["q", "r"], 2)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_: Open) -> LeaseStore:
+    return open_(enlisted=True)
+
+
+@pytest.fixture
+def other(kind: str, tmp_path: Path) -> Iterator[Callable[[str], Other]]:
+    """Starts another process on the place with a script; all are killed at the end."""
+    started: list[Other] = []
+
+    def start(script: str) -> Other:
+        started.append(Other(kind, tmp_path, script))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def names(messages: list[Leased]) -> list[str]:
+    return [leased.headers for leased in messages]
+
+
+def epoch(store: LeaseStore) -> int:
+    return store.enlist("again@test", ["q", "r"], 2)
+
+
+def take(store: LeaseStore, *queues: str, limit: int = 100) -> list[Leased]:
+    return store.lease(queues or ("q",), limit)
+
+
+# -- push and lease --
+
+
+def test_a_message_comes_back_as_it_was_sent(store: LeaseStore) -> None:
+    body = bytes(range(256)) * 5000
+    store.push([message('{"id":"é\\u0000"}', properties='{"content_type":"x"}', body=body, priority=3)])
+    (leased,) = take(store)
+    assert leased == Leased(
+        leased.tag, "q", 3, None, 0, False, 0, '{"id":"é\\u0000"}', '{"content_type":"x"}', body
+    )
+
+
+def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: LeaseStore) -> None:
+    store.push(
+        [message(f"{priority}-{turn}", priority=priority) for turn in range(3) for priority in (0, 9, 4)]
+    )
+    assert names(take(store)) == [f"{priority}-{turn}" for priority in (9, 4, 0) for turn in range(3)]
+
+
+def test_order_holds_over_several_leases_and_pushes(store: LeaseStore) -> None:
+    for turn in range(4):
+        store.push([message(f"low{turn}"), message(f"high{turn}", priority=9)])
+    assert names(take(store, limit=3)) == ["high0", "high1", "high2"]
+    store.push([message("late", priority=9)])
+    assert names(take(store, limit=3)) == ["high3", "late", "low0"]
+
+
+def test_no_more_than_the_limit_is_taken(store: LeaseStore) -> None:
+    store.push([message(str(number)) for number in range(10)])
+    assert names(take(store, limit=4)) == ["0", "1", "2", "3"]
+    assert take(store, limit=0) == []
+    assert len(take(store)) == 6
+    assert take(store) == []
+
+
+def test_only_the_named_queues_are_read(store: LeaseStore) -> None:
+    store.push([message("in q"), message("in r", "r")])
+    assert names(take(store, "r")) == ["in r"]
+    assert take(store, "r") == []
+    assert names(take(store, "r", "q")) == ["in q"]
+
+
+def test_no_queue_waits_for_another_to_run_dry(store: LeaseStore) -> None:
+    queues = ("a", "b", "c")
+    store.push([message(queue, queue) for queue in queues for _ in range(50)])
+    first = [leased.queue for _ in queues for leased in take(store, *queues, limit=10)]
+    assert Counter(first) == {"a": 10, "b": 10, "c": 10}
+
+
+def test_what_is_leased_is_not_leased_again(open_: Open, store: LeaseStore) -> None:
+    store.push([message(str(number)) for number in range(4)])
+    second = open_(enlisted=True)
+    mine, theirs = take(store, limit=2), take(second, limit=2)
+    assert names(mine) + names(theirs) == ["0", "1", "2", "3"]
+    assert take(store) == take(second) == []
+
+
+def test_pushing_nothing_is_nothing(store: LeaseStore) -> None:
+    store.push([])
+    assert take(store) == []
+
+
+def test_a_push_is_all_or_nothing(store: LeaseStore, place: Place) -> None:
+    with pytest.raises(Exception, match=r"type|support"):
+        store.push([message("good"), message("bad", body=object())])
+    assert place.count() == 0
+    store.push([message("next")])
+    assert names(take(store)) == ["next"]
+
+
+# -- due messages --
+
+
+def test_a_delayed_message_is_never_early(store: LeaseStore, clock: FakeClock) -> None:
+    due = clock.now() + 10
+    store.push([message("later", due=due)])
+    assert store.next_due(["q"]) == due
+    clock.advance(9.999)
+    assert take(store) == []
+    clock.advance(0.001)
+    (leased,) = take(store)
+    assert leased.due == due
+    assert store.next_due(["q"]) is None
+
+
+def test_a_message_due_in_the_past_is_ready(store: LeaseStore, clock: FakeClock) -> None:
+    store.push([message("past", due=clock.now() - 1), message("now", due=clock.now())])
+    assert names(take(store)) == ["past", "now"]
+
+
+def test_delayed_messages_do_not_hold_back_others(store: LeaseStore, clock: FakeClock) -> None:
+    store.push([message("later", due=clock.now() + 60, priority=9), message("plain")])
+    assert names(take(store)) == ["plain"]
+
+
+def test_a_wall_clock_set_back_makes_nothing_early(store: LeaseStore, clock: FakeClock) -> None:
+    store.push([message("later", due=clock.now() + 10)])
+    clock.jump(-3600)
+    assert take(store) == []
+    clock.jump(3600 + 10)
+    assert names(take(store)) == ["later"]
+
+
+def test_near_messages_are_taken_ahead_within_the_horizon(store: LeaseStore, clock: FakeClock) -> None:
+    now = clock.now()
+    store.push([message(f"in {seconds}", due=now + seconds) for seconds in (1, 2, 3, 4, 6)])
+    assert names(store.lease(["q"], 0, near=3, horizon=5.0)) == ["in 1", "in 2", "in 3"]
+    assert names(store.lease(["q"], 0, near=3, horizon=5.0)) == ["in 4"]
+    assert store.next_due(["q"]) == now + 6
+
+
+def test_near_messages_have_a_limit_of_their_own(store: LeaseStore, clock: FakeClock) -> None:
+    store.push([message(str(number)) for number in range(5)])
+    store.push([message(f"near{number}", due=clock.now() + 1) for number in range(5)])
+    assert sorted(names(store.lease(["q"], 2, near=3, horizon=5.0))) == ["0", "1", "near0", "near1", "near2"]
+
+
+def test_next_due_is_the_earliest_of_the_queues(store: LeaseStore, clock: FakeClock) -> None:
+    now = clock.now()
+    store.push(
+        [message("a", due=now + 5), message("b", "r", due=now + 3), message("c", "other", due=now + 1)]
+    )
+    assert store.next_due(["q", "r"]) == now + 3
+    assert store.next_due(["nothing"]) is None
+
+
+def test_thousands_fall_due_at_once(store: LeaseStore, clock: FakeClock) -> None:
+    store.push([message(f"{number}", due=clock.now() + 1, priority=number % 2) for number in range(2500)])
+    clock.advance(1)
+    found: list[Leased] = []
+    while messages := take(store, limit=400):
+        found += messages
+    assert len(found) == len(set(names(found))) == 2500
+    assert found[0].priority == 1
+
+
+# -- settling --
+
+
+def test_an_ack_removes_the_message_and_stores_its_result(store: LeaseStore, place: Place) -> None:
+    own = epoch(store)
+    store.push([message("a"), message("b")])
+    first, second = take(store)
+    assert store.settle(own, [Ack(first.tag, ROW), Ack(second.tag)]) == set()
+    assert place.count() == 0
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+
+
+def test_a_release_puts_the_message_where_it_was(store: LeaseStore) -> None:
+    own = epoch(store)
+    store.push([message("a"), message("b")])
+    first, _ = take(store)
+    assert store.settle(own, [Release(first.tag)]) == set()
+    assert take(store) == [first]
+
+
+@pytest.mark.parametrize(
+    ("release", "deliveries", "redelivered", "parked"),
+    [
+        ({}, 0, False, 0),
+        ({"counted": True}, 1, True, 0),
+        ({"parked": True}, 0, False, 1),
+        ({"redelivered": True}, 0, True, 0),
+    ],
+)
+def test_a_release_says_why(
+    store: LeaseStore, release: dict[str, bool], deliveries: int, redelivered: bool, parked: int
+) -> None:
+    own = epoch(store)
+    store.push([message("a")])
+    for times in (1, 2):
+        (leased,) = take(store)
+        store.settle(own, [Release(leased.tag, **release)])
+        (again,) = take(store)
+        assert (again.deliveries, again.redelivered, again.parked) == (
+            deliveries * times,
+            redelivered,
+            parked * times,
+        )
+        store.settle(own, [Release(again.tag)])
+
+
+def test_a_release_may_be_for_later(store: LeaseStore, clock: FakeClock) -> None:
+    own = epoch(store)
+    store.push([message("a")])
+    (leased,) = take(store)
+    store.settle(own, [Release(leased.tag, clock.now() + 5)])
+    assert take(store) == []
+    assert store.next_due(["q"]) == clock.now() + 5
+    clock.advance(5)
+    assert names(take(store)) == ["a"]
+
+
+def test_a_buried_message_is_a_dead_letter(store: LeaseStore, place: Place, clock: FakeClock) -> None:
+    own = epoch(store)
+    store.push([message("a", "r", properties="{}", body=b"body", priority=4)])
+    (leased,) = take(store, "r")
+    failure = ("task-1", "FAILURE", b"{}", None)
+    assert store.settle(own, [Bury(leased.tag, "because", failure)]) == set()
+    assert take(store, "r") == []
+    (dead,) = store.dead()
+    assert dead[1:] == ("r", "because", clock.now(), 0, "a", "{}", b"body")
+    assert place.result("task-1") == ("FAILURE", b"{}")
+
+
+def test_a_result_may_be_stored_by_itself(store: LeaseStore, place: Place) -> None:
+    assert store.settle(epoch(store), [Store(ROW)]) == set()
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+
+
+def test_a_settled_result_never_goes_back(store: LeaseStore, place: Place) -> None:
+    own = epoch(store)
+    store.settle(own, [Store(ROW)])
+    store.push([message("a")])
+    (leased,) = take(store)
+    assert store.settle(own, [Ack(leased.tag, ("task-1", "STARTED", b"", None))]) == set()
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+    assert place.count() == 0
+
+
+def test_all_kinds_of_settlement_go_in_one_step(store: LeaseStore, place: Place) -> None:
+    own = epoch(store)
+    store.push([message(name) for name in ("ack", "release", "bury", "keep")])
+    ack, release, bury, _ = take(store)
+    assert store.settle(own, [Ack(ack.tag), Release(release.tag), Bury(bury.tag, "why"), Store(ROW)]) == set()
+    assert names(take(store)) == ["release"]
+    assert [dead.headers for dead in store.dead()] == ["bury"]
+    assert place.result("task-1") is not None
+    assert place.count() == 2
+
+
+@pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), Bury(999, "why", ROW)])
+def test_what_is_not_ours_is_named_and_left_alone(store: LeaseStore, place: Place, wrong: Any) -> None:
+    own = epoch(store)
+    store.push([message("a"), message("b")])
+    first, second = take(store)
+    good = ("task-2", "SUCCESS", b"2", None)
+    assert store.settle(own, [Ack(first.tag, good), wrong, Release(second.tag)]) == {999}
+    assert place.result("task-1") is None
+    assert place.result("task-2") == ("SUCCESS", b"2")
+    assert names(take(store)) == ["b"]
+    assert store.dead() == []
+
+
+def test_a_message_is_settled_once(store: LeaseStore) -> None:
+    own = epoch(store)
+    store.push([message("a")])
+    (leased,) = take(store)
+    assert store.settle(own, [Ack(leased.tag), Ack(leased.tag)]) == {leased.tag}
+
+
+def test_waiting_messages_cannot_be_settled(store: LeaseStore) -> None:
+    own = epoch(store)
+    store.push([message("a")])
+    (leased,) = take(store)
+    store.settle(own, [Release(leased.tag)])
+    assert store.settle(own, [Ack(leased.tag)]) == {leased.tag}
+    assert names(take(store)) == ["a"]
+
+
+# -- epochs, leases and the dead --
+
+
+def test_every_enlistment_is_a_new_epoch(open_: Open) -> None:
+    first, second = open_(), open_()
+    epochs = [first.enlist("a", ["q"], 1), second.enlist("b", ["q"], 1), first.enlist("a", ["q"], 1)]
+    assert len(set(epochs)) == 3
+    assert min(epochs) > 0
+
+
+def test_an_old_epoch_settles_nothing(open_: Open, place: Place) -> None:
+    store = open_()
+    old = store.enlist("a", ["q"], 1)
+    store.push([message("a")])
+    (leased,) = take(store)
+    new = store.enlist("a", ["q"], 1)
+    (again,) = take(store)
+    assert again == leased
+    assert store.reclaim() == []
+    assert store.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert place.result("task-1") is None
+    assert store.settle(new, [Ack(leased.tag, ROW)]) == set()
+    assert place.result("task-1") is not None
+
+
+class Time:
+    """A clock for leases that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
+    time_of_leases = Time()
+    frozen, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    old = frozen.enlist("frozen", ["q"], 1)
+    well.enlist("well", ["q"], 1)
+    well.push([message("a")])
+    (leased,) = take(frozen)
+    time_of_leases.now += 15.0
+    assert well.reclaim() == []
+    time_of_leases.now += 0.1
+    assert well.reclaim() == [Reclaimed("frozen", 1, 0)]
+    (again,) = take(well)
+    assert (again.tag, again.redelivered, again.deliveries) == (leased.tag, True, 0)
+    # Then it thaws.
+    assert frozen.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert place.result("task-1") is None
+    well.push([message("b")])
+    with pytest.raises(LeaseLost, match="taken for dead"):
+        take(frozen)
+    with pytest.raises(LeaseLost):
+        frozen.extend()
+    assert names(take(well)) == ["b"]
+    new = frozen.enlist("frozen", ["q"], 1)
+    well.push([message("c")])
+    (mine,) = take(frozen)
+    assert frozen.settle(new, [Ack(mine.tag)]) == set()
+
+
+def test_who_renews_keeps_the_lease(open_: Open) -> None:
+    time_of_leases = Time()
+    holder, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder.push([message("a")])
+    take(holder)
+    for _ in range(5):
+        time_of_leases.now += 14.0
+        holder.extend()
+        assert well.reclaim() == []
+
+
+def test_taking_more_renews_what_is_held(open_: Open) -> None:
+    time_of_leases = Time()
+    holder, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    for number in range(5):
+        holder.push([message(str(number))])
+        assert len(take(holder)) == 1
+        time_of_leases.now += 14.0
+        assert well.reclaim() == []
+
+
+def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
+    time_of_leases = Time()
+    idle, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    time_of_leases.now += 1000.0
+    assert well.reclaim() == []
+    idle.push([message("a")])
+    assert names(take(idle)) == ["a"]
+    assert well.reclaim() == []
+
+
+def test_leases_run_out_in_real_time_too(open_: Open) -> None:
+    silent, well = open_(enlisted=True, lease_seconds=0.05), open_(enlisted=True)
+    silent.push([message("a")])
+    take(silent)
+    assert until(well.reclaim) == [Reclaimed("w1@test", 1, 0)]
+    assert names(take(well)) == ["a"]
+
+
+HOLDING = """
+store = place.open(lease_seconds=float(hear()))
+epoch = store.enlist("victim@test", ["q"], 1)
+messages = store.lease(["q"], 100)
+mark(store, *[m.tag for m in messages if m.headers.startswith("running")])
+say(len(messages))
+while hear():
+    try:
+        say("lost", *store.settle(epoch, [Ack(m.tag) for m in messages]))
+        store.extend()
+        say("extended")
+    except LeaseLost:
+        say("LeaseLost")
+"""
+
+
+def test_what_a_killed_process_held_is_back_at_once(store: LeaseStore, other: Callable[[str], Other]) -> None:
+    store.push([message(name) for name in ("waiting1", "running1", "waiting2", "running2")])
+    victim = other(HOLDING)
+    victim.say("3600")
+    assert victim.hear() == "4"
+    assert store.reclaim() == []
+    assert take(store) == []
+    victim.kill()
+    assert store.reclaim() == [Reclaimed("victim@test", 4, 2)]
+    assert store.reclaim() == []
+    found = {leased.headers: (leased.deliveries, leased.redelivered) for leased in take(store)}
+    assert found == {
+        "waiting1": (0, True), "running1": (1, True), "waiting2": (0, True), "running2": (1, True),
+    }  # fmt: skip
+
+
+def test_marks_of_messages_that_were_settled_count_nothing(open_: Open) -> None:
+    time_of_leases = Time()
+    silent, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    own = silent.enlist("silent", ["q"], 1)
+    well.enlist("well", ["q"], 1)
+    silent.push([message("a"), message("b")])
+    first, second = take(silent)
+    mark(silent, first.tag, second.tag, 12345)
+    silent.settle(own, [Release(first.tag)])
+    time_of_leases.now += 16.0
+    assert well.reclaim() == [Reclaimed("silent", 1, 1)]
+    assert {leased.headers: leased.deliveries for leased in take(well)} == {"a": 0, "b": 1}
+
+
+def test_the_dead_are_reclaimed_once(store: LeaseStore, open_: Open, other: Callable[[str], Other]) -> None:
+    store.push([message("a")])
+    victim = other(HOLDING)
+    victim.say("3600")
+    victim.hear()
+    stores = [store, *(open_(enlisted=True) for _ in range(3))]
+    victim.kill()
+    found: list[Reclaimed] = []
+    threads = [threading.Thread(target=lambda each=each: found.extend(each.reclaim())) for each in stores]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Reclaimed("victim@test", 1, 0)] or until(lambda: found + store.reclaim())
+    assert names(take(store)) == ["a"]
+    assert take(store) == []
+
+
+def test_a_stopped_process_loses_its_lease(
+    store: LeaseStore, place: Place, other: Callable[[str], Other]
+) -> None:
+    store.push([message("a")])
+    frozen = other(HOLDING)
+    frozen.say("0.2")
+    assert frozen.hear() == "1"
+    frozen.signal(signal.SIGSTOP)
+    assert until(store.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    (leased,) = take(store)
+    frozen.signal(signal.SIGCONT)
+    frozen.say("settle")
+    assert frozen.hear() == f"lost {leased.tag}"
+    assert frozen.hear() == "LeaseLost"
+    assert place.count() == 1
+
+
+FORKING_HOLDER = """
+store = place.open()
+store.enlist("victim@test", ["q"], 1)
+taken = store.lease(["q"], 1)
+if os.fork() == 0:
+    refused = ""
+    try:
+        store.settle(1, [Ack(m.tag) for m in taken])
+    except AssertionError:
+        refused = "refused"
+    say("child", os.getpid(), refused)
+    hear()
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_child_neither_holds_nor_keeps_its_parents_leases(
+    store: LeaseStore, other: Callable[[str], Other]
+) -> None:
+    store.push([message("a")])
+    victim = other(FORKING_HOLDER)
+    word, _, refused = victim.hear().split()
+    assert (word, refused) == ("child", "refused")
+    assert store.reclaim() == []
+    victim.kill()  # its child lives on
+    assert until(store.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    victim.say("end")
+
+
+def test_who_resigns_leaves_everything_uncounted(store: LeaseStore, open_: Open) -> None:
+    leaver = open_(enlisted=True)
+    leaver.push([message("a"), message("b")])
+    first, second = take(leaver)
+    mark(leaver, first.tag)
+    leaver.resign()
+    leaver.resign()
+    assert store.reclaim() == []
+    assert take(store) == [first, second]
+
+
+def test_a_close_is_a_resignation(store: LeaseStore, open_: Open) -> None:
+    leaver = open_(enlisted=True)
+    leaver.push([message("a")])
+    take(leaver)
+    leaver.close()
+    leaver.close()
+    assert names(take(store)) == ["a"]
+
+
+def test_after_resigning_one_may_enlist_again(store: LeaseStore) -> None:
+    store.resign()
+    store.push([message("a")])
+    own = epoch(store)
+    (leased,) = take(store)
+    assert store.settle(own, [Ack(leased.tag)]) == set()
+
+
+# -- revoking --
+
+
+def test_revocations_are_heard_once_by_all(store: LeaseStore, open_: Open) -> None:
+    listening = open_(enlisted=True)
+    cursor, nothing = listening.revoked_since(0)
+    assert nothing == []
+    store.revoke(["a", "b"])
+    store.revoke(["c"], terminate=True, signal="SIGKILL")
+    expected = [
+        Revocation("a", False, "SIGTERM"),
+        Revocation("b", False, "SIGTERM"),
+        Revocation("c", True, "SIGKILL"),
+    ]
+    cursor, found = listening.revoked_since(cursor)
+    assert found == expected
+    assert listening.revoked_since(cursor) == (cursor, [])
+    assert open_(enlisted=True).revoked_since(0)[1] == expected
+
+
+def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
+    store = open_(enlisted=True, revoke_expires=60.0)
+    store.revoke(["old"])
+    clock.advance(61)
+    store.revoke(["new"])
+    cursor, found = store.revoked_since(0)
+    assert [revocation.task_id for revocation in found] == ["new"]
+    assert store.sweep(1e9, 1000) == 1
+    store.revoke(["newer"])
+    assert [revocation.task_id for revocation in store.revoked_since(cursor)[1]] == ["newer"]
+
+
+def test_a_revocation_wakes_a_worker(store: LeaseStore, open_: Open) -> None:
+    store.wait(0)
+    open_().revoke(["a"])
+    assert store.wait(30)
+
+
+# -- waiting --
+
+
+def test_waiting_in_vain_ends(store: LeaseStore) -> None:
+    assert store.wait(0.01) is False
+    assert store.wait(0) is False
+    assert store.wait(-1) is False
+
+
+def test_a_push_before_the_wait_is_not_missed(store: LeaseStore, open_: Open) -> None:
+    open_().push([message("a")])
+    assert store.wait(30) is True
+    assert store.wait(0) is False
+
+
+def test_every_waiter_hears_of_a_push(open_: Open) -> None:
+    stores = [open_(enlisted=True) for _ in range(3)]
+    stores[0].push([message("a")])
+    assert [each.wait(30) for each in stores] == [True, True, True]
+
+
+def test_what_comes_back_is_news_to_the_others(store: LeaseStore, open_: Open) -> None:
+    holder = open_()
+    own = holder.enlist("holder", ["q"], 1)
+    holder.push([message("a")])
+    (leased,) = take(holder)
+    store.wait(0)
+    holder.settle(own, [Release(leased.tag)])
+    assert store.wait(30) is True
+
+
+def test_wake_ends_a_wait(store: LeaseStore) -> None:
+    started = time.monotonic()
+    waking = threading.Timer(0.01, store.wake)
+    waking.start()
+    store.wait(60)
+    waking.join()
+    assert time.monotonic() - started < 30
+    store.wake()
+    store.wait(60)
+    assert time.monotonic() - started < 30
+    assert store.wait(0.001) is False
+
+
+def test_waking_a_store_that_does_not_wait_is_harmless(open_: Open) -> None:
+    store = open_()
+    store.wake()
+    store.enlist("w", ["q"], 1)
+    store.resign()
+    store.wake()
+    store.close()
+    store.wake()
+
+
+def test_the_doorbell_rings_in_other_processes(store: LeaseStore, other: Callable[[str], Other]) -> None:
+    listening = other(
+        """
+store = place.open()
+store.enlist("listening@test", ["q"], 1)
+say("up")
+while hear():
+    say(store.wait(60), *[m.headers for m in store.lease(["q"], 10)])
+"""
+    )
+    assert listening.hear() == "up"
+    for number in range(3):
+        listening.say("wait")
+        store.push([message(f"message{number}")])
+        assert listening.hear() == f"True message{number}"
+
+
+def test_a_waiter_that_was_killed_stops_nobody(store: LeaseStore, other: Callable[[str], Other]) -> None:
+    victim = other('store = place.open()\nstore.enlist("v", ["q"], 1)\nsay("up")\nstore.wait(60)\n')
+    assert victim.hear() == "up"
+    store.push([message("a")])
+    victim.kill()
+    for number in range(3):
+        store.wait(0)
+        store.push([message(str(number))])
+        assert store.wait(30) is True
+
+
+# -- many publishers --
+
+
+def test_every_push_of_many_threads_is_stored_when_it_returns(store: LeaseStore, place: Place) -> None:
+    done: list[str] = []
+    missing: list[str] = []
+
+    def publish(thread: int) -> None:
+        for number in range(25):
+            name = f"{thread}-{number}"
+            store.push([message(name, body=b"1"), message(name, body=b"2")])
+            done.append(name)
+            before = len(done)
+            if place.count() < 2 * before:
+                missing.append(name)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not missing
+    found = take(store, limit=1000)
+    assert Counter(names(found)) == {f"{thread}-{number}": 2 for thread in range(8) for number in range(25)}
+    # What one push brought lies together, and each thread's messages are in its own order.
+    assert [leased.body for leased in found] == [b"1", b"2"] * 200
+    for thread in range(8):
+        own = [name for name in names(found) if name.startswith(f"{thread}-")]
+        assert own == sorted(own, key=lambda name: int(name.split("-")[1]))
+
+
+def test_one_callers_bad_message_is_not_anothers_failure(store: LeaseStore) -> None:
+    failures: Counter[str] = Counter()
+
+    def publish(name: str, body: Any) -> None:
+        for _ in range(40):
+            try:
+                store.push([message(name, body=body)])
+            except Exception:
+                failures[name] += 1
+
+    threads = [
+        threading.Thread(target=publish, args=(name, body))
+        for name, body in [("good", b""), ("bad", object()), ("fine", b""), ("worse", object())]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == {"bad": 40, "worse": 40}
+    assert Counter(names(take(store, limit=1000))) == {"good": 40, "fine": 40}
+
+
+def test_several_processes_publish_at_once(store: LeaseStore, other: Callable[[str], Other]) -> None:
+    script = """
+store = place.open()
+say("up")
+hear()
+for number in range(100):
+    store.push([message(f"{os.getpid()}-{number}")])
+store.close()
+"""
+    processes = [other(script) for _ in range(3)]
+    for process in processes:
+        process.hear()
+    for process in processes:
+        process.say("go")
+    for process in processes:
+        assert process.ended() == 0
+    assert len(set(names(take(store, limit=1000)))) == 300
+
+
+# -- forks --
+
+
+FORKING_PUBLISHER = """
+store = place.open()
+store.push([message("parent-0")])
+stop = False
+count = 1
+def publish():
+    global count
+    while not stop or count < 20:
+        store.push([message(f"parent-{count}")])
+        count += 1
+thread = threading.Thread(target=publish)
+thread.start()
+children = []
+for child in range(4):
+    pid = os.fork()
+    if pid == 0:
+        for number in range(10):
+            store.push([message(f"child{child}-{number}")])
+        os._exit(0)
+    children.append(pid)
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+stop = True
+thread.join()
+store.close()
+say(count, *codes)
+"""
+
+
+def test_forked_children_publish_beside_their_parent(
+    store: LeaseStore, other: Callable[[str], Other]
+) -> None:
+    publisher = other(FORKING_PUBLISHER)
+    count, *codes = publisher.hear().split()
+    assert codes == ["0"] * 4
+    found = names(take(store, limit=10_000))
+    assert len(found) == len(set(found)) == int(count) + 40
+
+
+PARENT_CLOSES_FIRST = """
+store = place.open()
+store.push([message("parent")])
+reading, writing = os.pipe()
+if os.fork() == 0:
+    store.push([message("child, before")])
+    say("pushed")
+    os.read(reading, 1)
+    store.push([message("child, after")])
+    os.kill(os.getpid(), signal.SIGKILL)
+hear()
+store.close()
+os.write(writing, b"!")
+os.wait()
+say("closed")
+"""
+
+
+def test_what_a_child_publishes_after_its_parent_closed_is_kept(
+    place: Place, open_: Open, other: Callable[[str], Other]
+) -> None:
+    # No store but theirs is open meanwhile: who closes the last connection may tidy up the files.
+    publisher = other(PARENT_CLOSES_FIRST)
+    assert publisher.hear() == "pushed"
+    publisher.say("close")
+    assert publisher.hear() == "closed"
+    assert names(take(open_(enlisted=True))) == ["parent", "child, before", "child, after"]
+
+
+FORK_WHILE_HOLDING = """
+store = place.open()
+epoch = store.enlist("parent@test", ["q"], 1)
+(taken,) = store.lease(["q"], 1)
+pid = os.fork()
+if pid == 0:
+    child = store.enlist("child@test", ["q"], 1)
+    (mine,) = store.lease(["q"], 1)
+    lost = store.settle(child, [Ack(mine.tag), Ack(taken.tag)])
+    store.resign()
+    os._exit(0 if lost == {taken.tag} else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+store.extend()
+say(code, len(store.settle(epoch, [Ack(taken.tag)])), store.wait(0))
+"""
+
+
+def test_parent_and_child_hold_leases_of_their_own(
+    store: LeaseStore, place: Place, other: Callable[[str], Other]
+) -> None:
+    store.push([message("a"), message("b")])
+    process = other(FORK_WHILE_HOLDING)
+    assert process.hear().split()[:2] == ["0", "0"]
+    assert place.count() == 0
+
+
+# -- administration --
+
+
+def test_queues_say_how_they_stand(store: LeaseStore, clock: FakeClock) -> None:
+    own = epoch(store)
+    assert store.queues() == []
+    store.push([message("a", "r")])
+    oldest = clock.now()
+    store.push([message("bury"), message("keep"), message("later", due=oldest + 60)])
+    (bury,) = take(store, limit=1)
+    take(store, limit=1)
+    store.settle(own, [Bury(bury.tag, "why")])
+    clock.advance(5)
+    store.push([message("b", "r"), message("c", "r")])
+    assert store.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
+    store.purge("q")
+    assert [info.queue for info in open_queues(store)] == ["r"]
+
+
+def open_queues(store: LeaseStore) -> list[Any]:
+    return [info for info in store.queues() if info.ready]
+
+
+def test_a_purge_leaves_what_runs(store: LeaseStore, clock: FakeClock) -> None:
+    own = epoch(store)
+    store.push(
+        [message("running"), message("ready"), message("later", due=clock.now() + 9), message("x", "r")]
+    )
+    (running,) = take(store, limit=1)
+    assert store.purge("q") == 2
+    assert store.purge("q") == 0
+    assert store.settle(own, [Ack(running.tag)]) == set()
+    assert names(take(store, "q", "r")) == ["x"]
+
+
+def bury_all(store: LeaseStore, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
+    """Dead letters named *dying*, one second after another; their tags by name."""
+    own = epoch(store)
+    store.push([message(name, queue, priority=5) for name in dying])
+    for leased in take(store, queue):
+        clock.advance(1)
+        store.settle(own, [Release(leased.tag, counted=True)])
+        store.lease([queue], 1)
+        store.settle(own, [Bury(leased.tag, f"{leased.headers} died")])
+    return {dead.headers: dead.tag for dead in store.dead()}
+
+
+def test_dead_letters_are_shown_newest_first(store: LeaseStore, clock: FakeClock) -> None:
+    bury_all(store, clock, "a", "b", "c")
+    bury_all(store, clock, "d", queue="r")
+    assert [dead.headers for dead in store.dead()] == ["d", "c", "b", "a"]
+    assert [dead.headers for dead in store.dead("q", limit=2)] == ["c", "b"]
+    assert store.dead("r")[0][1:5] == ("r", "d died", clock.now(), 1)
+    assert store.dead("nothing") == []
+
+
+def test_dead_letters_are_retried_with_a_clean_count(
+    store: LeaseStore, open_: Open, clock: FakeClock
+) -> None:
+    tags = bury_all(store, clock, "a", "b", "c")
+    listening = open_(enlisted=True)
+    assert store.dead_retry([tags["b"], 999]) == 1
+    assert listening.wait(30)
+    (again,) = take(store)
+    assert (again.headers, again.deliveries, again.redelivered, again.priority) == ("b", 0, True, 5)
+    assert store.dead_retry() == 2
+    assert names(take(store)) == ["a", "c"]
+    assert store.dead() == []
+    assert store.dead_retry() == 0
+
+
+def test_dead_letters_are_discarded(store: LeaseStore, clock: FakeClock) -> None:
+    tags = bury_all(store, clock, "a", "b", "c")
+    assert store.dead_discard([tags["a"], 999]) == 1
+    assert [dead.headers for dead in store.dead()] == ["c", "b"]
+    assert store.dead_discard([]) == store.dead_retry([]) == 0
+    assert store.dead_discard() == 2
+    assert store.dead() == []
+
+
+def test_thousands_of_dead_letters_go_at_once(store: LeaseStore) -> None:
+    own = epoch(store)
+    store.push([message(str(number)) for number in range(1200)])
+    leased = take(store, limit=2000)
+    store.settle(own, [Bury(each.tag, "why") for each in leased])
+    tags = [each.tag for each in leased]
+    assert store.dead_retry(tags[:600]) == 600
+    assert store.dead_discard(tags) == 600
+    assert len(take(store, limit=2000)) == 600
+
+
+def test_sweeping_takes_old_dead_letters(store: LeaseStore, clock: FakeClock) -> None:
+    bury_all(store, clock, "old")
+    clock.advance(100)
+    bury_all(store, clock, "young")
+    assert store.sweep(50.0, 1000) == 1
+    assert [dead.headers for dead in store.dead()] == ["young"]
+    assert store.sweep(50.0, 1000) == 0
+
+
+def test_sweeping_keeps_those_that_died_last(store: LeaseStore, clock: FakeClock) -> None:
+    own = epoch(store)
+    store.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
+    first, *others = take(store)
+    for leased in (*others, first):
+        clock.advance(1)
+        store.settle(own, [Bury(leased.tag, "why")])
+    assert store.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.dead()] == ["sent first, died last", "d"]
+
+
+def test_sweeping_takes_expired_results(store: LeaseStore, place: Place, clock: FakeClock) -> None:
+    now = clock.now()
+    store.settle(epoch(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
+                                (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
+    clock.advance(10)
+    assert store.sweep(1e9, 1000) == 1
+    assert [place.result(name) is not None for name in ("gone", "kept", "forever")] == [False, True, True]
+
+
+def test_a_sweep_of_very_much_is_done_in_portions(store: LeaseStore, clock: FakeClock) -> None:
+    own = epoch(store)
+    store.settle(own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)])
+    clock.advance(10)
+    portions = []
+    while portion := store.sweep(1e9, 1000):
+        portions.append(portion)
+    assert sum(portions) == 5000
+    assert max(portions) <= 2000
+
+
+def test_live_workers_are_listed(
+    open_: Open, store: LeaseStore, clock: FakeClock, other: Callable[[str], Other]
+) -> None:
+    store.resign()
+    watching = open_()
+    assert watching.workers() == []
+    store.enlist("w@test", ["q", "r"], 4)
+    (found,) = watching.workers()
+    assert found == {
+        "name": "w@test", "pid": found["pid"], "queues": ["q", "r"], "concurrency": 4, "started": clock.now(),
+    }  # fmt: skip
+    victim = other(HOLDING)
+    victim.say("3600")
+    victim.hear()
+    assert {worker["name"] for worker in watching.workers()} == {"w@test", "victim@test"}
+    victim.kill()
+    assert [worker["name"] for worker in watching.workers()] == ["w@test"]
+    store.resign()
+    assert watching.workers() == []
+
+
+def test_a_closed_store_opens_again_when_used(store: LeaseStore) -> None:
+    store.close()
+    store.push([message("a")])
+    epoch(store)
+    assert names(take(store)) == ["a"]
