@@ -190,7 +190,7 @@ class Crew:
         """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in batches."""
         with self._lock:
             streaming = [child.load for child in self._children if len(child.jobs) - child.async_jobs > 1]
-        return min(min(streaming) / 3, MAX_SLACK_SECONDS) if streaming else 0.0
+        return min(min(streaming) / 2, MAX_SLACK_SECONDS) if streaming else 0.0
 
     # -- taking back: any thread --
 
