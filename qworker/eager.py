@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
+from qworker.call_options import check_options
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.execution import execute
@@ -17,6 +18,7 @@ from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.protocol import Body
 from qworker.result import AsyncResult
+from qworker.signature import signatures
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -82,10 +84,16 @@ def apply_eagerly(
     """Run *task*, and again for as long as it asks for a retry (without waiting); return how it ended."""
     app = task.app
     app.finalize()
+    check_options(task.name, options, app.middleware_options)
+    embed = {
+        "callbacks": signatures(options.get("link"), "link"),
+        "errbacks": signatures(options.get("link_error"), "link_error"),
+    }
     identity = task_id or new_id()
     while True:
-        context = _context(task, identity, args, kwargs, retries, options)
-        outcome = execute(app, task, context, Body(args, kwargs, {}))
+        body = Body(args, kwargs, embed)
+        context = _context(task, identity, body, retries, options)
+        outcome = execute(app, task, context, body)
         state, value = context.ended
         if not isinstance(value, Retry) or value.sig is None:
             break
@@ -101,8 +109,7 @@ def apply_eagerly(
 def _context(
     task: Task[..., Any],
     identity: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    body: Body,
     retries: int,
     options: dict[str, Any],
 ) -> Context:
@@ -128,7 +135,7 @@ def _context(
         "redelivered": False,
     }
     context = Context.from_message(
-        headers, Body(args, kwargs, {}), delivery_info=delivery_info, hostname=node_name(), task=task
+        headers, body, delivery_info=delivery_info, hostname=node_name(), task=task
     )
     context.is_eager = True
     return context

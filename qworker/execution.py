@@ -18,13 +18,15 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker import signals, states
+from qworker import followup, signals, states
 from qworker.current import Context, pop, push
 from qworker.errors import (
     BackendError,
+    BrokerUnavailable,
     EncodeError,
     Ignore,
     MessageError,
+    PublishError,
     Reject,
     Retry,
     SoftTimeLimitExceeded,
@@ -230,11 +232,13 @@ class _Run:
         self.value, self.status = value, states.SUCCESS
         task, context = self.task, self.context
         row = None
-        if not (context.ignore_result or task.ignore_result):
-            try:
+        try:
+            if any(context._embed.values()):
+                followup.succeeded(self.app, context, value)
+            if not (context.ignore_result or task.ignore_result):
                 row = self._store(states.SUCCESS, value)
-            except EncodeError as error:
-                return self._failed(error)
+        except (PublishError, BrokerUnavailable) as error:  # a result or a follow-up that cannot be sent
+            return self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
@@ -295,6 +299,8 @@ class _Run:
         ignored = context.ignore_result or task.ignore_result
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
+        if context.errbacks:
+            followup.failed(self.app, context)
         info = ExceptionInfo(error, text)
         if signals.task_failure.receivers:
             signals.task_failure.send(

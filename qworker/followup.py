@@ -1,0 +1,62 @@
+"""What follows a task: its callbacks, the next of its chain, its errbacks.
+
+Comes from:  execution, after the body and before the ack; the calls came inside the message.
+Goes to:     publishing, as calls of their own with this task as parent.
+Thread:      whichever ran the task.
+
+The calls carry the ids that were settled when they were linked, so a task that runs again sends the same calls again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.call_options import OPTIONS
+from qworker.errors import QWorkerError
+from qworker.signature import Signature
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.current import Context
+
+logger = logging.getLogger(__name__)
+
+
+def succeeded(app: QWorker, context: Context, value: Any) -> None:
+    """Send the callbacks and the next of the chain, with *value* put before their arguments.
+
+    Raises PublishError or BrokerUnavailable when one of them cannot be sent.
+    """
+    for callback in context.callbacks or ():
+        _call(app, context, callback, (value,))
+    if context.chain:
+        # The chain is kept in reverse: the last comes next, and takes the others along.
+        *rest, following = context.chain
+        _call(app, context, following, (value,), chain=rest or None)
+    if context.chord:
+        logger.error(
+            "task %s[%s] is part of a chord, which this version does not join", context.task, context.id
+        )
+
+
+def failed(app: QWorker, context: Context) -> None:
+    """Send the errbacks, with the id of the failed task put before their arguments; never raises."""
+    for errback in context.errbacks or ():
+        try:
+            _call(app, context, errback, (context.id,))
+        except QWorkerError as error:  # the failure itself is told and stored already
+            logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, error)
+
+
+def _call(
+    app: QWorker, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any
+) -> None:
+    signature = Signature(call, app=app)
+    # Whatever a Celery producer has put beside the options that we know is for its own eyes.
+    signature["options"] = {name: value for name, value in signature.options.items() if name in OPTIONS}
+    stamps = {"stamps": context.stamps, "stamped_headers": context.stamped_headers} if context.stamps else {}
+    signature.apply_async(
+        args, **{**stamps, **{name: value for name, value in more.items() if value is not None}}
+    )

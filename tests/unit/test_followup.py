@@ -1,0 +1,150 @@
+"""What follows a task: callbacks, chains and errbacks, as Celery's producers put them in messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, Signature
+from qworker.current import Context
+from qworker.errors import BrokerUnavailable
+from qworker.execution import FAILURE, SUCCESS, Outcome, execute
+from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from tests.unit.stores import KeepingStore, Sent, make_app
+
+
+def run(app: QWorker, name: str, **fields: Any) -> Outcome:
+    """Run a task as a worker would, on a message that carries *fields*."""
+    message = TaskMessage(task=name, id="parent", root_id="root", **fields)
+    body = Body(
+        message.args,
+        dict(message.kwargs),
+        {key: getattr(message, key) for key in ("callbacks", "errbacks", "chain", "chord")},
+    )
+    task = app.tasks[name]
+    return execute(
+        app, task, Context.from_message(parse_headers(encode(message).headers), body, task=task), body
+    )
+
+
+@pytest.fixture
+def app_and_store() -> tuple[QWorker, KeepingStore]:
+    app, store, _ = make_app()
+
+    @app.task(name="five")
+    def five() -> int:
+        return 5
+
+    @app.task(name="odd")
+    def odd() -> object:
+        return object()
+
+    @app.task(name="fail")
+    def fail() -> None:
+        raise KeyError("no")
+
+    @app.task(name="after", queue="later")
+    def after(value: int, more: int = 0) -> int:
+        return value + more
+
+    return app, store
+
+
+def shown(sent: Sent) -> tuple[Any, ...]:
+    return (
+        sent.headers["task"],
+        sent.body.args,
+        sent.body.kwargs,
+        sent.headers["parent_id"],
+        sent.headers["root_id"],
+    )
+
+
+def test_callbacks_get_the_value_put_first(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    callbacks = [
+        Signature("after", (1,), options={"task_id": "settled", "celery_only": 1}),
+        Signature("elsewhere.task", (2,), {"a": 3}, {"queue": "far"}, immutable=True),
+    ]
+    assert run(app, "five", callbacks=callbacks).kind == SUCCESS
+    first, second = store.sent
+    assert shown(first) == ("after", (5, 1), {}, "parent", "root")
+    assert shown(second) == ("elsewhere.task", (2,), {"a": 3}, "parent", "root")
+    assert (first.headers["id"], first.envelope.queue, second.envelope.queue) == ("settled", "later", "far")
+    meta = app.backend.get("parent")
+    assert meta is not None
+    assert [child[0][0] for child in meta["children"]] == [sent.headers["id"] for sent in store.sent]
+
+
+def test_the_last_of_a_chain_comes_next_and_takes_the_rest_along(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, store = app_and_store
+    run(app, "five", chain=[Signature("third"), Signature("second"), Signature("after")])
+    (sent,) = store.sent
+    assert shown(sent)[:2] == ("after", (5,))
+    assert [call["task"] for call in sent.body.embed["chain"]] == ["third", "second"]
+    store.pushes.clear()
+    run(app, "five", chain=[Signature("third")])
+    (sent,) = store.sent
+    assert shown(sent)[:2] == ("third", (5,))
+    assert not sent.body.embed["chain"]
+
+
+def test_stamps_are_handed_on(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    run(app, "five", callbacks=[Signature("after")], stamped_headers=["tenant"], stamps={"tenant": ["acme"]})
+    assert store.sent[0].headers["tenant"] == ["acme"]
+
+
+def test_a_failed_task_sends_its_errbacks_and_nothing_else(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, store = app_and_store
+    outcome = run(
+        app,
+        "fail",
+        callbacks=[Signature("after")],
+        chain=[Signature("x")],
+        errbacks=[Signature("tell", (1,))],
+    )
+    assert outcome.kind == FAILURE
+    assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent", 1))]
+
+
+def test_a_follow_up_that_cannot_be_sent_fails_the_task(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    store.failures = 10_000
+    outcome = run(app, "five", callbacks=[Signature("after")])
+    result = app.AsyncResult("parent")
+    assert (outcome.kind, result.state) == (FAILURE, "FAILURE")
+    assert isinstance(result.result, BrokerUnavailable) or "the store is away" in str(result.result)
+    store.failures = 0
+    run(app, "odd", callbacks=[Signature("after")])
+    assert "object is not JSON" in str(app.AsyncResult("parent").result)
+
+
+def test_an_errback_that_cannot_be_sent_is_logged(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, store = app_and_store
+    store.failures = 10_000
+    assert run(app, "fail", errbacks=[Signature("tell")]).kind == FAILURE
+    assert "an errback of task fail[parent] was not sent" in caplog.text
+    assert repr(app.AsyncResult("parent").result) == "KeyError('no')"
+
+
+def test_a_chord_is_said_not_to_be_joined(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, _ = app_and_store
+    assert run(app, "five", chord=Signature("body")).kind == SUCCESS
+    assert "part of a chord" in caplog.text
+
+
+def test_links_of_an_eager_call(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    app.tasks["five"].apply(link=Signature("after"))
+    app.tasks["fail"].apply(link_error=Signature("tell"))
+    assert [sent.headers["task"] for sent in store.sent] == ["after", "tell"]
