@@ -1,0 +1,83 @@
+"""The result store in the embedded file: what it shares with the broker."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from qworker import states
+from qworker.backends import Backend, open_backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.conf import Settings
+from qworker.embedded import UPSERT_RESULT
+from qworker.errors import BackendError
+from qworker.testing.clock import FakeClock
+
+
+def opened(path: Path, clock: Clock = SYSTEM_CLOCK) -> Backend:
+    return open_backend(f"sqlite:///{path}", Settings({}, environ={}), clock)
+
+
+def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "r.db")
+    assert backend.same_store(f"sqlite:///{tmp_path}/r.db")
+    assert not backend.same_store(f"sqlite:///{tmp_path}/other.db")
+    assert not backend.same_store("redis://localhost")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("new", ["STARTED", "PROGRESS", "SUCCESS", "FAILURE"])
+@pytest.mark.parametrize("old", ["STARTED", "SUCCESS", "FAILURE", "REVOKED"])
+def test_a_row_that_the_worker_stores_is_as_if_stored_here(tmp_path: Path, old: str, new: str) -> None:
+    clock = FakeClock()
+    backend = opened(tmp_path / "r.db", clock)
+    backend.store("x", backend.meta("x", old, "old"))
+    with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
+        connection.execute(UPSERT_RESULT, backend.row("x", backend.meta("x", new, "new")))
+    connection.close()
+    meta = backend.get("x")
+    assert meta is not None
+    assert meta["result"] == ("new" if states.may_replace(old, new) else "old")
+    clock.advance(86_401)
+    assert backend.get("x") is None
+    backend.close()
+
+
+def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    path.write_bytes(b"this is a text file, and a rather long one" * 100)
+    with pytest.raises(BackendError, match="not a sound SQLite database"):
+        opened(path).get("x")
+
+
+def test_a_damaged_row_says_so(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "r.db")
+    backend.store("x", backend.meta("x", "SUCCESS", 1))
+    with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
+        connection.execute("UPDATE result SET payload = '[1, 2'")
+    connection.close()
+    with pytest.raises(BackendError, match="cannot be read as json"):
+        backend.get("x")
+    with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
+        connection.execute("UPDATE result SET payload = '[1, 2]'")
+    connection.close()
+    with pytest.raises(BackendError, match="is no metadata"):
+        backend.get("x")
+    backend.close()
+
+
+def test_a_sweep_takes_more_than_it_does_at_a_time(tmp_path: Path) -> None:
+    clock = FakeClock()
+    backend = opened(tmp_path / "r.db", clock)
+    backend.store("first", backend.meta("first", "SUCCESS"))
+    row = backend.row("x", backend.meta("x", "SUCCESS"))
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        connection.executemany(UPSERT_RESULT, [(str(number), *row[1:]) for number in range(2500)])
+    connection.close()
+    clock.advance(90_000)
+    backend.store("young", backend.meta("young", "SUCCESS"))
+    assert backend.sweep(clock.now()) == 2501
+    assert backend.get("young") is not None
+    backend.close()
