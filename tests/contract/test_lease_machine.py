@@ -1,0 +1,253 @@
+"""A bag with leases: whatever two holders do, in whatever order, every message ends in exactly one place.
+
+Hypothesis plays publisher, two holders (which crash, and come back) and the reclaiming; the model beside it is a few
+dictionaries. Every lease must be what the model says is next; at the end, what came in must be what went out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qworker.testing.clock import FakeClock
+from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Settlement
+from tests.contract.lease_places import PLACES, mark, message
+
+LEASE_SECONDS = 15.0
+QUEUES = ("q", "r")
+holders = st.integers(0, 1)
+
+
+@dataclass
+class Entry:
+    """What the model knows of a message. holder: the number of who has it on lease, None while it waits."""
+
+    name: str
+    number: int
+    queue: str
+    priority: int
+    due: float | None
+    holder: int | None = None
+    tag: int = 0
+    deliveries: int = 0
+    redelivered: bool = False
+
+    def urgency(self) -> tuple[int, int]:
+        return (-self.priority, self.number)
+
+
+class Bag(RuleBasedStateMachine):
+    """kind: of place."""
+
+    kind = ""
+
+    @initialize()
+    def open(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.place = PLACES[self.kind](self.directory)
+        self.clock = FakeClock()
+        self.uptime = 1000.0
+        self.numbers = itertools.count()
+        self.entries: dict[str, Entry] = {}  # all that are not settled for good
+        self.acked: set[str] = set()
+        self.buried: set[str] = set()
+        self.stores: list[LeaseStore] = []
+        self.epochs: list[int] = []
+        self.last_renewal: list[float] = []
+        for number in range(2):
+            store = self.place.open(clock=self.clock, lease_seconds=LEASE_SECONDS, uptime=lambda: self.uptime)
+            self.stores.append(store)
+            self.epochs.append(store.enlist(f"w{number}", QUEUES, 1))
+            self.last_renewal.append(self.uptime)
+        self.running: list[set[int]] = [set(), set()]
+        self.crashed = [False, False]
+
+    def held_by(self, holder: int) -> list[Entry]:
+        return [entry for entry in self.entries.values() if entry.holder == holder]
+
+    def waiting(self, *queues: str) -> list[Entry]:
+        return sorted(
+            (entry for entry in self.entries.values() if entry.holder is None and entry.queue in queues),
+            key=Entry.urgency,
+        )
+
+    # -- what happens --
+
+    @rule(
+        publisher=holders,
+        calls=st.lists(
+            st.tuples(
+                st.sampled_from(QUEUES), st.integers(0, 9), st.sampled_from([None, None, None, 1, 7, 20])
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+    )
+    def push(self, publisher: int, calls: list[tuple[str, int, int | None]]) -> None:
+        new = []
+        for queue, priority, delay in calls:
+            number = next(self.numbers)
+            due = None if delay is None else self.clock.now() + delay
+            new.append(Entry(f"m{number}", number, queue, priority, due))
+        self.stores[publisher].push([message(e.name, e.queue, priority=e.priority, due=e.due) for e in new])
+        self.entries |= {entry.name: entry for entry in new}
+
+    @precondition(lambda self: self.waiting(*QUEUES))
+    @rule(
+        holder=holders,
+        queues=st.permutations(QUEUES),
+        count=st.integers(1, 2),
+        limit=st.integers(1, 8),
+        running=st.integers(0, 3),
+    )
+    def lease(self, holder: int, queues: list[str], count: int, limit: int, running: int) -> None:
+        """Take some; from now on the first *running* of all that it holds are being run."""
+        if self.crashed[holder]:
+            return
+        now = self.clock.now()
+        ready = [e for e in self.waiting(*queues[:count]) if e.due is None or e.due <= now]
+        leased = self.stores[holder].lease(queues[:count], limit)
+        assert len(leased) == min(limit, len(ready))
+        taken = [self.entries[each.headers] for each in leased]
+        assert all(entry in ready for entry in taken), "leased what another holds, or too early"
+        for queue in queues[:count]:
+            mine = [entry for entry in taken if entry.queue == queue]
+            assert mine == [entry for entry in ready if entry.queue == queue][: len(mine)], "out of order"
+        for entry, each in zip(taken, leased, strict=True):
+            assert (each.deliveries, each.redelivered) == (entry.deliveries, entry.redelivered)
+            entry.holder, entry.tag = holder, each.tag
+        self.running[holder] = {entry.tag for entry in self.held_by(holder)[:running]}
+        mark(self.stores[holder], *self.running[holder])
+
+    @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
+    @rule(holder=holders, data=st.data())
+    def settle(self, holder: int, data: st.DataObject) -> None:
+        held = self.held_by(holder)
+        if not held or self.crashed[holder]:
+            return
+        chosen = data.draw(
+            st.lists(st.sampled_from(held), unique_by=lambda entry: entry.name), label="settled"
+        )
+        settlements: list[Settlement] = []
+        for entry in chosen:
+            how = data.draw(st.sampled_from(["ack", "release", "count", "delay", "bury"]), label=entry.name)
+            if how == "ack":
+                settlements.append(Ack(entry.tag))
+                self.acked.add(entry.name)
+                del self.entries[entry.name]
+            elif how == "bury":
+                settlements.append(Bury(entry.tag, "why"))
+                self.buried.add(entry.name)
+                del self.entries[entry.name]
+            else:
+                due = self.clock.now() + 5 if how == "delay" else None
+                settlements.append(Release(entry.tag, due, counted=how == "count"))
+                entry.holder = None
+                entry.due = due or entry.due
+                if how == "count":
+                    entry.deliveries += 1
+                    entry.redelivered = True
+        others = [e.tag for e in self.held_by(1 - holder)][:1]
+        lost = self.stores[holder].settle(self.epochs[holder], [*settlements, *(Ack(tag) for tag in others)])
+        assert lost == set(others), "settled what another holds"
+
+    @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
+    @rule(holder=holders, reclaimed=st.booleans())
+    def crash(self, holder: int, reclaimed: bool) -> None:
+        """It says nothing more, and its lease runs out; the well renew theirs in time."""
+        self.crashed[holder] = True
+        self.uptime += LEASE_SECONDS + 1
+        for each in (0, 1):
+            if not self.crashed[each]:
+                self.stores[each].extend()
+        if reclaimed and not all(self.crashed):
+            self.reclaim()
+
+    @precondition(lambda self: not all(self.crashed))
+    @rule()
+    def reclaim(self) -> None:
+        well = self.crashed.index(False)
+        lost = self.held_by(1 - well) if self.crashed[1 - well] else []
+        found = self.stores[well].reclaim()
+        if not found:
+            return
+        assert self.crashed[1 - well], "reclaimed from one who is well"
+        (dead,) = found
+        counted = [entry for entry in lost if entry.tag in self.running[1 - well]]
+        assert (dead.returned, dead.counted) == (len(lost), len(counted))
+        for entry in lost:
+            entry.deliveries += entry in counted
+            entry.holder, entry.redelivered = None, True
+
+    @precondition(lambda self: any(self.crashed))
+    @rule()
+    def come_back(self) -> None:
+        """Both are well again, under new epochs; what they may still have held is back."""
+        for holder in (0, 1):
+            if not self.crashed[holder]:
+                continue
+            held = self.held_by(holder)
+            old = self.epochs[holder]
+            self.epochs[holder] = self.stores[holder].enlist(f"w{holder}", QUEUES, 1)
+            self.running[holder] = set()
+            mark(self.stores[holder])
+            self.crashed[holder] = False
+            for entry in held:
+                entry.holder = None
+            assert self.stores[holder].settle(old, [Ack(entry.tag) for entry in held]) == {
+                e.tag for e in held
+            }
+
+    @precondition(lambda self: any(entry.due for entry in self.entries.values()))
+    @rule(seconds=st.integers(1, 10))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @precondition(lambda self: len(self.entries) > 8)
+    @rule(queue=st.sampled_from(QUEUES))
+    def purge(self, queue: str) -> None:
+        gone = self.waiting(queue)
+        assert self.stores[0].purge(queue) == len(gone)
+        for entry in gone:
+            del self.entries[entry.name]
+
+    # -- what must always hold --
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        assert self.place.count() == len(self.entries)
+        assert {dead.headers for dead in self.stores[0].dead(limit=1000)} == self.buried
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stores"):
+            return
+        for store in self.stores:
+            store.resign()
+        self.clock.advance(1000)
+        judge = self.stores[0]
+        judge.enlist("judge", QUEUES, 1)
+        found = [leased.headers for leased in judge.lease(QUEUES, 10_000)]
+        assert len(found) == len(set(found))
+        assert set(found) == self.entries.keys()
+        assert not self.acked & self.buried
+        for store in self.stores:
+            store.close()
+        shutil.rmtree(self.directory)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_bag_with_leases(kind: str) -> None:
+    case = type("Bag", (Bag,), {"kind": kind}).TestCase
+    case.settings = settings(
+        max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    case("runTest").runTest()
