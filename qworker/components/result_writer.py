@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SWEEP_SECONDS = 3600.0
+"""Between two rounds of deleting expired results."""
+
 
 class ResultWriter(ThreadComponent):
     name = "result writer"
@@ -39,6 +42,7 @@ class ResultWriter(ThreadComponent):
         self.mailbox: Mailbox[tuple[Letter, dict[str, Any]]] = Mailbox(self.wake)
         self._waiting: deque[tuple[Letter, dict[str, Any]]] = deque()  # this thread only
         self._failures = 0
+        self._sweep_at = 0.0
 
     def step(self, now: float) -> float | None:
         self._waiting.extend(self.mailbox.take())
@@ -56,4 +60,14 @@ class ResultWriter(ThreadComponent):
             self._failures = 0
             self._waiting.popleft()
             self._post(letter)
-        return None
+        return self._sweep(now)
+
+    def _sweep(self, now: float) -> float:
+        """Delete expired results now and then; return the seconds until the next time."""
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_SECONDS
+            try:
+                self._app.backend.sweep(self.clock.now())
+            except BackendError as error:
+                logger.warning("expired results could not be deleted: %s", error)
+        return self._sweep_at - now
