@@ -40,10 +40,15 @@ class FetchWindow:
             return few
         return max(few, min(int(left / mean), MAX_WINDOW - ready.wanting_slots))
 
-    def weigh(self, request: Request) -> None:
-        """Note how long *request* is expected to take."""
+    def weigh(self, request: Request) -> float:
+        """Note how long *request* is expected to take, and return it."""
         seconds = self._pool.expected_runtime(request.name)
         request.seconds = self._pool.mean_runtime() if seconds is None else seconds
+        return request.seconds
+
+    def reweigh(self) -> None:
+        """Weigh what is ready by what was learned since it came."""
+        self._ready.reweigh(self.weigh)
 
     def surplus(self) -> list[Request]:
         """Take out what was fetched ahead for short tasks once it turns out to be far too much work."""

@@ -118,10 +118,11 @@ class Listener(ThreadComponent):
 
     def step(self, now: float) -> float | None:
         try:
-            rest = self._turn(now)
-        except LeaseLost as error:
-            self._lost_lease(error)
-            return 0
+            try:
+                rest = self._turn(now)
+            except LeaseLost as error:
+                self._lost_lease(error)
+                rest = 0.0
         except BrokerUnavailable as error:
             delay = RECONNECT.delay(self._failures, random.random)
             self._failures += 1
@@ -229,10 +230,15 @@ class Listener(ThreadComponent):
 
     def _give_back_surplus(self) -> None:
         """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
-        for request in self._window.surplus():
-            self._state.leave(request)
-            self._letters.append(Letter(None, Release(request.tag)))
-            self._backlog = True
+        surplus = self._window.surplus()
+        self._ready.put_back(
+            request for request in reversed(surplus) if request.acked
+        )  # the broker has it no more
+        for request in surplus:
+            if not request.acked:
+                self._state.leave(request)
+                self._letters.append(Letter(None, Release(request.tag)))
+                self._backlog = True
 
     # -- what goes back --
 
@@ -248,41 +254,54 @@ class Listener(ThreadComponent):
             return False
         return (
             len(self._letters) >= self._flush_count
-            or now - self._oldest_letter >= self._flush_seconds
+            or now >= self._oldest_letter + self._flush_seconds
             or self._window.idle()
             or self._quiet
         )
 
     def _flush(self) -> None:
         letters = self._letters
-        current: list[Settlement] = []
-        over: list[Letter] = []
-        for letter in letters:
-            if letter.request is not None and letter.request.epoch != self._epoch and letter.final:
-                over.append(letter)
-            elif letter.settlement is not None:
-                current.append(letter.settlement)
+        current = [
+            letter.settlement
+            for letter in letters
+            if letter.settlement is not None and not self._is_over(letter)
+        ]
         lost = self._store.settle(self._epoch, current) if current else set()
         self._letters = []
         for letter in letters:
-            request = letter.request
-            if letter.then is not None:
-                letter.then()
-            if letter.final and request is not None:
+            request, settlement = letter.request, letter.settlement
+            if letter.final and (request is not None or settlement is not None):
+                self._state.totals[COUNTED.get(type(settlement), "finished")] += 1
+            if request is None or not (letter.final or letter.then):
+                continue
+            if not request.acked and (request.tag in lost or self._is_over(letter)):
                 self._state.leave(request)
-                if request.tag in lost and not request.acked:
-                    over.append(letter)
-            if letter.final and letter.settlement is not None:
-                self._state.totals[COUNTED[type(letter.settlement)]] += 1
-        for letter in over:
-            if letter.request is not None and letter.settlement is not None:
-                logger.warning("%r ended after its lease was lost; another worker has it", letter.request)
-                self._state.finished_elsewhere(letter.request.tag, letter.settlement)
+                self._came_too_late(request, letter)
+            elif letter.then is not None:
+                letter.then()
+            elif letter.final:
+                self._state.leave(request)
+
+    def _is_over(self, letter: Letter) -> bool:
+        """Whether the lease under which this run ended was lost by then."""
+        request = letter.request
+        return letter.final and request is not None and not request.acked and request.epoch != self._epoch
+
+    def _came_too_late(self, request: Request, letter: Letter) -> None:
+        """Another worker has *request* by now; should it be delivered here again, it need not run again."""
+        if not letter.final:
+            logger.warning("%r is not run: its lease was lost, and another worker has it", request)
+        elif isinstance(letter.settlement, Ack | Bury):
+            logger.warning("%r ended after its lease was lost; another worker has it", request)
+            self._state.finished_elsewhere(request.tag, letter.settlement)
 
     def _lost_lease(self, error: LeaseLost) -> None:
         logger.error("%s; what had not started is left to others", error)
-        for request in (*self._ready.clear(), *self._schedule.schedule.clear()):
-            self._state.leave(request)
+        waiting = [*self._ready.clear(), *self._schedule.schedule.clear()]
+        self._ready.put_back(request for request in waiting if request.acked)  # these nobody else has
+        for request in waiting:
+            if not request.acked:
+                self._state.leave(request)
         self._enlist()
         self._rang = True
 
@@ -299,9 +318,11 @@ class Listener(ThreadComponent):
                 dead.counted,
             )
             self._rang = True
+        self._window.reweigh()
+        self._give_back_surplus()
         if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_SECONDS
-            self._store.sweep(*self._dead_limits)
+            swept = self._store.sweep(*self._dead_limits)
+            self._sweep_at = now + (RECLAIM_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
 
     def _hear_revocations(self) -> None:
         self._cursor, revocations = self._store.revoked_since(self._cursor)

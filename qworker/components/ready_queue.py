@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from qworker.request import Request
@@ -112,6 +112,16 @@ class ReadyQueue:
                 while line and not key[1] and self.load > load and self._count > keep:
                     dropped.append(self._leave(line.pop()))
         return dropped
+
+    def reweigh(self, seconds: Callable[[Request], float]) -> None:
+        """Ask anew what each request here is expected to take."""
+        with self._lock:
+            self.load = 0.0
+            for line in self._lines.values():
+                for request in line:
+                    request.seconds = seconds(request)
+                    if not request.is_async:
+                        self.load += request.seconds
 
     def clear(self) -> list[Request]:
         """Take out everything."""

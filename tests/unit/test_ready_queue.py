@@ -136,3 +136,12 @@ def test_clear_takes_everything(queue: ReadyQueue, rooms: Rooms) -> None:
     queue.put_many([*rooms.requests(3), rooms.request(9, "nap", priority=3)])
     assert sorted(tags(queue.clear())) == [1, 2, 3, 9]
     assert (len(queue), queue.load, queue.clear()) == (0, 0.0, [])
+
+
+def test_the_load_follows_what_is_learned(queue: ReadyQueue, rooms: Rooms) -> None:
+    queue.put_many([rooms.request(1), rooms.request(2), rooms.request(3, "nap")])
+    assert queue.load == 0.0
+    queue.reweigh(lambda request: 0.5)
+    assert queue.load == 1.0
+    queue.get_many(Slots(1, 1), 0)
+    assert queue.load == 0.5

@@ -1,0 +1,684 @@
+"""The listener, turn by turn: what it fetches and when, how acks leave, what a fault does to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qworker.components.fetch import FetchWindow
+from qworker.components.listener import Letter, Listener
+from qworker.components.pool import PoolSettings
+from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.receipt import Receipt
+from qworker.components.schedule_controller import ScheduleController
+from qworker.components.settler import Settler
+from qworker.request import Request
+from qworker.testing import InlinePool, MemoryStore
+from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
+from qworker.worker_state import WorkerState
+from tests.unit.rooms import ACCEPT, Rooms, tags
+
+ROW = ("id", "SUCCESS", b"{}", None)
+
+
+class Ears:
+    """A listener without a thread, over a broker in memory; pool and mediator are played by the test."""
+
+    def __init__(self, *, prefetch: int = 1, store: MemoryStore | None = None, **settings: Any) -> None:
+        self.rooms = Rooms(**settings)
+        self.clock, self.app = self.rooms.clock, self.rooms.app
+        self.store = self.rooms.store if store is None else store
+        self.state = WorkerState()
+        self.ready = ReadyQueue()
+        self.settler = Settler(self.app, self.ready)
+        self.pool = InlinePool(
+            self.app,
+            PoolSettings(4, "w@h"),
+            self.settler.ended,
+            self.settler.started,
+            lambda: None,
+            on_demand=True,
+        )
+        self.window = FetchWindow(self.pool, self.ready, 2, prefetch)
+        crash: Callable[[str, BaseException], None] = lambda name, error: None  # noqa: E731
+        self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.wake)
+        self.revoked: list[int] = []
+        self.listener = Listener(
+            self.app,
+            crash,
+            self.store,
+            self.state,
+            self.ready,
+            self.schedule,
+            Receipt(self.app, self.state, ACCEPT, (30.0,), self.settler.settle),
+            self.window,
+            node="w@h",
+            queues=["celery"],
+            concurrency=2,
+            on_revoked=lambda request: self.revoked.append(request.tag),
+        )
+        self.settler.listener = self.listener.mailbox
+        self.listener.opened()
+        self.listener.last_turn = 0.0
+
+    def push(self, count: int, task: str = "add", **fields: Any) -> None:
+        fields.setdefault("id", "pushed")
+        self.store.push([self.rooms.envelope(task, number, **fields) for number in range(count)])
+
+    def turn(self) -> float | None:
+        """One turn, after whatever the wait before it would have heard."""
+        self.listener.wait(0)
+        return self.listener.step(self.clock.monotonic())
+
+    def turns(self, most: int = 50) -> float:
+        """Turns until the listener would rest; for how long."""
+        for _ in range(most):
+            rest = self.turn()
+            assert rest is not None
+            if rest > 0:
+                return rest
+        raise AssertionError("it never rests")
+
+    def take(self, count: int = 99) -> list[Request]:
+        """What the mediator would take; held by nobody then."""
+        return self.ready.get_many(Slots(count, count), 0)
+
+    def run(self, count: int = 99) -> list[Request]:
+        """Let the pool take so many, and hold them."""
+        requests = self.take(count)
+        assert self.pool.submit(requests) == []
+        return requests
+
+    def post(self, request: Request, settlement: Settlement) -> None:
+        self.listener.mailbox.post_many([Letter(request, settlement)])
+
+    def waiting(self) -> int:
+        """How many messages are in the broker, leased or not."""
+        return sum(info.ready + info.delayed + info.leased for info in self.store.queues())
+
+
+# -- fetching --
+
+
+def test_it_fetches_as_much_as_the_window_has_room_for_and_no_more() -> None:
+    ears = Ears()
+    ears.push(10)
+    ears.turns()
+    assert len(ears.ready) == 4
+    assert len(ears.store.held) == 4
+    ears.turns()
+    assert len(ears.ready) == 4
+
+
+def test_it_fetches_again_when_there_is_room_though_nothing_was_published() -> None:
+    ears = Ears()
+    ears.push(6)
+    ears.turns()
+    for request in ears.take():
+        ears.post(request, Ack(request.tag))
+    ears.turns()
+    assert len(ears.ready) == 2
+
+
+def test_it_does_not_ask_an_empty_broker_again_until_the_bell_rings() -> None:
+    ears = Ears()
+    ears.turns()
+    leases: list[int] = []
+    lease = ears.store.lease
+    ears.store.lease = lambda *given: leases.append(1) or lease(*given)  # type: ignore[method-assign,func-returns-value]
+    ears.turns()
+    assert leases == []
+    ears.push(1)
+    ears.turns()
+    assert leases
+    assert len(ears.ready) == 1
+
+
+def test_requests_are_in_the_ledger_from_their_receipt() -> None:
+    ears = Ears()
+    ears.push(2)
+    ears.turns()
+    assert set(ears.state.requests) == set(tags(ears.take()))
+
+
+def test_the_most_urgent_are_fetched_first() -> None:
+    ears = Ears()
+    ears.push(5)
+    ears.push(1, priority=9)
+    ears.turns()
+    assert ears.take(1)[0].leased.priority == 9
+
+
+def test_what_is_fetched_weighs_what_its_task_takes() -> None:
+    ears = Ears()
+    ears.pool.estimates.learn("add", 0.002)
+    ears.push(1)
+    ears.turns()
+    assert ears.ready.load == ears.pool.expected_runtime("add")
+
+
+def test_it_rests_no_longer_than_a_second_so_that_it_hears_of_the_dead() -> None:
+    assert 0 < Ears().turns() <= 1.0
+
+
+def test_a_worker_full_of_async_tasks_still_fetches() -> None:
+    ears = Ears()
+    ears.push(10, "nap")
+    ears.turns()
+    ears.run()
+    ears.turns()
+    assert len(ears.ready) == 4
+
+
+# -- what was fetched ahead and turns out long --
+
+
+def test_what_was_fetched_ahead_and_turns_out_long_goes_back_to_the_broker() -> None:
+    ears = Ears()
+    ears.pool.estimates.learn("boom", 0.0001)
+    ears.push(100)
+    ears.turns()
+    assert len(ears.ready) > 50
+    ears.pool.estimates.learn("add", 1.0)
+    ears.clock.advance(1)
+    ears.turns()
+    ears.turns()
+    assert len(ears.ready) == 4
+    assert len(ears.store.held) == len(ears.state.requests) == 4
+    assert ears.waiting() == 100
+
+
+def test_surplus_that_was_acked_early_stays() -> None:
+    ears = Ears()
+    requests = ears.rooms.requests(6, "once", first=1000)
+    for request in requests:
+        request.acked = True
+        ears.state.enter(request)
+    ears.ready.put_many(requests)
+    ears.pool.estimates.learn("once", 1.0)
+    ears.turns()
+    assert sorted(tags(ears.ready.clear())) == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert ears.store.settled == []
+
+
+# -- near and far --
+
+
+def test_a_far_message_stays_in_the_broker() -> None:
+    ears = Ears(worker_eta_window=5)
+    ears.push(1, due=ears.clock.now() + 60)
+    assert ears.turns() <= 1.0
+    assert (len(ears.schedule.schedule), len(ears.ready), ears.store.held) == (0, 0, set())
+
+
+def test_a_near_message_waits_in_the_schedule_and_takes_no_slot() -> None:
+    ears = Ears(worker_eta_window=5)
+    ears.push(3, due=ears.clock.now() + 4)
+    ears.push(4)
+    ears.turns()
+    assert (len(ears.schedule.schedule), len(ears.ready)) == (3, 4)
+
+
+def test_a_far_message_is_fetched_when_it_gets_near() -> None:
+    ears = Ears(worker_eta_window=5)
+    ears.push(1, due=ears.clock.now() + 60)
+    ears.turns()
+    ears.clock.advance(54.5)
+    rest = ears.turns()
+    assert len(ears.schedule.schedule) == 0
+    assert rest <= 0.5  # it will look just then
+    ears.clock.advance(0.5)
+    ears.turns()
+    assert len(ears.schedule.schedule) == 1
+    assert len(ears.ready) == 0
+    ears.clock.advance(5)
+    ears.schedule.step(ears.clock.monotonic())
+    assert len(ears.ready) == 1
+
+
+def test_the_schedule_is_bounded() -> None:
+    ears = Ears(worker_eta_window=5, worker_eta_task_limit=10)
+    ears.push(30, due=ears.clock.now() + 4)
+    ears.turns()
+    assert len(ears.schedule.schedule) == 10
+
+
+def test_what_found_no_room_in_the_schedule_runs_when_it_is_due() -> None:
+    ears = Ears(worker_eta_window=5, worker_eta_task_limit=2)
+    ears.push(4, due=ears.clock.now() + 4)
+    ears.turns()
+    ears.clock.advance(3.9)
+    assert 0 < ears.turns() <= 0.1
+    assert len(ears.ready) == 0
+    ears.clock.advance(0.1)
+    ears.schedule.step(ears.clock.monotonic())
+    ears.turns()
+    assert len(ears.ready) == 4
+
+
+def test_a_message_that_fell_due_is_fetched_though_the_schedule_is_full_and_the_pool_busy() -> None:
+    ears = Ears(worker_eta_window=5, worker_eta_task_limit=1)
+    ears.push(2, due=ears.clock.now() + 1)
+    ears.push(4)
+    ears.turns()
+    ears.clock.advance(2)
+    for request in ears.take():
+        ears.post(request, Ack(request.tag))
+    ears.turns()
+    assert len(ears.ready) >= 1
+
+
+# -- what goes back --
+
+
+def test_acks_wait_for_each_other() -> None:
+    ears = Ears(worker_ack_flush_seconds=0.005)
+    ears.push(4)
+    ears.turns()
+    one, two, *_ = ears.run()
+    ears.post(one, Ack(one.tag))
+    assert ears.turns() == pytest.approx(0.005)
+    assert ears.store.settled == []
+    ears.clock.advance(0.004)
+    ears.post(two, Ack(two.tag))
+    ears.turns()
+    assert ears.store.settled == []
+    ears.clock.advance(0.001)
+    ears.turns()
+    assert ears.store.settled == [Ack(one.tag), Ack(two.tag)]
+
+
+def test_while_acks_wait_more_of_them_wake_nobody() -> None:
+    ears = Ears()
+    ears.push(4)
+    ears.turns()
+    one, two, *_ = ears.run()
+    ears.post(one, Ack(one.tag))
+    ears.turns()
+    assert ears.listener.mailbox.armed
+    ears.turns()
+    ears.post(two, Ack(two.tag))
+    assert not ears.store.wait(0)  # neither rung nor woken
+
+
+def test_many_acks_do_not_wait() -> None:
+    ears = Ears(worker_ack_flush_count=3, worker_ack_flush_seconds=1)
+    ears.push(4)
+    ears.turns()
+    requests = ears.run(4)
+    for request in requests[:2]:
+        ears.post(request, Ack(request.tag))
+    ears.turns()
+    assert ears.store.settled == []
+    ears.post(requests[2], Ack(requests[2].tag))
+    ears.turns()
+    assert len(ears.store.settled) == 3
+
+
+def test_the_last_ack_of_an_idle_worker_does_not_wait() -> None:
+    ears = Ears(worker_ack_flush_seconds=1)
+    ears.push(1)
+    ears.turns()
+    ears.run()
+    ears.pool.run()
+    ears.turn()
+    assert [type(settlement) for settlement in ears.store.settled] == [Ack]
+
+
+def test_acks_go_before_the_fetch_that_they_make_room_for() -> None:
+    ears = Ears(worker_ack_flush_seconds=1)
+    ears.push(6)
+    ears.turns()
+    for request in ears.take():
+        ears.post(request, Ack(request.tag))
+    ears.turn()
+    assert len(ears.store.settled) == 4
+    assert len(ears.ready) == 2
+
+
+def test_settled_requests_leave_the_ledger_and_are_counted() -> None:
+    ears = Ears()
+    ears.push(4)
+    ears.turns()
+    finished, returned, buried, stored = ears.take()
+    ears.post(finished, Ack(finished.tag, ROW))
+    ears.post(returned, Release(returned.tag, ears.clock.now() + 99))
+    ears.post(buried, Bury(buried.tag, "why"))
+    stored.acked = True
+    ears.listener.mailbox.post(Letter(stored, None))
+    ears.turns()
+    assert ears.state.requests == {}
+    assert ears.state.totals == {"finished": 2, "returned": 1, "buried": 1}
+    assert ears.store.results == {"id": ROW}
+
+
+def test_a_letter_that_is_not_the_last_leaves_the_request_here() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.run()
+    ears.settler.started([(request, ("id", "STARTED", b"{}", None))])
+    ears.turns()
+    assert ears.store.settled == [Store(("id", "STARTED", b"{}", None))]
+    assert ears.state.requests == {request.tag: request}
+    assert ears.state.totals == {}
+
+
+def test_what_must_not_run_twice_runs_once_its_ack_is_in_the_broker() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    ears.settler.ack_first([request])
+    assert len(ears.ready) == 0
+    ears.turns()
+    assert ears.store.settled == [Ack(request.tag)]
+    assert (request.acked, tags(ears.take())) == (True, [request.tag])
+    assert ears.state.requests == {request.tag: request}
+
+
+# -- faults --
+
+
+def test_a_broker_that_is_away_is_asked_again_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.store.away = True
+    with caplog.at_level(logging.ERROR):
+        pauses = [ears.listener.step(ears.clock.monotonic()) for _ in range(40)]
+    assert all(0.05 <= (pause or 0) <= 10 for pause in pauses)
+    assert max(pause or 0 for pause in pauses) > 1  # at random, but not all 40 are short
+    assert "the broker does not answer" in caplog.text
+    assert len(caplog.records) < 10  # not a line for each
+    ears.store.away = False
+    ears.turns()
+    assert len(ears.ready) == 1
+
+
+def test_settlements_wait_for_a_broker_that_is_away() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.take()
+    ears.store.away = True
+    ears.post(request, Ack(request.tag))
+    ears.listener.step(ears.clock.monotonic())
+    assert ears.state.requests == {request.tag: request}
+    ears.store.away = False
+    ears.turns()
+    assert ears.store.settled == [Ack(request.tag)]
+    assert ears.state.requests == {}
+
+
+def test_health_is_the_last_turn_in_which_the_broker_answered() -> None:
+    ears = Ears()
+    ears.turns()
+    at = ears.listener.last_turn
+    assert at == ears.clock.monotonic()
+    ears.clock.advance(1)
+    ears.store.away = True
+    ears.listener.step(ears.clock.monotonic())
+    assert ears.listener.last_turn == at
+
+
+def lose_lease(ears: Ears) -> MemoryStore:
+    """Let another worker take this one for dead."""
+    other = ears.store.another()
+    other.enlist("other@h", ["celery"], 1)
+    ears.clock.advance(20)
+    assert other.reclaim()
+    return other
+
+
+def test_a_lost_lease_leaves_what_has_not_started_to_others() -> None:
+    ears = Ears(worker_eta_window=60)
+    ears.push(4)
+    ears.push(2, due=ears.clock.now() + 50)
+    ears.turns()
+    running = ears.run(2)
+    assert (len(ears.ready), len(ears.schedule.schedule)) == (2, 2)
+    other = lose_lease(ears)
+    taken = other.lease(["celery"], 99, 99, 60)
+    assert len(taken) == 6
+    ears.turns()
+    assert (len(ears.ready), len(ears.schedule.schedule)) == (0, 0)
+    assert set(ears.state.requests) == set(tags(running))
+    assert len(ears.store.held) == 0
+
+
+def test_after_a_lost_lease_it_goes_on_under_a_new_one() -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    lose_lease(ears)
+    ears.turns()
+    ears.turns()
+    (request,) = ears.take()
+    assert request.leased.redelivered
+    ears.post(request, Ack(request.tag))
+    ears.turns()
+    assert ears.waiting() == 0
+
+
+def test_a_run_that_ended_under_a_lost_lease_settles_nothing_of_the_new_holders(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.run()
+    other = lose_lease(ears)
+    (theirs,) = other.lease(["celery"], 9)
+    ears.turns()
+    ears.pool.held.clear()
+    ears.post(request, Ack(request.tag, ROW))
+    ears.turns()
+    assert ears.store.results == {}
+    assert other.held == {theirs.tag}
+    assert "ended after its lease was lost" in caplog.text
+    assert ears.state.requests == {}
+
+
+def test_a_finished_run_whose_message_comes_again_is_acked_and_not_run_again() -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.run()
+    other = lose_lease(ears)
+    other.lease(["celery"], 9)
+    ears.turns()
+    ears.pool.held.clear()
+    ears.post(request, Ack(request.tag, ROW))
+    ears.turns()
+    other.resign()
+    ears.turns()
+    ears.turns()
+    assert (len(ears.ready), ears.waiting()) == (0, 0)
+    assert ears.store.results == {"id": ROW}
+
+
+def test_a_message_that_comes_again_while_it_runs_here_is_settled_by_that_run() -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.run()
+    lose_lease(ears)
+    ears.turns()  # the lease is lost, and the message fetched again
+    ears.turns()
+    assert len(ears.ready) == 0
+    assert ears.store.held == {request.tag}
+    ears.pool.held.clear()
+    ears.post(request, Ack(request.tag))
+    ears.turns()
+    assert ears.waiting() == 0
+
+
+def test_an_early_ack_that_came_too_late_lets_nothing_run() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    other = lose_lease(ears)
+    assert len(other.lease(["celery"], 9)) == 1  # and will run it
+    ears.settler.ack_first([request])
+    ears.turns()
+    assert (len(ears.ready), request.acked, ears.state.requests) == (0, False, {})
+
+
+def test_what_was_acked_early_survives_a_lost_lease() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1, "once")
+    ears.turns()
+    (once,) = ears.take()
+    ears.settler.ack_first([once])
+    ears.turns()
+    ears.push(1)  # by which it notices
+    ears.turns()
+    lose_lease(ears).lease(["celery"], 9)
+    ears.turns()
+    assert tags(ears.run()) == [once.tag]
+    ears.pool.held.clear()
+    ears.post(once, Store(ROW))  # its result is stored, whatever became of the lease
+    ears.turns()
+    assert ears.store.results == {"id": ROW}
+    assert ears.state.requests == {}
+
+
+def test_a_broker_that_goes_away_with_the_lease_is_waited_for() -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    lose_lease(ears)
+    enlist = ears.store.enlist
+
+    def away(*given: Any) -> int:
+        ears.store.enlist = enlist  # type: ignore[method-assign]
+        ears.store.away = True
+        return enlist(*given)
+
+    ears.store.enlist = away  # type: ignore[method-assign]
+    assert (ears.listener.step(ears.clock.monotonic()) or 0) > 0
+    ears.store.away = False
+    ears.turns()
+    assert len(ears.take()) == 1
+
+
+# -- now and then --
+
+
+def test_leases_are_renewed_while_something_is_held() -> None:
+    ears = Ears(worker_lease_seconds=15)
+    ears.push(1)
+    ears.turns()
+    other = ears.store.another()
+    for _ in range(10):
+        ears.clock.advance(5)
+        ears.turns()
+        assert other.reclaim() == []
+    assert len(ears.store.held) == 1
+
+
+def test_an_idle_worker_renews_nothing() -> None:
+    ears = Ears()
+    extended: list[int] = []
+    ears.store.extend = lambda: extended.append(1)  # type: ignore[method-assign]
+    ears.clock.advance(60)
+    ears.turns()
+    assert extended == []
+
+
+def test_what_a_dead_worker_held_is_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    ears = Ears()
+    victim = ears.store.another()
+    victim.enlist("victim@h", ["celery"], 1)
+    ears.push(2)
+    assert len(victim.lease(["celery"], 9)) == 2
+    ears.turns()
+    assert len(ears.ready) == 0
+    ears.clock.advance(20)
+    ears.turns()
+    assert len(ears.ready) == 2
+    assert "worker victim@h is dead: 2 of its messages are back" in caplog.text
+
+
+def test_dead_letters_are_swept() -> None:
+    ears = Ears(dead_letter_max=3)
+    ears.turns()
+    ears.push(4, "nobody knows")
+    holder = ears.store.another()
+    epoch = holder.enlist("h", ["celery"], 1)
+    holder.settle(epoch, [Bury(leased.tag, "why") for leased in holder.lease(["celery"], 9)])
+    ears.turns()
+    assert len(ears.store.dead()) == 4
+    ears.clock.advance(61)
+    ears.turns()
+    assert len(ears.store.dead()) == 3
+
+
+def test_revocations_are_heard_before_what_they_revoke_is_fetched() -> None:
+    ears = Ears()
+    ears.push(1, id="gone")
+    ears.store.revoke(["gone"])
+    ears.turns()
+    ears.turns()
+    assert len(ears.ready) == 0
+    assert ears.waiting() == 0
+
+
+def test_a_revocation_of_what_is_here_is_passed_on() -> None:
+    ears = Ears()
+    ears.push(1, id="gone")
+    ears.turns()
+    (request,) = ears.run()
+    ears.store.revoke(["gone"], terminate=True, signal="SIGKILL")
+    ears.turns()
+    assert ears.revoked == [request.tag]
+    assert (request.revocation.terminate, request.revocation.signal) == (True, "SIGKILL")
+
+
+# -- the end --
+
+
+def test_a_quiet_listener_fetches_nothing_and_acks_at_once() -> None:
+    ears = Ears(worker_ack_flush_seconds=1)
+    ears.push(8)
+    ears.push(1, due=ears.clock.now() + 1)
+    ears.turns()
+    one, *_ = ears.run(2)
+    ears.listener.quiet()
+    ears.post(one, Ack(one.tag))
+    ears.clock.advance(2)
+    ears.turn()
+    assert ears.store.settled == [Ack(one.tag)]
+    ears.take()
+    ears.turns()
+    assert len(ears.ready) == 0
+
+
+def test_the_last_letters_are_settled_and_the_rest_goes_back() -> None:
+    ears = Ears(worker_ack_flush_seconds=1)
+    ears.push(4)
+    ears.turns()
+    one, two, *_ = ears.take()
+    ears.post(one, Ack(one.tag))
+    ears.post(two, Release(two.tag, counted=True))
+    ears.listener.closed()
+    assert ears.store.settled == [Ack(one.tag), Release(two.tag, counted=True)]
+    assert ears.store.held == set()
+    after = ears.store.another()
+    after.enlist("next@h", ["celery"], 1)
+    assert [leased.deliveries for leased in after.lease(["celery"], 9)] == [1, 0, 0]
+
+
+def test_an_end_without_a_broker_is_told_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.take()
+    ears.post(request, Ack(request.tag))
+    ears.store.away = True
+    ears.listener.closed()
+    assert "those tasks will run again" in caplog.text
