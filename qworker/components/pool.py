@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from qworker.components.estimates import Estimates
 from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
@@ -58,6 +59,9 @@ class PoolSettings:
 class TaskPool(ABC):
     """A place where tasks run."""
 
+    def __init__(self) -> None:
+        self.estimates = Estimates()  # written by the pool's own thread
+
     @abstractmethod
     def start(self) -> None:
         """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
@@ -97,13 +101,13 @@ class TaskPool(ABC):
     def async_in_flight(self) -> int:
         """How many of them are ``async def`` tasks, which take no process or thread of their own. Any thread."""
 
-    @abstractmethod
     def mean_runtime(self) -> float:
-        """Seconds that recent tasks took, on average; 0.0 when nothing has run yet. Any thread."""
+        """Seconds that recent sync tasks took, on average; 0.0 when none has run yet. Any thread."""
+        return self.estimates.mean
 
-    @abstractmethod
     def expected_runtime(self, name: str) -> float | None:
         """Seconds that a task of that name takes; None when none has run here. Any thread."""
+        return self.estimates.seconds(name)
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

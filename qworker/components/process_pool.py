@@ -19,7 +19,6 @@ from typing import Any
 
 from qworker import signals
 from qworker.components.crew import Crew
-from qworker.components.estimates import Estimates
 from qworker.components.frames import OUTCOME, STARTED, UP
 from qworker.components.pool import (
     INTERRUPTED,
@@ -62,13 +61,13 @@ class ProcessPool(TaskPool):
         on_room: OnRoom,
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._spawner = spawner
         self._on_ended = on_ended
         self._on_stored = on_stored
         self._on_room = on_room
         self._on_crash = on_crash
-        self.estimates = Estimates()  # written by the pool thread
         self._crew = Crew(settings, self.estimates)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -156,12 +155,6 @@ class ProcessPool(TaskPool):
 
     def async_in_flight(self) -> int:
         return self._crew.async_in_flight()
-
-    def mean_runtime(self) -> float:
-        return self.estimates.mean
-
-    def expected_runtime(self, name: str) -> float | None:
-        return self.estimates.seconds(name)
 
     def info(self) -> dict[str, Any]:
         return {

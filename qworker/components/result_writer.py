@@ -43,6 +43,7 @@ class ResultWriter(ThreadComponent):
         self._waiting: deque[tuple[Letter, dict[str, Any]]] = deque()  # this thread only
         self._failures = 0
         self._sweep_at = 0.0
+        self._patience: float = app.conf.result_store_patience
 
     def step(self, now: float) -> float | None:
         self._waiting.extend(self.mailbox.take())
@@ -71,3 +72,14 @@ class ResultWriter(ThreadComponent):
             except BackendError as error:
                 logger.warning("expired results could not be deleted: %s", error)
         return self._sweep_at - now
+
+    def closed(self) -> None:
+        """Store what still waits, within the patience of the setting: what is not stored will be decided again."""
+        deadline = self.clock.monotonic() + self._patience
+        while self._waiting or len(self.mailbox):
+            pause = self.step(self.clock.monotonic()) or 0.0
+            if self._waiting:
+                if self.clock.monotonic() + pause > deadline:
+                    logger.error("%d results were not stored: those tasks will come again", len(self._waiting))
+                    return
+                self.clock.sleep(pause)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution
-from qworker.components.estimates import Estimates
 from qworker.components.event_loop import EventLoop
 from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.preparation import Prepared, prepare, tracks_start
@@ -43,6 +42,7 @@ class ThreadPool(TaskPool):
         on_room: OnRoom,
         name: str = "threads",
     ) -> None:
+        super().__init__()
         self._app = app
         self._settings = settings
         self._on_ended = on_ended
@@ -50,7 +50,6 @@ class ThreadPool(TaskPool):
         self._on_room = on_room
         self._name = name
         self._accept = frozenset(app.conf.accept_content)
-        self.estimates = Estimates()
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running: dict[int, Request] = {}  # under _lock: by tag
@@ -124,12 +123,6 @@ class ThreadPool(TaskPool):
     def async_in_flight(self) -> int:
         with self._lock:
             return self._async_running
-
-    def mean_runtime(self) -> float:
-        return self.estimates.mean
-
-    def expected_runtime(self, name: str) -> float | None:
-        return self.estimates.seconds(name)
 
     def info(self) -> dict[str, Any]:
         return {

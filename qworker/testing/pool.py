@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution
-from qworker.components.estimates import Estimates
 from qworker.components.pool import (
     TERMINATED,
     UNSTARTED,
@@ -52,6 +51,7 @@ class InlinePool(TaskPool):
         *,
         on_demand: bool = False,
     ) -> None:
+        super().__init__()
         self._app = app
         self._settings = settings
         self._on_ended = on_ended
@@ -63,7 +63,6 @@ class InlinePool(TaskPool):
         self.held: list[Request] = []
         self.started: list[Request] = []
         self.terminated: list[tuple[Request, str]] = []
-        self.estimates = Estimates()
 
     # -- what tests do --
 
@@ -176,12 +175,6 @@ class InlinePool(TaskPool):
 
     def async_in_flight(self) -> int:
         return sum(request.is_async for request in self.held)
-
-    def mean_runtime(self) -> float:
-        return self.estimates.mean
-
-    def expected_runtime(self, name: str) -> float | None:
-        return self.estimates.seconds(name)
 
     def info(self) -> dict[str, Any]:
         return {
