@@ -80,7 +80,7 @@ class Receipt:
         self._state.enter(request)
         if signals.task_received.receivers:
             signals.task_received.send(request.task, request=request)
-        logger.info("Task %s[%s] received", request.name, request.id)
+        logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 
     def _end(self, request: Request, error: QWorkerError, settlement: Settlement) -> None:
