@@ -303,6 +303,8 @@ class Worker:
         if self.writer is not None:
             self.writer.stop(conf.result_store_patience)
         self.listener.stop(KILL_SECONDS * 2)
+        # What was acked before it ran may have got its ack only now: it goes back as a new message.
+        self.settler.give_back(self.ready.clear())
         signals.worker_shutdown.send(self)
         totals = self.state.totals
         logger.info(

@@ -80,6 +80,8 @@ class ResultWriter(ThreadComponent):
             pause = self.step(self.clock.monotonic()) or 0.0
             if self._waiting:
                 if self.clock.monotonic() + pause > deadline:
-                    logger.error("%d results were not stored: those tasks will come again", len(self._waiting))
+                    logger.error(
+                        "%d results were not stored: those tasks will come again", len(self._waiting)
+                    )
                     return
                 self.clock.sleep(pause)
