@@ -80,11 +80,12 @@ class Database:
             ) from None
 
     def connect(self, synchronous: str | None = None) -> sqlite3.Connection:
-        """Open a connection, with the schema in place.
+        """Open a connection, with directories and schema in place.
 
-        Raises ConfigurationError for a file that is no database or of a newer qworker, BrokerUnavailable when
-        the disk does not answer.
+        Raises ConfigurationError for an unusable place, a file that is no database or of a newer qworker;
+        BrokerUnavailable when the disk does not answer.
         """
+        self.prepare()
         with errors_explained(self.path):
             connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
             try:

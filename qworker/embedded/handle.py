@@ -38,7 +38,6 @@ class Handle:
     def opened(self) -> sqlite3.Connection:
         """The connection, for who holds the turn."""
         if self._connection is None:
-            self._database.prepare()
             self._connection = self._database.connect(self._synchronous)
         return self._connection
 

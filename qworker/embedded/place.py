@@ -8,6 +8,7 @@ Thread:      any.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -35,35 +36,40 @@ NETWORK_FILE_SYSTEMS = frozenset(
     }
 )
 
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
 
 def database_path(url: str | None) -> Path:
     """Return the absolute path that *url* names: ``sqlite:///relative``, ``sqlite:////absolute`` or None.
 
     Raises ConfigurationError for another scheme or a host in the URL.
     """
-    if not url or url in ("sqlite://", "sqlite:///", "sqlite:"):
+    bare = (url or "").partition("?")[0]
+    if bare in ("", "sqlite:", "sqlite://", "sqlite:///"):
         return Path(DEFAULT_PATH).absolute()
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = bare.partition("://")
     if scheme != "sqlite" or not separator or not rest.startswith("/"):
         raise ConfigurationError(
             f"{url!r} does not name an SQLite file: write sqlite:///relative/path.db or sqlite:////absolute/path.db",
             setting="broker_url",
         )
-    return Path(unquote(rest[1:].partition("?")[0])).absolute()
+    return Path(unquote(rest[1:])).absolute()
 
 
 def file_system(path: Path, mountinfo: str | None = None) -> str:
     """Return the type of the file system that holds *path* (``ext4``, ``nfs4``…), '' where that cannot be known."""
     if mountinfo is None:
         try:
-            mountinfo = Path("/proc/self/mountinfo").read_text()
+            mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
         except OSError:
             return ""
     wanted, best, found = os.path.realpath(path), -1, ""
     for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].replace("\\040", " ")
+        fields, _, source = line.partition(" - ")
+        if fields.count(" ") < 4 or not source:
+            continue
+        mount = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields.split()[4])
         inside = wanted == mount or wanted.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= best:
-            best, found = len(mount), right.split()[0]
+            best, found = len(mount), source.split()[0]
     return found

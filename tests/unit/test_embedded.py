@@ -1,0 +1,409 @@
+"""The one SQLite file: where it may be, what is wrong with it, how results replace each other, and the bells."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker import states
+from qworker.embedded import (
+    SCHEMA_VERSION,
+    UPSERT_RESULT,
+    Bell,
+    Database,
+    Handle,
+    Ringer,
+    database_path,
+    file_system,
+    transaction,
+)
+from qworker.embedded.database import busy
+from qworker.errors import BrokerUnavailable, ConfigurationError
+
+# -- where it is --
+
+
+@pytest.mark.parametrize("url", [None, "", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///?timeout=3"])
+def test_without_a_path_the_file_is_beside_the_project(url: str | None) -> None:
+    assert database_path(url) == Path.cwd() / ".qworker" / "qworker.db"
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///queue.db", Path.cwd() / "queue.db"),
+        ("sqlite:///a/b.db", Path.cwd() / "a/b.db"),
+        ("sqlite:////var/lib/q.db", Path("/var/lib/q.db")),
+        ("sqlite:////var/with%20space.db?mode=x", Path("/var/with space.db")),
+    ],
+)
+def test_a_url_names_a_file(url: str, path: Path) -> None:
+    assert database_path(url) == path
+    assert database_path(url).is_absolute()
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://host/q.db", "sqlite:q.db", "/var/q.db"])
+def test_another_url_is_refused_with_the_right_spelling(url: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"sqlite:///relative/path\.db or sqlite:////absolute/path\.db"
+    ) as caught:
+        database_path(url)
+    assert caught.value.setting == "broker_url"
+    assert repr(url) in str(caught.value)
+
+
+MOUNTS = """\
+22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:26 / /srv/shared rw,relatime - nfs4 server:/export rw,vers=4.2
+31 30 0:27 / /srv/shared/fast rw - xfs /dev/vdb rw
+32 22 0:28 / /mnt/with\\040space rw shared:2 master:1 - cifs //server/share rw
+33 22 0:29 / /data rw - ext4 /dev/vdc rw
+34 22 0:30 / /data rw - fuse.sshfs user@host:/ rw
+35 22 0:31 / /back\\134slash rw - tmpfs none rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/q.db", "ext4"),
+        ("/srv/shared/q.db", "nfs4"),
+        ("/srv/shared", "nfs4"),
+        ("/srv/sharedness/q.db", "ext4"),
+        ("/srv/shared/fast/q.db", "xfs"),
+        ("/mnt/with space/q.db", "cifs"),
+        ("/data/q.db", "fuse.sshfs"),  # the later mount lies over the earlier
+        ("/back\\slash/q.db", "tmpfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+
+
+def test_an_unknown_file_system_is_not_guessed() -> None:
+    assert file_system(Path("/anything"), "") == ""
+    assert file_system(Path("/anything"), "garbage\n\n1 2 3") == ""
+
+
+def test_the_systems_own_mounts_are_read(tmp_path: Path) -> None:
+    assert file_system(tmp_path) in {"ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", ""}
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "glusterfs", "fuse.sshfs"])
+def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+    database = Database(tmp_path / "sub" / "q.db")
+    with pytest.raises(
+        ConfigurationError, match=rf"q\.db is on a network file system \({kind}\).*use a local path"
+    ):
+        database.prepare(f"30 22 0:26 / {tmp_path} rw - {kind} server:/export rw\n")
+    assert not (tmp_path / "sub").exists()
+
+
+def test_a_link_does_not_hide_a_network_file_system(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "q.db").symlink_to(far / "q.db")
+    with pytest.raises(ConfigurationError, match="network file system"):
+        Database(tmp_path / "near" / "q.db").prepare(f"30 22 0:26 / {far} rw - nfs4 server:/export rw\n")
+
+
+# -- what may be wrong with it --
+
+
+def test_a_new_file_is_made_with_its_directories(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "q.db"
+    with closing(Database(path).connect()) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    with closing(Database(path).connect()) as connection:  # and found again
+        assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, 2), ("NORMAL", 1), ("FULL", 2)])
+def test_durability_is_as_asked(tmp_path: Path, asked: str | None, level: int) -> None:
+    with closing(Database(tmp_path / "q.db", "FULL").connect(asked)) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
+
+
+def test_a_file_of_a_newer_qworker_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(ConfigurationError, match=r"q\.db was written by a newer qworker .*: upgrade qworker"):
+        Database(path).connect()
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4000]
+)
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "q.db"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"q\.db is not a sound SQLite database .*: move it aside"):
+        Database(path).connect()
+    assert path.read_bytes() == content
+
+
+def test_damage_found_later_is_explained(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    with handle as connection, transaction(connection):
+        connection.execute("CREATE TABLE filler AS SELECT randomblob(100000)")
+    handle.close()
+    content = bytearray((tmp_path / "q.db").read_bytes())
+    content[4096:] = b"\xee" * (len(content) - 4096)
+    (tmp_path / "q.db").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is not a sound SQLite database"), handle as connection:
+        connection.execute("SELECT * FROM message").fetchall()
+
+
+def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write to .*: Is a directory"):
+        Database(tmp_path).connect()
+
+
+def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigurationError, match=r"cannot write to .*/file/q\.db: .* Set broker_url to sqlite:////"
+    ):
+        Database(tmp_path / "file" / "q.db").connect()
+
+
+@pytest.mark.parametrize("place", ["/proc/qworker", "/sys/qworker"])
+def test_a_place_that_cannot_be_written_to_is_named(place: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot write to {place}/q.db: .* Set broker_url"):
+        Database(Path(place) / "q.db").connect()
+
+
+def test_a_full_file_is_explained_and_loses_nothing(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    with handle as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        connection.execute("INSERT INTO key_value VALUES ('before', 'kept', NULL)")
+    full = pytest.raises(
+        BrokerUnavailable, match=r"the disk of .*q\.db is full: free some space; nothing was written"
+    )
+    with full, handle as connection, transaction(connection):
+        connection.execute("INSERT INTO key_value VALUES ('big', ?, NULL)", ("x" * 100_000,))
+    with handle as connection:
+        assert connection.execute("SELECT key FROM key_value").fetchall() == [("before",)]
+        connection.execute("INSERT INTO key_value VALUES ('after', 'x', NULL)")
+    handle.close()
+
+
+def test_a_locked_file_is_explained_in_time(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    with closing(Database(tmp_path / "q.db").connect()) as other:
+        other.execute("BEGIN IMMEDIATE")
+        locked = pytest.raises(BrokerUnavailable, match="was locked by another process")
+        with locked, handle as connection, transaction(connection, timeout=0.01):
+            pytest.fail("two writers at once")
+        other.execute("ROLLBACK")
+    with handle as connection, transaction(connection):
+        connection.execute("INSERT INTO key_value VALUES ('a', 'b', NULL)")
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    "code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY, sqlite3.SQLITE_BUSY_SNAPSHOT]
+)
+def test_every_kind_of_busy_means_to_wait(code: int) -> None:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = code
+    assert busy(error)
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    assert not busy(error)
+
+
+# -- transactions and handles --
+
+
+def _insert_and_fail(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO key_value VALUES ('a', 'b', NULL)")
+    raise ZeroDivisionError
+
+
+def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    with pytest.raises(ZeroDivisionError), handle as connection, transaction(connection):
+        _insert_and_fail(connection)
+    with handle as connection:
+        assert connection.in_transaction is False
+        assert connection.execute("SELECT count(*) FROM key_value").fetchone() == (0,)
+    handle.close()
+
+
+def test_a_handle_gives_turns(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    inside: list[int] = []
+
+    def use() -> None:
+        for _ in range(50):
+            with handle as connection:
+                inside.append(1)
+                connection.execute("SELECT 1").fetchone()
+                assert len(inside) == 1
+                inside.pop()
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handle.close()
+
+
+def test_a_closed_handle_opens_again(tmp_path: Path) -> None:
+    handle = Handle(Database(tmp_path / "q.db"))
+    with handle as first:
+        pass
+    with handle as second:
+        assert second is first
+    handle.close()
+    handle.close()
+    with handle as third:
+        assert third is not first
+        assert third.execute("SELECT 1").fetchone() == (1,)
+    handle.close()
+
+
+def test_a_handle_whose_file_cannot_be_opened_keeps_no_turn(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    path.write_bytes(b"no database" * 100)
+    handle = Handle(Database(path))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError), handle:
+            pytest.fail("opened what is no database")
+    path.unlink()
+    with handle as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    handle.close()
+
+
+# -- results --
+
+STATUS = st.sampled_from([*sorted(states.ALL_STATES), "PROGRESS", "x"])
+
+
+@given(old=STATUS, new=STATUS)
+def test_a_result_replaces_another_by_the_rule_of_the_states(old: str, new: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(
+            "CREATE TABLE result (task_id TEXT PRIMARY KEY, status, payload, expires) WITHOUT ROWID"
+        )
+        assert connection.execute(UPSERT_RESULT, ("id", old, b"old", None)).rowcount == 1
+        replaced = connection.execute(UPSERT_RESULT, ("id", new, b"new", 5.0)).rowcount == 1
+        assert replaced == states.may_replace(old, new)
+        kept = connection.execute("SELECT status, payload, expires FROM result").fetchall()
+        assert kept == [(new, b"new", 5.0) if replaced else (old, b"old", None)]
+
+
+# -- bells --
+
+
+@pytest.fixture
+def bells(tmp_path: Path) -> Path:
+    path = tmp_path / "bells"
+    path.mkdir()
+    return path
+
+
+def test_all_bells_of_a_kind_ring(bells: Path) -> None:
+    ringer = Ringer(bells, "message")
+    first, second, other = Bell(bells, "message"), Bell(bells, "message"), Bell(bells, "result")
+    ringer.ring()
+    assert (first.wait(10), second.wait(10), other.wait(0)) == (True, True, False)
+    assert (first.wait(0), first.drain()) == (False, False)
+
+
+def test_a_bell_hung_up_later_is_found(bells: Path) -> None:
+    ringer = Ringer(bells, "message")
+    for _ in range(20):  # within one tick of the file system's clock
+        bell = Bell(bells, "message")
+        ringer.ring()
+        assert bell.drain()
+        bell.close()
+
+
+def test_bells_can_be_polled_beside_other_files(bells: Path) -> None:
+    bell = Bell(bells, "message")
+    assert select.select([bell.fileno()], [], [], 0) == ([], [], [])
+    Ringer(bells, "message").ring()
+    assert select.select([bell.fileno()], [], [], 10)[0] == [bell.fileno()]
+    bell.close()
+
+
+def test_a_bell_taken_down_leaves_nothing(bells: Path) -> None:
+    ringer = Ringer(bells, "message")
+    bell = Bell(bells, "message")
+    ringer.ring()
+    bell.close()
+    bell.close()
+    assert list(bells.iterdir()) == []
+    ringer.ring()
+    assert bell.fileno() == -1
+    assert bell.drain() is False
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_bell_of_a_dead_process_is_taken_down(bells: Path, known: bool) -> None:
+    ringer = Ringer(bells, "message")
+    bell, dead = Bell(bells, "message"), Bell(bells, "message")
+    if known:
+        ringer.ring()
+    os.close(dead.fileno())  # as the kernel does for a process that is killed
+    ringer.ring()
+    ringer.ring()
+    assert [path.name for path in bells.iterdir()] == [bell._path.name]
+    assert bell.drain()
+    bell.close()
+
+
+def test_a_bell_that_nobody_answers_never_blocks(bells: Path) -> None:
+    bell = Bell(bells, "message")
+    ringer = Ringer(bells, "message")
+    for _ in range(70_000):
+        ringer.ring()
+    assert bell.wait(0)
+    bell.close()
+
+
+def test_a_closed_ringer_rings_again(bells: Path) -> None:
+    bell, ringer = Bell(bells, "message"), Ringer(bells, "message")
+    ringer.ring()
+    ringer.close()
+    ringer.close()
+    bell.drain()
+    ringer.ring()
+    assert bell.wait(10)
+    bell.close()
+
+
+def test_ringing_where_there_is_nothing_is_harmless(tmp_path: Path) -> None:
+    Ringer(tmp_path / "not there", "message").ring()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
+def test_where_pipes_cannot_be_made_waiting_is_a_short_sleep(
+    bells: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "mkfifo", refuse)  # as a file system does that has no pipes
+    bell = Bell(bells, "message")
+    assert bell.fileno() == -1
+    assert bell.wait(0) is True
+    assert bell.drain() is False
+    bell.close()
