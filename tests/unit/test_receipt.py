@@ -1,0 +1,195 @@
+"""What the listener does with one message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qworker import signals
+from qworker.components.receipt import Receipt
+from qworker.request import Request
+from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
+from qworker.worker_state import WorkerState
+from tests.unit.rooms import ACCEPT, Rooms
+
+
+class Desk:
+    """A Receipt, and what it settles."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.rooms = Rooms(**settings)
+        self.state = WorkerState()
+        self.settled: list[tuple[Request | None, Settlement, dict[str, Any] | None]] = []
+        self.receipt = Receipt(
+            self.rooms.app, self.state, ACCEPT, (30.0, 120.0), lambda *letter: self.settled.append(letter)
+        )
+
+    def take(self, leased: Leased, epoch: int = 1) -> Request | None:
+        return self.receipt.take(leased, epoch, self.rooms.clock.now())
+
+    @property
+    def settlement(self) -> Settlement:
+        ((request, settlement, _),) = self.settled
+        assert request is None
+        return settlement
+
+    @property
+    def meta(self) -> dict[str, Any] | None:
+        ((_, _, meta),) = self.settled
+        return meta
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """What the signals said, in order."""
+    said: list[tuple[str, dict[str, Any]]] = []
+    observed = ("task_received", "task_revoked", "task_unknown", "task_rejected")
+    receivers = []
+    for name in observed:
+
+        def receiver(said_by: str = name, **fields: Any) -> None:
+            said.append((said_by, fields))
+
+        getattr(signals, name).connect(receiver, weak=False)
+        receivers.append((name, receiver))
+    yield said
+    for name, receiver in receivers:
+        getattr(signals, name).disconnect(receiver)
+
+
+Heard = list[tuple[str, dict[str, Any]]]
+
+
+# -- what runs --
+
+
+def test_a_good_message_becomes_a_request_in_the_ledger(
+    heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    with caplog.at_level(logging.DEBUG):
+        request = desk.take(desk.rooms.leased(7, "add", 1, 2), epoch=3)
+    assert request is not None
+    assert (request.tag, request.id, request.name, request.epoch) == (7, "id-7", "add", 3)
+    assert desk.state.requests == {7: request}
+    assert desk.settled == []
+    assert [(name, fields["request"]) for name, fields in heard] == [("task_received", request)]
+    assert "Task add[id-7] received" in caplog.text
+
+
+def test_one_that_expires_later_runs() -> None:
+    desk = Desk()
+    assert desk.take(desk.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
+
+
+# -- what does not --
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"headers": "no json"}, "InvalidTaskMessage"),
+        ({"headers": "[]"}, "InvalidTaskMessage"),
+        ({"headers": '{"task": "add"}'}, "InvalidTaskMessage"),
+        ({"headers": '{"task": "add", "id": "x", "eta": "soon"}'}, "InvalidTaskMessage"),
+        ({"properties": "{"}, "InvalidTaskMessage"),
+        ({"headers": "{}", "body": b"\xff"}, "InvalidTaskMessage"),
+    ],
+)
+def test_what_cannot_be_read_is_a_dead_letter_with_the_reason(
+    changes: dict[str, Any], reason: str, heard: Heard
+) -> None:
+    desk = Desk()
+    assert desk.take(desk.rooms.leased(7)._replace(**changes)) is None
+    assert isinstance(desk.settlement, Bury)
+    assert desk.settlement.tag == 7
+    assert desk.settlement.reason.startswith(f"{reason}: ")
+    assert [name for name, _ in heard] == ["task_rejected"]
+    assert desk.state.requests == {}
+
+
+def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
+    now = Rooms().clock.now()
+    for parked, delay in ((0, 30.0), (1, 120.0)):
+        desk = Desk()
+        assert desk.take(desk.rooms.leased(7, "nobody.knows", parked=parked)) is None
+        assert desk.settlement == Release(7, now + delay, parked=True)
+        assert desk.meta is None
+    assert [(name, fields["name"]) for name, fields in heard] == [("task_unknown", "nobody.knows")] * 2
+
+
+def test_an_unknown_task_that_stays_unknown_is_a_dead_letter_and_a_failure() -> None:
+    desk = Desk()
+    desk.take(desk.rooms.leased(7, "ad", parked=2))
+    assert isinstance(desk.settlement, Bury)
+    assert "no task named 'ad' is registered; did you mean 'add'?" in desk.settlement.reason
+    assert desk.meta is not None
+    assert (desk.meta["status"], desk.meta["task_id"]) == ("FAILURE", "id-7")
+    assert desk.meta["result"]["exc_type"] == "NotRegistered"
+
+
+def test_a_revoked_task_is_acked_and_stored_as_revoked(heard: Heard) -> None:
+    desk = Desk()
+    desk.state.revoke(Revocation("id-7", False, "SIGTERM"))
+    assert desk.take(desk.rooms.leased(7)) is None
+    assert desk.settlement == Ack(7)
+    assert desk.meta is not None
+    assert (desk.meta["status"], desk.meta["result"]["exc_type"]) == ("REVOKED", "TaskRevokedError")
+    assert [(name, fields["expired"]) for name, fields in heard] == [("task_revoked", False)]
+
+
+def test_an_expired_task_is_acked_and_stored_as_revoked(heard: Heard) -> None:
+    desk = Desk()
+    assert desk.take(desk.rooms.leased(7, expires="2023-11-14T22:13:20+00:00")) is None
+    assert desk.settlement == Ack(7)
+    assert desk.meta is not None
+    assert (desk.meta["status"], desk.meta["result"]["exc_message"]) == ("REVOKED", ["expired"])
+    assert [(name, fields["expired"]) for name, fields in heard] == [("task_revoked", True)]
+
+
+def test_a_message_that_met_with_too_many_deaths_is_a_dead_letter_and_a_failure() -> None:
+    desk = Desk(task_max_deliveries=3)
+    assert desk.take(desk.rooms.leased(7, deliveries=2)) is not None
+    assert desk.take(desk.rooms.leased(8, deliveries=3)) is None
+    assert isinstance(desk.settlement, Bury)
+    assert "3 deaths" in desk.settlement.reason
+    assert desk.meta is not None
+    assert (desk.meta["status"], desk.meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")
+
+
+def test_a_result_that_is_ignored_is_not_stored() -> None:
+    desk = Desk()
+    desk.take(desk.rooms.leased(7, ignore_result=True, expires="2023-11-14T22:13:20+00:00"))
+    assert (desk.settlement, desk.meta) == (Ack(7), None)
+
+
+def test_what_is_stored_names_its_group_and_parent() -> None:
+    desk = Desk()
+    desk.take(desk.rooms.leased(7, expires="2023-11-14T22:13:20+00:00", group="g", parent_id="p"))
+    assert desk.meta is not None
+    assert (desk.meta["group_id"], desk.meta["parent_id"]) == ("g", "p")
+
+
+# -- what was here before --
+
+
+def test_one_that_is_still_running_here_is_left_to_that_run() -> None:
+    desk = Desk()
+    request = desk.take(desk.rooms.leased(7), epoch=1)
+    assert request is not None
+    assert desk.take(desk.rooms.leased(7, redelivered=True), epoch=2) is None
+    assert desk.settled == []
+    assert request.epoch == 2  # so that its ack holds under the new lease
+    assert desk.state.requests == {7: request}
+
+
+def test_one_that_ended_here_under_a_lost_lease_is_settled_as_it_ended() -> None:
+    desk = Desk()
+    ack = Ack(7, ("id-7", "SUCCESS", b"{}", None))
+    desk.state.finished_elsewhere(7, ack)
+    assert desk.take(desk.rooms.leased(7, redelivered=True)) is None
+    assert (desk.settlement, desk.meta) == (ack, None)
+    assert desk.take(desk.rooms.leased(7)) is not None  # once: the next one of that tag is another matter

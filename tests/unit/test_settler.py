@@ -1,0 +1,214 @@
+"""How ends become letters, with the result along, ahead, or alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker import execution
+from qworker.components.listener import Letter
+from qworker.components.mailbox import Mailbox
+from qworker.components.pool import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
+from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.result_writer import ResultWriter
+from qworker.components.settler import Settler
+from qworker.execution import Outcome
+from qworker.request import REVOKED
+from qworker.transports.lease import Ack, Bury, Release, Store
+from tests.unit.rooms import Rooms, tags
+
+ROW = ("id-1", "SUCCESS", b"{}", None)
+
+
+class Desk:
+    """A Settler; *foreign*: results have a store of their own, so that some letters wait for it."""
+
+    def __init__(self, foreign: bool = False) -> None:
+        self.rooms = Rooms()
+        self.ready = ReadyQueue()
+        self.wakes = 0
+        self.settler = Settler(self.rooms.app, self.ready)
+        self.settler.listener = self.mailbox = Mailbox(self.wake)
+        if foreign:
+            self.settler.writer = ResultWriter(self.rooms.app, lambda name, error: None, self.mailbox.post)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    @property
+    def letters(self) -> list[Letter]:
+        return self.mailbox.take()
+
+    @property
+    def letter(self) -> Letter:
+        (letter,) = self.mailbox.take()
+        return letter
+
+    def status(self, row: Any) -> tuple[str, str]:
+        """The state and the exception in a row."""
+        meta = self.rooms.app.backend.decode(row[2])
+        assert row[:2] == (meta["task_id"], meta["status"])
+        return meta["status"], meta["result"]["exc_type"]
+
+
+def test_an_outcome_becomes_a_letter_with_its_row() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
+    assert desk.letter == Letter(one, Ack(1, ROW))
+
+
+def test_many_ends_are_one_delivery() -> None:
+    desk = Desk()
+    requests = desk.rooms.requests(5)
+    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS)) for one in requests])
+    assert desk.wakes == 1
+    assert [letter.request for letter in desk.letters] == requests
+
+
+@pytest.mark.parametrize(
+    ("why", "status"),
+    [(TIME_LIMIT, ("FAILURE", "TimeLimitExceeded")), (TERMINATED, ("REVOKED", "Terminated"))],
+)
+def test_what_the_worker_ended_has_its_result_along(why: str, status: tuple[str, str]) -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, timelimit=(9, None))
+    desk.settler.ended([Ended(one, None, why, "how")])
+    settlement = desk.letter.settlement
+    assert isinstance(settlement, Ack)
+    assert desk.status(settlement.row) == status
+
+
+def test_what_was_lost_comes_again_and_counts() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, None, LOST, "killed by SIGKILL")])
+    assert desk.letter == Letter(one, Release(1, None, counted=True))
+
+
+@pytest.mark.parametrize(
+    "end", [(None, INTERRUPTED), (Outcome(execution.INTERRUPTED, text="the worker ends"), "")]
+)
+def test_what_was_interrupted_goes_back_and_does_not_count(end: tuple[Outcome | None, str]) -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, end[0], end[1])])
+    assert desk.letter == Letter(one, Release(1))
+
+
+def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
+    desk = Desk()
+    desk.ready.put_many(desk.rooms.requests(1, first=9))
+    desk.settler.ended([Ended(one, None, UNSTARTED) for one in desk.rooms.requests(2)])
+    assert tags(desk.ready.get_many(Slots(9, 9), 0)) == [1, 2, 9]
+    assert desk.letters == []
+
+
+def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, Outcome(execution.INVALID, text="the body is cut off"))])
+    settlement = desk.letter.settlement
+    assert isinstance(settlement, Bury)
+    assert settlement.reason == "invalid: the body is cut off"
+    assert desk.status(settlement.row) == ("FAILURE", "InvalidTaskError")
+
+
+def test_a_started_task_has_its_state_stored_and_stays() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.started([(one, ROW)])
+    assert desk.letter == Letter(one, Store(ROW), final=False)
+
+
+def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
+    desk = Desk(foreign=True)
+    one = desk.rooms.request(1)
+    desk.settler.end_here(one, REVOKED, "revoked")
+    assert desk.letters == []
+    writer = desk.settler.writer
+    assert writer is not None
+    writer.step(0.0)
+    assert desk.letter == Letter(one, Ack(1))
+    meta = desk.rooms.app.backend.get("id-1")
+    assert meta is not None
+    assert meta["status"] == "REVOKED"
+
+
+def test_what_has_nothing_to_store_does_not_wait_for_that_store() -> None:
+    desk = Desk(foreign=True)
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, None, LOST, "how"), Ended(one, Outcome(execution.SUCCESS))])
+    assert [letter.settlement for letter in desk.letters] == [Release(1, None, counted=True), Ack(1)]
+
+
+# -- tasks that are acked before they run --
+
+
+def test_an_early_ack_lets_the_task_run_only_when_it_was_carried_out() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, "once")
+    desk.settler.ack_first([one])
+    letter = desk.letter
+    assert (letter.settlement, letter.final) == (Ack(1), False)
+    assert (one.acked, len(desk.ready)) == (False, 0)
+    assert letter.then is not None
+    letter.then()
+    assert (one.acked, tags(desk.ready.clear())) == (True, [1])
+
+
+def test_of_a_task_acked_before_it_ran_only_the_result_is_left_to_store() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, "once")
+    one.acked = True
+    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
+    assert desk.letter == Letter(one, Store(ROW))
+    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS))])
+    assert desk.letter == Letter(one, None)
+
+
+def test_a_task_acked_before_it_ran_never_comes_again() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, "once")
+    one.acked = True
+    desk.settler.ended([Ended(one, None, LOST, "killed by SIGKILL")])
+    settlement = desk.letter.settlement
+    assert isinstance(settlement, Store)
+    assert desk.status(settlement.row) == ("FAILURE", "WorkerLostError")
+
+
+# -- giving back --
+
+
+def test_what_has_not_started_is_given_back_as_it_came() -> None:
+    desk = Desk()
+    one, two = desk.rooms.requests(2)
+    desk.settler.give_back([one, two])
+    assert desk.letters == [Letter(one, Release(1)), Letter(two, Release(2))]
+    assert desk.wakes == 1
+
+
+def test_what_was_acked_and_has_not_started_is_sent_again() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, "once", 5, priority=4)
+    one.acked = True
+    desk.settler.give_back([one])
+    assert desk.letters == []
+    store = desk.rooms.store
+    store.enlist("w@h", ["celery"], 1)
+    (leased,) = store.lease(["celery"], 9)
+    assert (leased.headers, leased.body, leased.priority) == (one.leased.headers, one.leased.body, 4)
+
+
+def test_nothing_to_give_back_wakes_nobody() -> None:
+    desk = Desk()
+    desk.settler.give_back([])
+    assert (desk.wakes, desk.rooms.store.pushes) == (0, 0)
+
+
+def test_a_parked_request_comes_back_when_its_token_does() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.park(one, 1234.5)
+    assert desk.letter == Letter(one, Release(1, 1234.5))
