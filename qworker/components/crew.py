@@ -177,7 +177,7 @@ class Crew:
         wanted = 5.0
         with self._lock:
             for child in self._children:
-                if len(child.jobs) - child.async_jobs > 1:
+                if child.sync_jobs > 1:
                     return STALLED_SECONDS
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:
@@ -189,7 +189,7 @@ class Crew:
     def slack(self) -> float:
         """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in batches."""
         with self._lock:
-            streaming = [child.load for child in self._children if len(child.jobs) - child.async_jobs > 1]
+            streaming = [child.load for child in self._children if child.sync_jobs > 1]
         return min(min(streaming) / 2, MAX_SLACK_SECONDS) if streaming else 0.0
 
     # -- taking back: any thread --

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qworker.components.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
@@ -31,18 +32,26 @@ class Assigned(NamedTuple):
 
 
 class ChildHandle:
-    """max_tasks: after so many the child is replaced; None: never."""
+    """max_tasks: after so many the child is replaced; None: never. monotonic, send_signal: the system's, but for tests."""
 
-    def __init__(self, index: int, max_tasks: int | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        max_tasks: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        send_signal: Callable[[int, int], None] = os.kill,
+    ) -> None:
         self.index = index
         self._max_tasks = max_tasks
+        self._monotonic = monotonic
+        self._send_signal = send_signal
         self.pid = 0
         self.up = False
         self.gone = False
         self.retiring = False
         self.end: tuple[str, Request | None, str] | None = None
         """Why we killed it: (why, for whose sake, how)."""
-        self.born = time.monotonic()
+        self.born = monotonic()
         self.jobs: dict[int, Assigned] = {}
         self.async_jobs = 0
         self.load = 0.0
@@ -75,10 +84,14 @@ class ChildHandle:
         if not self.jobs:
             return 1 if idle_only else MAX_JOBS
         if idle_only:
-            return int(len(self.jobs) == self.async_jobs)
+            return int(not self.sync_jobs)
         if self.load >= frame_seconds:
             return 0
-        return max(0, MAX_JOBS - len(self.jobs))
+        return max(0, MAX_JOBS - self.sync_jobs)
+
+    @property
+    def sync_jobs(self) -> int:
+        return len(self.jobs) - self.async_jobs
 
     def _takes_no_more(self) -> bool:
         return self.retiring or self.gone or self.worn_out
@@ -91,22 +104,21 @@ class ChildHandle:
     def takes(self, seconds: float | None, frame_seconds: float) -> bool:
         if self._takes_no_more():
             return False
-        sync_jobs = len(self.jobs) - self.async_jobs
-        if not sync_jobs:
+        if not self.sync_jobs:
             return True
-        return seconds is not None and self.load + seconds <= frame_seconds and sync_jobs < MAX_JOBS
+        return seconds is not None and self.load + seconds <= frame_seconds and self.sync_jobs < MAX_JOBS
 
     def async_room(self, most: int) -> int:
         """How many async requests it may take: none while its main thread is busy, since that reads the socket."""
-        if self._takes_no_more() or len(self.jobs) > self.async_jobs:
+        if self._takes_no_more() or self.sync_jobs:
             return 0
         return most - self.async_jobs
 
     # -- assigning --
 
     def assign(self, sequence: int, request: Request, seconds: float) -> None:
-        now = time.monotonic()
-        if not self.jobs:
+        now = self._monotonic()
+        if not self.sync_jobs:
             self.heard = now
         self.jobs[sequence] = Assigned(request, seconds, now)
         self.total += 1
@@ -154,12 +166,13 @@ class ChildHandle:
 
     def finished(self, sequence: int, now: float) -> Request | None:
         assigned = self.jobs.pop(sequence, None)
-        self.heard = now
         if assigned is None:
             return None
         if assigned.request.is_async:
             self.async_jobs -= 1
-        self.load = max(0.0, self.load - assigned.seconds) if self.jobs else 0.0
+        else:
+            self.heard = now
+            self.load = max(0.0, self.load - assigned.seconds) if self.sync_jobs else 0.0
         return assigned.request
 
     def requests(self) -> list[Request]:
@@ -185,7 +198,7 @@ class ChildHandle:
 
     def stalled(self, now: float, patience: float) -> bool:
         """Whether the task it runs takes longer than anybody thought, with others waiting behind it."""
-        return len(self.jobs) - self.async_jobs > 1 and now - self.heard > patience
+        return self.sync_jobs > 1 and now - self.heard > patience
 
     def next_limit(self) -> tuple[float, Request] | None:
         """Monotonic time at which the hard limit of something that runs here passes, and whose it is."""
@@ -218,7 +231,7 @@ class ChildHandle:
     def kill(self, number: int) -> None:
         if self.pid and not self.gone:
             try:
-                os.kill(self.pid, number)
+                self._send_signal(self.pid, number)
             except ProcessLookupError:
                 pass
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import signals
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.crew import Crew
 from qworker.components.frames import OUTCOME, STARTED, UP
 from qworker.components.pool import (
@@ -50,7 +51,8 @@ Row = tuple[Any, ...]
 
 
 class ProcessPool(TaskPool):
-    """settings: see PoolSettings. The callbacks are called on the pool thread."""
+    """settings: see PoolSettings. The callbacks are called on the pool thread. clock, send_signal: the system's, but
+    for tests."""
 
     def __init__(
         self,
@@ -60,8 +62,12 @@ class ProcessPool(TaskPool):
         on_stored: OnStored,
         on_room: OnRoom,
         on_crash: Callable[[str, BaseException], None],
+        clock: Clock = SYSTEM_CLOCK,
+        send_signal: Callable[[int, int], None] = os.kill,
     ) -> None:
         super().__init__()
+        self._clock = clock
+        self._send_signal = send_signal
         self._settings = settings
         self._spawner = spawner
         self._on_ended = on_ended
@@ -88,11 +94,15 @@ class ProcessPool(TaskPool):
     def start(self) -> None:
         if self._thread.is_alive() or self._stopping.is_set():
             return
+        self.open()
+        self._thread.start()
+
+    def open(self) -> None:
+        """Have the children started; a test that plays the pool thread calls this and step()."""
         self._poll.register(self._wake_read, select.POLLIN)
         self._poll.register(self._spawner.fileno(), select.POLLIN)
         for index in range(self._settings.concurrency):
             self._spawn(index)
-        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -170,18 +180,19 @@ class ProcessPool(TaskPool):
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._turn()
+                self.step(self._patience())
         except BaseException as error:  # the component shell: the worker stops, with the reason
             if not self._stopping.is_set():
                 self._crashed = True
                 self.quiet()
                 self._on_crash("pool", error)
 
-    def _turn(self) -> None:
+    def step(self, patience: float) -> None:
+        """One turn, after waiting up to *patience* seconds for something to happen."""
         ended: list[Ended] = []
         stored: list[tuple[Request, Row]] = []
         notices = False
-        for file, event in self._poll.poll(self._patience() * 1000):
+        for file, event in self._poll.poll(patience * 1000):
             if file == self._wake_read:
                 os.read(self._wake_read, 65536)
                 self._watch_writes()
@@ -194,7 +205,7 @@ class ProcessPool(TaskPool):
                     self._receive(child, ended, stored)
         if notices:  # after the sockets: what a dead child had still said counts
             self._hear_spawner(ended, stored)
-        now = time.monotonic()
+        now = self._clock.monotonic()
         watched = self._crew.watch(now)
         for child in watched.overdue:
             child.kill(signal.SIGKILL)
@@ -208,10 +219,10 @@ class ProcessPool(TaskPool):
             self._has_room = False
             self._on_room()
         if ended and (slack := self._crew.slack()):
-            time.sleep(slack)
+            self._clock.sleep(slack)
 
     def _patience(self) -> float:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         missing = len(self._crew.children()) < self._settings.concurrency and self._crew.accepting
         patience = self._crew.patience(now)
         return min(patience, max(0.01, self._spawn_after - now)) if missing else patience
@@ -227,7 +238,7 @@ class ProcessPool(TaskPool):
         if frames is None:
             self._forget(child)  # the spawner will say how it ended
             return
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for kind, *content in frames:
             if kind == OUTCOME:
                 sequence, fields, retire = content
@@ -281,7 +292,7 @@ class ProcessPool(TaskPool):
                 ended.append(Ended(request, None, INTERRUPTED if innocent else why, how))
         if not child.retiring:
             logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)
-            if not child.up or time.monotonic() - child.born < QUICK_DEATH_SECONDS:
+            if not child.up or self._clock.monotonic() - child.born < QUICK_DEATH_SECONDS:
                 self._died_young(how)
 
     def _died_young(self, how: str) -> None:
@@ -290,7 +301,7 @@ class ProcessPool(TaskPool):
         if not self._ever_up and self._quick_deaths >= many:
             raise QWorkerError(f"{many} pool processes died at birth, the last one: {how}")
         if self._quick_deaths > many:
-            self._spawn_after = time.monotonic() + min(5.0, 0.1 * (self._quick_deaths - many))
+            self._spawn_after = self._clock.monotonic() + min(5.0, 0.1 * (self._quick_deaths - many))
 
     def _replace(self, now: float) -> None:
         """Let retiring children go that have nothing left, and start those that are missing."""
@@ -306,7 +317,7 @@ class ProcessPool(TaskPool):
         settings = self._settings
         if signals.worker_before_create_process.receivers:
             signals.worker_before_create_process.send(self)
-        child = ChildHandle(index, settings.max_tasks_per_child)
+        child = ChildHandle(index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal)
         try:
             self._spawner.spawn(
                 child.their_socket,
@@ -321,7 +332,7 @@ class ProcessPool(TaskPool):
             )
         except OSError as error:
             child.close()
-            self._spawn_after = time.monotonic() + 1.0
+            self._spawn_after = self._clock.monotonic() + 1.0
             logger.error("cannot start a pool process: %s; trying again in 1 s", error)
             return
         child.spawned()
