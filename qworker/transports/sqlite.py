@@ -32,6 +32,9 @@ INSERT = """INSERT INTO message (queue, priority, due, state, sent, headers, pro
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 TO_MESSAGE = f"""INSERT INTO message (queue, priority, state, sent, redelivered, headers, properties, body)
 SELECT queue, priority, {READY}, ?, 1, headers, properties, body FROM dead"""
+FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN (
+SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM dead"""
+"""Who waits for a retried task is to see its new end, not the old one."""
 REVOKE = "INSERT INTO revoked (task_id, terminate, signal, expires) VALUES (?, ?, ?, ?)"
 QUEUES = """SELECT queue, sum(state = 0), sum(state = 1), sum(state = 2), 0, min(CASE state WHEN 0 THEN sent END)
 FROM message GROUP BY queue UNION ALL SELECT queue, 0, 0, 0, count(*), NULL FROM dead GROUP BY queue"""
@@ -195,6 +198,7 @@ class SQLiteStore(Holder, LeaseStore):
         with self._publisher as connection, transaction(connection):
             count = 0
             for where, values in _selections(tags):
+                connection.execute(f"{FORGET_FAILURE} {where})", values)
                 count += connection.execute(f"{TO_MESSAGE} {where} ORDER BY tag", (now, *values)).rowcount
                 connection.execute(f"DELETE FROM dead {where}", values)
         self._messages.ring()

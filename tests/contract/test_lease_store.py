@@ -946,6 +946,16 @@ def test_dead_letters_are_retried_with_a_clean_count(
     assert store.dead_retry() == 0
 
 
+def test_a_retried_dead_letter_leaves_no_failure_behind(store: LeaseStore, place: Place) -> None:
+    own = epoch(store)
+    store.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
+    one, other = take(store)
+    store.settle(own, [Bury(one.tag, "why", ("one", "FAILURE", b"old", None)), Bury(other.tag, "why")])
+    assert place.result("one") == ("FAILURE", b"old")
+    assert store.dead_retry() == 2
+    assert place.result("one") is None
+
+
 def test_dead_letters_are_discarded(store: LeaseStore, clock: FakeClock) -> None:
     tags = bury_all(store, clock, "a", "b", "c")
     assert store.dead_discard([tags["a"], 999]) == 1
