@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import billiard
@@ -123,6 +124,8 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    with suppress(Exception):  # the worker says what is wrong with it
+        app.results_with_broker  # noqa: B018  # loads the stores' modules, once for all children
     processes: dict[int, Any] = {}
     ready = select.poll()
     ready.register(control, select.POLLIN)
@@ -186,12 +189,10 @@ def _child(
 
 
 def _reap(control: socket.socket, processes: dict[int, Any]) -> None:
-    while processes:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        processes.pop(pid, None)
-        control.send(marshal.dumps(("exit", pid, status)))
+    # Asked one by one and through billiard, which buries the dead too, whenever it starts a process.
+    for pid, process in list(processes.items()):
+        code = process.exitcode
+        if code is not None:
+            del processes[pid]
+            process.join()  # now billiard forgets it, and closes its file
+            control.send(marshal.dumps(("exit", pid, -code if code < 0 else code << 8)))
