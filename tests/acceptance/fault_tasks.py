@@ -65,6 +65,14 @@ def until_file(self: Any, path: str) -> str:
     return path
 
 
+@app.task(name="until_file_async", bind=True)
+async def until_file_async(self: Any, path: str) -> str:
+    with run(self):
+        while not os.path.exists(path):
+            await asyncio.sleep(0.005)
+    return path
+
+
 @app.task(name="flaky", bind=True, max_retries=50)
 def flaky(self: Any, times: int, countdown: float = 0.01) -> int:
     """Fail that many times, then succeed."""
@@ -206,9 +214,9 @@ def deaf(self: Any, how: str) -> None:
             while True:
                 time.sleep(0.05)
         else:
-            import re
-
-            re.match("(a+)+$", "a" * 60 + "b")
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):  # a PyDLL keeps the interpreter while it is in C, and no signal ends this
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 @app.task(name="hog", bind=True)
@@ -225,6 +233,7 @@ _KEPT: list[bytearray] = []
 @app.task(name="leak_files", bind=True)
 def leak_files(self: Any, count: int) -> int:
     with run(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         _LEAKED.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
     return count
 
