@@ -215,7 +215,10 @@ class Listener(ThreadComponent):
         self._look_ahead(wall, near > 0)
         if ready:
             self._ready.put_many(ready)
-        self._give_back_surplus()
+        if self._quiet:  # the worker began to stop meanwhile, and has looked for these already
+            self._give_back([*self._ready.clear(), *self._schedule.schedule.clear()])
+        else:
+            self._give_back_surplus()
 
     def _look_ahead(self, wall: float, room: bool) -> None:
         """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for it."""
@@ -230,11 +233,13 @@ class Listener(ThreadComponent):
 
     def _give_back_surplus(self) -> None:
         """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
-        surplus = self._window.surplus()
+        self._give_back(self._window.surplus())
+
+    def _give_back(self, requests: Sequence[Request]) -> None:
         self._ready.put_back(
-            request for request in reversed(surplus) if request.acked
+            request for request in reversed(requests) if request.acked
         )  # the broker has it no more
-        for request in surplus:
+        for request in requests:
             if not request.acked:
                 self._state.leave(request)
                 self._letters.append(Letter(None, Release(request.tag)))
