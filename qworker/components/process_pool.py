@@ -317,8 +317,11 @@ class ProcessPool(TaskPool):
         settings = self._settings
         if signals.worker_before_create_process.receivers:
             signals.worker_before_create_process.send(self)
-        child = ChildHandle(index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal)
+        child = None
         try:
+            child = ChildHandle(
+                index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal
+            )
             self._spawner.spawn(
                 child.their_socket,
                 child.token_reader,
@@ -330,8 +333,9 @@ class ProcessPool(TaskPool):
                     "running_path": settings.running_path,
                 },
             )
-        except OSError as error:
-            child.close()
+        except OSError as error:  # no files, processes or memory are left, for now
+            if child is not None:
+                child.close()
             self._spawn_after = self._clock.monotonic() + 1.0
             logger.error("cannot start a pool process: %s; trying again in 1 s", error)
             return
