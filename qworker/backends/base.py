@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qworker import states
 from qworker.clock import Clock, isoformat
-from qworker.errors import BackendError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.errors import BackendError, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Backend(ABC):
         self._serializer: str = conf.result_serializer
         self._compression: str | None = conf.result_compression
         self._extended: bool = conf.result_extended
+        self._max_bytes: int = conf.message_max_bytes
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")
@@ -93,8 +94,14 @@ class Backend(ABC):
         return meta
 
     def encode(self, meta: Meta) -> bytes:
-        """Serialise metadata. Raises EncodeError naming the part of the result that cannot be."""
-        return self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta})
+        """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the limit."""
+        data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta})
+        if len(data) > self._max_bytes:
+            raise EncodeError(
+                f"the result is {len(data)} bytes long, and message_max_bytes is {self._max_bytes}: "
+                "store it elsewhere and return where it is"
+            )
+        return data
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None) -> bytes:
         """Serialise any value; *parts* (name → value) of it are what EncodeError can name."""
