@@ -120,6 +120,7 @@ async def execute_async(
     body: Body,
     soft: float | None = None,
     hard: float | None = None,
+    disarm: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """execute() for an ``async def`` task. soft and hard: limits in seconds; both cancel the task."""
     import asyncio
@@ -131,6 +132,7 @@ async def execute_async(
         try:
             async with asyncio.timeout(limit) as timer:
                 value = await run.call(body)
+                disarm()
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -138,9 +140,11 @@ async def execute_async(
                 SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)
             ) from None
     except asyncio.CancelledError as error:
+        disarm()
         ours = asyncio.current_task().cancelling()  # type: ignore[union-attr]  # or did the body raise it?
         return run.tell(run.raised, Interrupted() if ours else error)
     except BaseException as error:  # as in execute()
+        disarm()
         return run.tell(run.raised, error)
     else:
         return run.tell(run.returned, value)

@@ -10,6 +10,7 @@ child ends when its socket does: a worker that dies leaves no orphans.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import resource
@@ -37,6 +38,8 @@ from qworker.components.frames import (
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.errors import MessageError, SoftTimeLimitExceeded
 
+logger = logging.getLogger(__name__)
+
 
 def main(app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
@@ -48,8 +51,11 @@ def main(app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]
     signals.worker_process_init.send(app)
     try:
         child.run()
-    except (ConnectionError, OSError):
-        return 1  # the socket is broken: a task closed it, or the worker is gone
+    except (
+        OSError
+    ) as error:  # the socket is broken: a task closed it, or the worker is gone; or no files are left
+        logger.debug("this process cannot go on: %s", error)
+        return 1
     finally:
         signals.worker_process_shutdown.send(app, pid=os.getpid(), exitcode=0)
         sys.stdout.flush()
@@ -140,8 +146,6 @@ class Child:
                 outcome = execution.execute(app, task, context, body, self._over)
         except SoftTimeLimitExceeded as error:  # it fired just as the body ended
             outcome = execution.cut_short(app, task, context, error)
-        if os.getpid() != self._pid:
-            os._exit(0)  # the task forked, and this is the copy: it has no business here
         self._mark(0, 0)
         self._tell(sequence, outcome)
 
@@ -149,9 +153,7 @@ class Child:
         with self._send_lock:
             slot = self._free_marks.pop() if self._free_marks else 0
         self._mark(slot, tag)
-        outcome = await execution.execute_async(self._app, *prepared)
-        if os.getpid() != self._pid:
-            os._exit(0)  # as in _start
+        outcome = await execution.execute_async(self._app, *prepared, disarm=self._leave_copy)
         self._mark(slot, 0)
         if slot:
             with self._send_lock:
@@ -165,7 +167,11 @@ class Child:
 
     def _tell(self, sequence: int, outcome: execution.Outcome) -> None:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
-        self._send((OUTCOME, sequence, tuple(outcome), retire))
+        broken = _out_of_files() if outcome.kind == execution.FAILURE else None
+        self._send((OUTCOME, sequence, tuple(outcome), retire or broken is not None))
+        if broken is not None:  # what follows would only fail for that: what has not started runs elsewhere
+            logger.error("%s: too many files are open in this process, so it ends", outcome.text)
+            raise broken
 
     def _send(self, message: tuple[Any, ...]) -> None:
         data = pack(message)
@@ -186,10 +192,25 @@ class Child:
     def _over(self) -> None:
         """The body has ended: nothing may interrupt what follows."""
         self._running = False
+        self._leave_copy()
 
     def _over_in_time(self) -> None:
         self._running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
+        self._leave_copy()
+
+    def _leave_copy(self) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # the task forked, and this is the copy: it has no business here
+
+
+def _out_of_files() -> OSError | None:
+    """The error with which this process cannot open a file any more; None as long as it can."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error
+    return None
 
 
 def _resident() -> int:
@@ -207,11 +228,15 @@ def _open_marks(settings: Mapping[str, Any]) -> mmap.mmap | None:
         return None
     size = (settings["index"] + 1) * MARKS_PER_CHILD * MARK.size
     try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # the broker may not have been opened yet
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(file).st_size < size:
                 os.posix_fallocate(file, 0, size)
-            return mmap.mmap(file, size)
+            marks = mmap.mmap(file, size)
+            start = settings["index"] * MARKS_PER_CHILD * MARK.size
+            marks[start:size] = bytes(size - start)  # what a predecessor left that died
+            return marks
         finally:
             os.close(file)
     except OSError:

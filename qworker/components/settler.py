@@ -18,7 +18,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.pool import Ended
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.result_writer import ResultWriter
-from qworker.errors import InvalidTaskMessage
+from qworker.errors import InvalidTaskMessage, TaskError
 from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Envelope, Release, Settlement, Store
 
@@ -67,6 +67,10 @@ class Settler:
             meta = requests.result_meta(self._app, request.headers, InvalidTaskMessage(outcome.text))
             if signals.task_rejected.receivers:
                 signals.task_rejected.send(self._app, message=request.leased, exc=outcome.text)
+            return self._letter(request, settlement, meta)
+        if outcome.kind == execution.FAILURE and outcome.row is None and self.writer is None:
+            # Its process could not even make a result of it (or none is wanted): there is a final state all the same.
+            meta = requests.result_meta(self._app, request.headers, TaskError(outcome.text))
             return self._letter(request, settlement, meta)
         return self._letter(request, settlement, None)
 
