@@ -1,0 +1,173 @@
+"""Shelf: what a broker in memory holds, without locks, waiting or leases of its own.
+
+Comes from:  ``store.py``, which holds the lock around every call.
+Goes to:     back to it.
+Thread:      whichever holds the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from qworker import states
+from qworker.transports.lease import (
+    Bury,
+    Dead,
+    Envelope,
+    Leased,
+    QueueInfo,
+    Release,
+    ResultRow,
+    Revocation,
+    Settlement,
+    Store,
+)
+
+SWEPT_AT_ONCE = 1000
+
+
+@dataclass
+class Message:
+    """A message on the shelf. owner: the epoch that holds it, 0 for nobody."""
+
+    tag: int
+    envelope: Envelope
+    sent: float
+    due: float | None
+    owner: int = 0
+    deliveries: int = 0
+    redelivered: bool = False
+    parked: int = 0
+
+    @property
+    def queue(self) -> str:
+        return self.envelope.queue
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        return (-self.envelope.priority, self.tag)
+
+    def is_due(self, now: float) -> bool:
+        return self.due is None or self.due <= now
+
+    def leased(self) -> Leased:
+        queue, headers, properties, body, priority = self.envelope[:5]
+        counts = (self.deliveries, self.redelivered, self.parked)
+        return Leased(self.tag, queue, priority, self.due, *counts, headers, properties, body)
+
+
+@dataclass
+class Owner:
+    """A holder of leases. lease_until: in the seconds of the clock that leases run on."""
+
+    name: str
+    queues: tuple[str, ...]
+    concurrency: int
+    started: float
+    lease_until: float
+
+
+@dataclass
+class Shelf:
+    """messages, by tag; dead letters with their priority; holders by epoch; results by task id."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    dead: dict[int, tuple[Dead, int]] = field(default_factory=dict)
+    owners: dict[int, Owner] = field(default_factory=dict)
+    revoked: list[tuple[int, Revocation, float]] = field(default_factory=list)
+    results: dict[str, ResultRow] = field(default_factory=dict)
+    last: int = 0
+
+    def next(self) -> int:
+        """A number that was never used: a tag, an epoch or a revocation."""
+        self.last += 1
+        return self.last
+
+    def held_by(self, epoch: int) -> list[Message]:
+        return [message for message in self.messages.values() if message.owner == epoch]
+
+    def free(self, queues: Iterable[str]) -> list[Message]:
+        wanted = set(queues)
+        return [
+            message for message in self.messages.values() if not message.owner and message.queue in wanted
+        ]
+
+    def settle(self, epoch: int, settlement: Settlement, now: float) -> bool:
+        """Carry out *settlement*; False when its message is not held by *epoch*."""
+        if isinstance(settlement, Store):
+            self._keep(settlement.row)
+            return True
+        message = self.messages.get(settlement.tag)
+        if message is None or message.owner != epoch:
+            return False
+        if isinstance(settlement, Release):
+            message.owner = 0
+            message.due = settlement.due if settlement.due is not None else message.due
+            message.deliveries += settlement.counted
+            message.redelivered = message.redelivered or settlement.counted or settlement.redelivered
+            message.parked += settlement.parked
+            return True
+        del self.messages[settlement.tag]
+        if isinstance(settlement, Bury):
+            queue, headers, properties, body, priority = message.envelope[:5]
+            letter = Dead(
+                message.tag, queue, settlement.reason, now, message.deliveries, headers, properties, body
+            )
+            self.dead[message.tag] = letter, priority
+        if settlement.row is not None:
+            self._keep(settlement.row)
+        return True
+
+    def _keep(self, row: ResultRow) -> None:
+        old = self.results.get(row[0])
+        if old is None or states.may_replace(old[1], row[1]):
+            self.results[row[0]] = row
+
+    def give_up(self, epoch: int) -> bool:
+        """Let *epoch* hold nothing any more; False when it was no holder."""
+        if self.owners.pop(epoch, None) is None:
+            return False
+        for message in self.held_by(epoch):
+            message.owner = 0
+        return True
+
+    def retry(self, tags: Iterable[int], now: float) -> None:
+        """Make messages of dead letters again."""
+        for tag in tags:
+            letter, priority = self.dead.pop(tag)
+            envelope = Envelope(letter.queue, letter.headers, letter.properties, letter.body, priority)
+            fresh = self.next()
+            self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
+
+    def sweep(self, dead_expires: float, dead_max: int, now: float) -> int:
+        """Delete what is old or too much, a portion of it; return how many things went."""
+        newest = set(list(self.dead)[max(0, len(self.dead) - dead_max) :])  # who died last stands last
+        old = [
+            t
+            for t, (letter, _) in self.dead.items()
+            if t not in newest or letter.died_at < now - dead_expires
+        ]
+        stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
+        over = [entry for entry in self.revoked if entry[2] < now]
+        for tag in old[:SWEPT_AT_ONCE]:
+            del self.dead[tag]
+        for id in stale[:SWEPT_AT_ONCE]:
+            del self.results[id]
+        for entry in over[:SWEPT_AT_ONCE]:
+            self.revoked.remove(entry)
+        return sum(len(things[:SWEPT_AT_ONCE]) for things in (old, stale, over))
+
+    def queues(self, now: float) -> list[QueueInfo]:
+        letters = [letter for letter, _ in self.dead.values()]
+        names = {message.queue for message in self.messages.values()} | {letter.queue for letter in letters}
+        return [
+            self._queue(name, sum(letter.queue == name for letter in letters), now) for name in sorted(names)
+        ]
+
+    def _queue(self, name: str, dead: int, now: float) -> QueueInfo:
+        here = [message for message in self.messages.values() if message.queue == name]
+        free = [message for message in here if not message.owner]
+        ready = [message for message in free if message.is_due(now)]
+        oldest = min((message.sent for message in ready), default=None)
+        return QueueInfo(name, len(ready), len(free) - len(ready), len(here) - len(free), dead, oldest)
