@@ -161,7 +161,8 @@ class Crew:
                     recalled.extend(child.recall())
                 if child.stalled(now, STALLED_SECONDS):
                     recalled.extend(child.recall())
-                    child.load = UNKNOWN_SECONDS  # what it runs is long: nothing goes behind it
+                    # What it runs is long: nothing goes behind it.
+                    child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
                 if limit is not None and limit[0] <= now:
                     child.end = child.end or (TIME_LIMIT, limit[1], "the hard time limit passed")

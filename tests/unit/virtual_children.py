@@ -1,0 +1,275 @@
+"""Children of the process pool that live in the test's own process and do what the test says.
+
+They speak through real sockets and token pipes, and take jobs as a real child does. Their process ids are beyond
+what a kernel gives out, and signals reach them through ``VirtualSpawner.send_signal``, never through the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from qworker.components.child import Child
+from qworker.components.crew import Crew
+from qworker.components.frames import OUTCOME, RECEIVE_BYTES, STARTED, UP, FrameBuffer, Job, pack
+from qworker.components.pool import Ended, PoolSettings
+from qworker.components.process_pool import ProcessPool
+from qworker.components.ready_queue import Slots
+from qworker.execution import SUCCESS, Outcome
+from qworker.request import Request
+from tests.unit.rooms import Rooms, tags
+
+FIRST_PID = 1 << 30
+
+
+class VirtualChild:
+    """arrived: jobs whose frame has come and that were not looked at; running: the sync one on the "main thread";
+    loop: the async ones; started: the tags of all that were ever started."""
+
+    def __init__(
+        self, rooms: Rooms, pid: int, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]
+    ) -> None:
+        self.pid = pid
+        self.index: int = settings["index"]
+        self.alive = True
+        self.signals: list[int] = []
+        self._socket = jobs.dup()
+        self._socket.setblocking(False)
+        self._tokens = os.dup(tokens)
+        self._buffer = FrameBuffer()
+        # The real one, for the way in which it takes tokens.
+        self._real = Child(rooms.app, self._socket, self._tokens, {**settings, "running_path": None})
+        self.arrived: list[Job] = []
+        self.running: Job | None = None
+        self.loop: list[Job] = []
+        self.started: list[int] = []
+        self.hung_up = False
+
+    def come_up(self) -> None:
+        self._say((UP,))
+
+    def _say(self, message: tuple[Any, ...]) -> None:
+        self._socket.setblocking(True)
+        self._socket.sendall(pack(message))
+        self._socket.setblocking(False)
+
+    def read(self) -> None:
+        """Take in what lies in the socket."""
+        while self.alive and not self.hung_up:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self.hung_up = True
+                return
+            for frame in self._buffer.feed(data):
+                self.arrived += frame
+
+    def begin(self) -> Job | None:
+        """Go on to the next job that was not recalled; None when there is none, or the main thread is busy."""
+        while self.running is None and self.arrived:
+            job = self.arrived.pop(0)
+            if not self._real._take(job[0]):
+                continue
+            self.started.append(job[1])
+            if '"task": "nap"' in job[6] or '"task":"nap"' in job[6]:
+                self.loop.append(job)
+            else:
+                self.running = job
+            return job
+        return None
+
+    def work(self) -> None:
+        """Read, and begin all that can be begun."""
+        self.read()
+        while self.begin() is not None:
+            pass
+
+    def tell_started(self, job: Job, row: tuple[Any, ...]) -> None:
+        self._say((STARTED, job[0], row))
+
+    def finish(self, runtime: float = 0.001, kind: str = SUCCESS, retire: bool = False) -> int:
+        """End the sync job that runs; return its tag."""
+        job = self.running
+        assert job is not None
+        self.running = None
+        self._say((OUTCOME, job[0], tuple(Outcome(kind, runtime)), retire))
+        return job[1]
+
+    def finish_async(self, position: int = 0) -> int:
+        """End an async job; return its tag."""
+        job = self.loop.pop(position)
+        self._say((OUTCOME, job[0], tuple(Outcome(SUCCESS, 0.001)), False))
+        return job[1]
+
+    def close(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._socket.close()
+            os.close(self._tokens)
+
+
+class VirtualSpawner:
+    """A Spawner of virtual children. failures: how many spawns are still to fail."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        self._notices: list[tuple[str, int, int]] = []
+        self.children: list[VirtualChild] = []
+        self.failures = 0
+        self.closed = 0
+        self.holds_back = False
+        """While True, new children say nothing and nothing is known of them."""
+
+    # -- what the pool calls --
+
+    def fileno(self) -> int:
+        return self._read
+
+    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(11, "too many processes")
+        child = VirtualChild(self._rooms, FIRST_PID + len(self.children), jobs, tokens, settings)
+        self.children.append(child)
+        if not self.holds_back:
+            self.notify("up", child.index, child.pid)
+            child.come_up()
+
+    def receive(self) -> list[tuple[str, int, int]]:
+        try:
+            os.read(self._read, 65536)
+        except BlockingIOError:
+            pass
+        notices, self._notices = self._notices, []
+        return notices
+
+    def living(self) -> int:
+        return len(self.alive)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    # -- what the test calls --
+
+    def notify(self, *notice: Any) -> None:
+        self._notices.append(notice)
+        os.write(self._write, b"!")
+
+    @property
+    def alive(self) -> list[VirtualChild]:
+        return [child for child in self.children if child.alive]
+
+    def die(self, child: VirtualChild, status: int = signal.SIGSEGV) -> None:
+        """Let *child* die now, whatever it was doing."""
+        child.close()
+        self.notify("exit", child.pid, status)
+
+    def send_signal(self, pid: int, number: int) -> None:
+        child = next(one for one in self.children if one.pid == pid)
+        child.signals.append(number)
+        if child.alive and number in (signal.SIGKILL, signal.SIGTERM):
+            self.die(child, number)
+
+    def release(self) -> None:
+        for child in self.children:
+            child.close()
+        for end in (self._read, self._write):
+            os.close(end)
+
+
+class Pool:
+    """A ProcessPool whose thread is played by step(), with virtual children and a clock that stands still."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.rooms = Rooms()
+        self.clock = self.rooms.clock
+        self.spawner = VirtualSpawner(self.rooms)
+        self.ended: list[Ended] = []
+        self.stored: list[tuple[Request, tuple[Any, ...]]] = []
+        self.room_told = 0
+        self.settings = PoolSettings(
+            **{
+                "concurrency": 2,
+                "hostname": "w@h",
+                "async_concurrency": 3,
+                "frame_seconds": 0.004,
+                **settings,
+            }
+        )
+        self.pool = ProcessPool(
+            self.settings,
+            self.spawner,
+            self.ended.extend,
+            self.stored.extend,
+            self._tell_room,
+            lambda name, error: None,
+            self.clock,
+            self.spawner.send_signal,
+        )
+        self.pool.open()
+        self.step()
+
+    def _tell_room(self) -> None:
+        self.room_told += 1
+
+    @property
+    def crew(self) -> Crew:
+        return self.pool._crew
+
+    @property
+    def children(self) -> list[VirtualChild]:
+        return self.spawner.alive
+
+    def learn(self, name: str, seconds: float) -> None:
+        for _ in range(100):
+            self.pool.estimates.learn(name, seconds)
+
+    def step(self) -> None:
+        """Turns of the pool thread until nothing happens any more."""
+        for _ in range(100):
+            self.pool.step(0)
+            if not _readable(self):
+                return
+        raise AssertionError("the pool never comes to rest")
+
+    def submit(self, *requests: Request) -> list[int]:
+        """Give *requests* to the pool; the tags of those it refused."""
+        return tags(self.pool.submit(requests))
+
+    def work(self) -> None:
+        """Let every child take in what it was sent, and begin what it can."""
+        for child in self.children:
+            child.work()
+
+    def ends(self) -> list[tuple[int, str]]:
+        """``(tag, how)`` of what has ended since: the outcome's kind, or why there is none."""
+        ended = [(one.request.tag, one.outcome.kind if one.outcome else one.why) for one in self.ended]
+        self.ended.clear()
+        return ended
+
+    def slots(self, idle_only: bool = False) -> Slots:
+        return self.pool.free_slots(idle_only)
+
+    def close(self) -> None:
+        self.pool.quiet()
+        for child in self.children:
+            self.spawner.die(child, 0)
+        self.step()
+        self.spawner.release()
+
+
+def _readable(pool: Pool) -> bool:
+    ready = select.poll()
+    for handle in pool.crew.children():
+        if handle.fileno() in pool.pool._by_file:
+            ready.register(handle.fileno(), select.POLLIN)
+    ready.register(pool.spawner.fileno(), select.POLLIN)
+    return bool(ready.poll(0))
