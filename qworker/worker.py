@@ -126,7 +126,14 @@ class Worker:
         self.window = FetchWindow(self.pool, self.ready, self.concurrency, conf.worker_prefetch_multiplier)
         self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
         accept = frozenset(conf.accept_content)
-        receipt = Receipt(app, self.state, accept, tuple(conf.task_unknown_delays), self.settler.settle)
+        receipt = Receipt(
+            app,
+            self.state,
+            accept,
+            tuple(conf.task_unknown_delays),
+            self.settler.settle,
+            conf.worker_eta_window,
+        )
         self.listener = Listener(
             app,
             self._crashed,
@@ -287,6 +294,11 @@ class Worker:
         self.pool.quiet()
         self.settler.give_back([*self.pool.recall(), *self.ready.clear(), *self.schedule.schedule.clear()])
         if phase == DRAINING:
+            logger.info(
+                "stopping: waiting up to %g s for %d running tasks; a second signal gives them back at once",
+                conf.worker_shutdown_timeout,
+                self.pool.in_flight(),
+            )
             phase = self._drain(time.monotonic() + conf.worker_shutdown_timeout)
         if phase == SOFT and self.pool.in_flight():
             self.phase = SOFT

@@ -32,7 +32,8 @@ Settle = Callable[[Request | None, Settlement, dict[str, Any] | None], None]
 
 
 class Receipt:
-    """unknown_delays: seconds to put an unknown task back for, one for each time."""
+    """unknown_delays: seconds to put an unknown task back for, one for each time. ahead: how many seconds before
+    it is due the Listener may fetch a message."""
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class Receipt:
         accept: frozenset[str],
         unknown_delays: tuple[float, ...],
         settle: Settle,
+        ahead: float = 0.0,
     ) -> None:
         self._app = app
         self._state = state
         self._accept = accept
         self._unknown_delays = unknown_delays
         self._settle = settle
+        self._ahead = ahead
 
     def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
         """Return the request to run; None when the message was settled here."""
@@ -102,7 +105,9 @@ class Receipt:
                 "no task named %r is registered here (message %d in %s): putting it back for %g s",
                 name, leased.tag, leased.queue, delay,
             )  # fmt: skip
-            self._settle(None, Release(leased.tag, wall + delay, parked=True), None)
+            # What is due soon is fetched ahead of time, and would be counted again at once.
+            due = max(leased.due or 0.0, wall + delay) + self._ahead
+            self._settle(None, Release(leased.tag, due, parked=True), None)
             return
         full = NotRegistered(name, near(name, list(self._app.tasks)))
         meta = None

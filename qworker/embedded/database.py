@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from qworker.embedded.place import NETWORK_FILE_SYSTEMS, file_system
@@ -26,6 +26,8 @@ BUSY_SECONDS = 30.0
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_TEXT = partial(str, encoding="utf-8", errors="surrogateescape")
+"""SQLite takes any bytes as text. One bad row must not keep others from being read; it is refused later."""
 
 
 @cache
@@ -88,11 +90,12 @@ class Database:
         self.prepare()
         with errors_explained(self.path):
             connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            connection.text_factory = _TEXT
             try:
                 version = _enter_wal(connection)
                 connection.execute(f"PRAGMA synchronous = {synchronous or self.synchronous}")
                 connection.execute("PRAGMA journal_size_limit = 67108864")
-                if version == 0:
+                if version < SCHEMA_VERSION:
                     _create(connection)
                 elif version > SCHEMA_VERSION:
                     raise ConfigurationError(
@@ -122,7 +125,7 @@ def _enter_wal(connection: sqlite3.Connection) -> int:
 
 def _create(connection: sqlite3.Connection) -> None:
     with transaction(connection):
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
             for statement in SCHEMA.split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
