@@ -226,7 +226,7 @@ class Site:
         for tag, reason, headers in self.query("SELECT tag, reason, headers FROM dead"):
             try:
                 key = json.loads(headers)["id"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 key = str(tag)
             found[str(key)] = reason
         return found
