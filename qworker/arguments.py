@@ -1,13 +1,13 @@
 """Arguments: whether a function takes them, asked without calling it.
 
 Comes from:  make_task, once a task.
-Goes to:     publishing, each call: a call that cannot work fails at the caller, not in the worker.
+Goes to:     apply_async and its like, each call: one that cannot work fails at the caller, not in the worker.
 Thread:      any; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -26,6 +26,29 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
             break
         function, seen = inner, seen + 1
     return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & _COROUTINE)
+
+
+def positional(name: str, args: Any) -> tuple[Any, ...]:
+    """The positional arguments that a caller of the task *name* gave as one value; () for None.
+
+    Raises TypeError for what is no row of arguments. Text is one argument and not many, although it can be iterated.
+    """
+    if args is None:
+        return ()
+    if isinstance(args, str | bytes | Mapping) or not hasattr(args, "__iter__"):
+        raise TypeError(
+            f"calling {name}: args={args!r:.200} must be a tuple or list of arguments: [{args!r:.200}]?"
+        )
+    return tuple(args)
+
+
+def keywords(name: str, kwargs: Any) -> dict[str, Any]:
+    """The keyword arguments that a caller of the task *name* gave as one value; {} for none. Raises TypeError."""
+    if not kwargs:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise TypeError(f"calling {name}: kwargs={kwargs!r:.200} must be a mapping with names as keys")
+    return dict(kwargs)
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.arguments import keywords, positional
 from qworker.call_options import Call, check_options, make_call, next_call
 from qworker.current import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
@@ -253,7 +254,7 @@ class Publisher:
                 return None, item, (), {}, {}
             if isinstance(item, tuple | list) and 1 <= len(item) <= 3 and isinstance(item[0], str):
                 name, args, kwargs = (*item, (), {})[:3] if len(item) < 3 else item
-                return None, name, tuple(args or ()), dict(kwargs or {}), {}
+                return None, name, positional(name, args), keywords(name, kwargs), {}
         elif isinstance(item, tuple | list):
             return task, task.name, tuple(item), {}, {}
         elif isinstance(item, Mapping):

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from qworker import task_options
+from qworker.arguments import keywords, positional
 from qworker.current import Context, current_context, get_current_app, pop, push
 from qworker.eager import EagerResult, apply_eagerly
 from qworker.errors import ConfigurationError, MaxRetriesExceeded, Retry
@@ -123,10 +124,10 @@ class Task(Generic[P, R]):
         if task_id is not None:
             options["task_id"] = task_id
         publisher = self.app.publisher
-        arguments = tuple(args) if args is not None else ()
+        arguments, named = positional(self.name, args), keywords(self.name, kwargs)
         if not options:
-            return publisher.call(self, arguments, dict(kwargs) if kwargs else {})
-        return publisher.call_with(self, self.name, arguments, dict(kwargs) if kwargs else {}, options)
+            return publisher.call(self, arguments, named)
+        return publisher.call_with(self, self.name, arguments, named, options)
 
     def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
         """Call this task many times in one round trip to the broker: all calls are stored, or none.
@@ -152,8 +153,8 @@ class Task(Generic[P, R]):
         """
         return apply_eagerly(
             self,
-            tuple(args or ()),
-            dict(kwargs or {}),
+            positional(self.name, args),
+            keywords(self.name, kwargs),
             task_id=task_id,
             retries=retries,
             throw=throw,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.arguments import argument_checker, is_coroutine_function
+from qworker.arguments import argument_checker, is_coroutine_function, keywords, positional
 
 
 def plain(x: int, y: int) -> None: ...
@@ -104,3 +104,27 @@ class Asynchronous:
 )
 def test_coroutine_functions_are_known(function: Any, expected: bool) -> None:
     assert is_coroutine_function(function) is expected
+
+
+@pytest.mark.parametrize("value", ["ab", b"ab", {"x": 1}, 5], ids=repr)
+def test_what_is_no_row_of_arguments_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"calling proj.add: args=.* must be a tuple or list"):
+        positional("proj.add", value)
+
+
+def test_rows_of_arguments() -> None:
+    assert positional("proj.add", None) == ()
+    assert positional("proj.add", [1, 2]) == positional("proj.add", (n for n in (1, 2))) == (1, 2)
+
+
+@pytest.mark.parametrize("value", [[1], "ab", 5, {1: 2}], ids=repr)
+def test_what_is_no_mapping_of_names_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"calling proj.add: kwargs=.* must be a mapping"):
+        keywords("proj.add", value)
+
+
+def test_keyword_arguments_are_copied() -> None:
+    value = {"x": 1}
+    assert keywords("proj.add", value) == value
+    assert keywords("proj.add", value) is not value
+    assert keywords("proj.add", None) == {}
