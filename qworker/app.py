@@ -16,6 +16,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from qworker import registry, signals
+from qworker.arguments import keywords, positional
 from qworker.awaiting import LoopWaiter, Watcher
 from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -193,9 +194,20 @@ class QWorker:
         self.on_after_finalize.send(self)
 
     def autodiscover_tasks(
-        self, packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None = "tasks"
+        self,
+        packages: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+        related_name: str | None = "tasks",
+        force: bool = False,
     ) -> None:
-        """Have load_tasks() import the module *related_name* of each of *packages* that has one."""
+        """Have load_tasks() import the module *related_name* of each of *packages* that has one.
+
+        force is there for Celery's sake: packages are looked at when tasks are first needed.
+        """
+        if packages is None:
+            raise ConfigurationError(
+                'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]; '
+                "looking in Django's INSTALLED_APPS is not in this version"
+            )
         find = packages if callable(packages) else lambda: packages
         self._packages.append((find, related_name))
 
@@ -220,7 +232,7 @@ class QWorker:
         **options: Any,
     ) -> AsyncResult[Any]:
         """Have a worker call the task *name*, which need not be known here. options: as for Task.apply_async."""
-        return self.publisher.call_with(None, name, tuple(args or ()), dict(kwargs or {}), options)
+        return self.publisher.call_with(None, name, positional(name, args), keywords(name, kwargs), options)
 
     def send_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[Any]]:
         """Make many calls in one round trip: all are stored, or none.

@@ -59,11 +59,11 @@ def import_object(path: str) -> Any:
     if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
         raise ConfigurationError(f"{path!r} is not a Python path; write it as package.module:name")
     if colon:
-        return _attribute(_module(module_name), attributes.split("."), path)
+        return _attribute(_module(module_name, path), attributes.split("."), path)
     names = path.split(".")
     for count in range(len(names), 0, -1):
         try:
-            module = _module(".".join(names[:count]))
+            module = _module(".".join(names[:count]), path)
         except ConfigurationError:
             if count == 1:
                 raise
@@ -72,7 +72,7 @@ def import_object(path: str) -> Any:
     raise AssertionError("unreachable: the loop ends by return or raise")
 
 
-def _module(name: str) -> Any:
+def _module(name: str, path: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -80,7 +80,7 @@ def _module(name: str) -> Any:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         raise ConfigurationError(
-            f"there is no module named {error.name!r} (looked for {name!r}); "
+            f"there is no module named {error.name!r} (looked for {path!r}); "
             "is it spelled right, installed, and started from the directory it is in?"
         ) from None
 

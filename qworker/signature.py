@@ -128,6 +128,12 @@ class Signature(dict[str, Any]):
             return app.send_task(call.task, call.args, call.kwargs, **call.options)
         return task.apply_async(call.args, call.kwargs, **call.options)
 
+    def __or__(self, other: Any) -> Any:
+        raise TypeError(
+            f"{self!r} | …: chains are not in this version of qworker; link= goes on with a result: "
+            "first.apply_async(args, link=second.s())"
+        )
+
     def __repr__(self) -> str:
         shown = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return f"{self.task}({', '.join(shown)})"

@@ -36,6 +36,12 @@ def test_every_public_name_is_there() -> None:
         _ = qworker.nothing
 
 
+@pytest.mark.parametrize(("name", "words"), [("Celery", "QWorker"), ("chain", "not in this version")])
+def test_a_name_of_celerys_says_what_is_here_instead(name: str, words: str) -> None:
+    with pytest.raises(ImportError, match=f"no qworker.{name}: .*{words}"):
+        exec(f"from qworker import {name}")
+
+
 def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, os; before = set(sys.modules); from qworker import QWorker; app = QWorker('x');\n"
@@ -176,9 +182,16 @@ def test_load_tasks_imports_what_defines_them(project: Callable[..., Path]) -> N
 
 
 def test_a_module_to_import_that_is_not_there() -> None:
-    app = QWorker("proj", broker=KeepingStore(), imports=["nowhere_at_all"])
-    with pytest.raises(ConfigurationError, match="no module named 'nowhere_at_all'"):
+    app = QWorker("proj", broker=KeepingStore(), imports=["nowhere_at_all.tasks"])
+    with pytest.raises(
+        ConfigurationError, match=r"no module named 'nowhere_at_all' .looked for 'nowhere_at_all.tasks'"
+    ):
         app.load_tasks()
+
+
+def test_discovery_needs_packages() -> None:
+    with pytest.raises(ConfigurationError, match="packages to look in"):
+        QWorker(set_as_current=False).autodiscover_tasks()
 
 
 def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., Path]) -> None:

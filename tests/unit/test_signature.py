@@ -76,3 +76,8 @@ def test_one_or_many_or_none() -> None:
     assert signatures(None, "link") == []
     assert [call.task for call in signatures({"task": "a"}, "link")] == ["a"]
     assert [call.task for call in signatures([Signature("a"), {"task": "b"}], "link")] == ["a", "b"]
+
+
+def test_a_chain_says_that_there_is_none_yet() -> None:
+    with pytest.raises(TypeError, match=r"chains are not in this version.*link="):
+        _ = Signature("a", (1,)) | Signature("b")
