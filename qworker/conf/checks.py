@@ -10,10 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qworker.conf.sources import Problem
+from qworker.naming import near
 
 _SHORTEST_KEY = 32
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize"})
 _BUILT_IN = frozenset({"json", "application/json"})
+
+# What a route may say: where to, and what publishing asks a route for.
+_ROUTE_OPTIONS = (
+    "queue",
+    "exchange",
+    "routing_key",
+    "priority",
+    "serializer",
+    "compression",
+    "expires",
+    "ignore_result",
+)
 
 Values = Mapping[str, Any]
 Finding = tuple[str, str, str]  # setting, message, severity
@@ -127,6 +140,17 @@ def _queues(conf: Values) -> Iterator[Finding]:
                 yield "task_routes", message, "error"
 
 
+def _routes(conf: Values) -> Iterator[Finding]:
+    for router in conf["task_routes"]:
+        for pattern, route in router.items() if isinstance(router, Mapping) else ():
+            for option in route if isinstance(route, Mapping) else ():
+                if option not in _ROUTE_OPTIONS:
+                    nearest = near(option, _ROUTE_OPTIONS)
+                    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+                    message = f"task_routes gives {pattern!r} an option {option!r}, which has no effect{hint}"
+                    yield "task_routes", message, "warning"
+
+
 def _advice(conf: Values) -> Iterator[Finding]:
     if not conf["enable_utc"]:
         yield "enable_utc", "enable_utc = False has no effect: messages always carry UTC", "note"
@@ -147,6 +171,7 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     _compression,
     _security,
     _queues,
+    _routes,
     _advice,
 )
 

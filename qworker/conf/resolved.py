@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qworker.conf.checks import check
+from qworker.conf.compat import understand
 from qworker.conf.secrets import is_secret, mask
 from qworker.conf.settings import SETTINGS, Declarations
 from qworker.conf.sources import (
@@ -117,7 +118,9 @@ class Settings(Declarations):
         try:
             return getattr(self, name)
         except AttributeError as error:
-            raise KeyError(str(error)) from None
+            known = understand(name) if isinstance(name, str) else None
+            hint = f": it is {known.name} here" if known and known.without_effect is None else ""
+            raise KeyError(f"{error}{hint}") from None
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting, or the default given here when there is no such setting."""

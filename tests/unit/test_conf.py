@@ -373,3 +373,15 @@ def test_the_committed_reference_is_what_the_code_declares():
         "run: python -m qworker.conf.reference > docs/reference/settings.md"
     )
     assert all(f"### `{name}`" in PAGE.read_text() for name in SETTINGS)
+
+
+def test_an_option_that_a_route_does_not_have_is_told(make):
+    conf = make(task_routes={"a.*": {"queu": "x"}, "b": {"queue": "x", "priority": 3}, "c": "x"})
+    assert messages(conf, "warning") == [
+        "task_routes gives 'a.*' an option 'queu', which has no effect; did you mean queue?"
+    ]
+
+
+def test_the_old_name_of_a_setting_leads_to_the_new_one(make):
+    with pytest.raises(KeyError, match="it is broker_url here"):
+        make()["BROKER_URL"]
