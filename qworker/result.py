@@ -154,8 +154,10 @@ class AsyncResult(Generic[R]):
             waited = clock.monotonic() - started
             left = None if timeout is None else timeout - waited
             if left is not None and left <= 0:
+                state = self.state
+                hint = "see qworker doctor" if state == states.PENDING else "it may still be running"
                 raise ResultTimeout(
-                    f"task {self.id} has not ended within {timeout:g} s (state: {self.state}); it may still be running"
+                    f"task {self.id} has not ended within {timeout:g} s (state: {state}); {hint}"
                 )
             slice_ = None if hinted else max(0.0, HINT_AFTER - waited) or 0.01
             patience = min(part for part in (left, slice_, 3600.0) if part is not None)
