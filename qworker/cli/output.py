@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -17,8 +18,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as JSON; what JSON has no type for becomes text."""
-    click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    """Prints a value as JSON; moments as ISO 8601, what else JSON has no type for as its text."""
+    click.echo(json.dumps(value, indent=2, default=_text, ensure_ascii=False))
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:

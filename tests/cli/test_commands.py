@@ -116,7 +116,13 @@ def test_results_and_their_exit_codes(tasks, run, succeed):
     succeed("good", status="SUCCESS", result=5)
     succeed("half", status="PROGRESS", result={"done": 3})
     error = {"exc_type": "ValueError", "exc_message": ["no luck"], "exc_module": "builtins"}
-    succeed("bad", status="FAILURE", result=error, traceback="Traceback…\nValueError: no luck")
+    succeed(
+        "bad",
+        status="FAILURE",
+        result=error,
+        traceback="Traceback…\nValueError: no luck",
+        date_done="2026-01-02T03:04:05+00:00",
+    )
     for task_id, code, text in (
         ("good", 0, "5\n"),
         ("half", 3, "PROGRESS: {'done': 3}\n"),
@@ -128,6 +134,7 @@ def test_results_and_their_exit_codes(tasks, run, succeed):
     assert "Traceback…" in run("result", "bad", "--traceback").stdout
     shown = json.loads(run("result", "bad", "--json").stdout)
     assert (shown["state"], shown["result"]) == ("FAILURE", {"type": "ValueError", "message": "no luck"})
+    assert shown["date_done"] == "2026-01-02T03:04:05+00:00"
     assert run("result", "good", "--wait").exit_code == 0
     late = run("result", "unknown", "--wait", "--timeout", "0.05")
     assert (late.exit_code, "no result after" in late.stderr) == (3, True)
