@@ -37,6 +37,8 @@ from typing import Any
 
 from billiard import exceptions as _billiard
 
+from qworker.safe_repr import safe_repr
+
 
 class QWorkerError(Exception):
     """Base of every error of ours: ``str(error)`` is one message fit for a user."""
@@ -240,7 +242,7 @@ class Retry(TaskDirective):
         if self.message:
             return str(self.message)
         text = f"Retry {self.humanize()}"
-        return f"{text}: {self.exc!r}" if self.exc is not None else text
+        return f"{text}: {safe_repr(self.exc)}" if self.exc is not None else text
 
     def humanize(self) -> str:
         """Say when: "now", "in 3s" or "at <time>"."""

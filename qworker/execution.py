@@ -225,10 +225,12 @@ class _Run:
                     self.task, task_id=context.id, args=context.args, kwargs=context.kwargs, exception=error
                 )
             self.status, self.value = states.FAILURE, error
+            row = None
             try:
-                row = self._store(states.FAILURE, exception_to_dict(error), _format(error))
-            except Exception:  # then not even that can be stored; the log has it
-                row = None
+                # Without the context, which may be what cannot be stored.
+                row = self._store(states.FAILURE, exception_to_dict(error), _format(error), describe=False)
+            except Exception:
+                logger.exception("nor could its failure be stored")
             return Outcome(FAILURE, self.runtime, safe_repr(error), _format(error), False, row)
 
     def returned(self, value: Any) -> Outcome:
@@ -330,7 +332,8 @@ class _Run:
         info = ExceptionInfo(self.value, "") if isinstance(self.value, BaseException) else None
         self._hook(task.after_return, self.status, self.value, context.id, context.args, context.kwargs, info)
         if signals.task_postrun.receivers:
-            signals.task_postrun.send(
+            self._hook(
+                signals.task_postrun.send,
                 task,
                 task_id=context.id,
                 task=task,
@@ -342,14 +345,16 @@ class _Run:
         if self.token is not None:
             pop(self.token)
 
-    def _hook(self, hook: Callable[..., Any], *arguments: Any) -> None:
+    def _hook(self, hook: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
-            hook(*arguments)
-        except Exception:  # a hook observes; the outcome stands
+            hook(*arguments, **named)
+        except (Exception, SystemExit):  # a hook observes; the outcome stands
             logger.exception("%s of task %s raised", hook.__name__, self.task.name)
 
-    def _store(self, status: str, result: Any, text: str | None = None) -> tuple[Any, ...] | None:
-        """Store the state, or return the row for the worker to store with the ack.
+    def _store(
+        self, status: str, result: Any, text: str | None = None, describe: bool = True
+    ) -> tuple[Any, ...] | None:
+        """Store the state, or return the row for the worker to store with the ack. describe: and what was asked for.
 
         A store that is away is asked again for as long as the worker runs: the message is not acked meanwhile.
         """
@@ -357,7 +362,8 @@ class _Run:
         if context.is_eager and not self.app.conf.task_store_eager_result:
             backend.check_encodable(result)
             return None
-        meta = backend.meta(context.id, status, result, traceback=text, context=context)
+        described = context if describe else None
+        meta = backend.meta(context.id, status, result, traceback=text, context=described)
         if self.app.results_with_broker and not context.is_eager:
             return backend.row(context.id, meta)
         attempt = 0
@@ -370,7 +376,7 @@ class _Run:
                 delay = RECONNECT.delay(attempt, random.random)
                 attempt += 1
                 logger.warning("the result of %s waits: %s; trying again in %.1f s", context.id, error, delay)
-                time.sleep(delay)
+                self.app.clock.sleep(delay)
             else:
                 return None
 

@@ -1,0 +1,715 @@
+"""One run of one task: whatever happens inside, there is an outcome, and it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qworker import Middleware, QWorker, Task, signals, states
+from qworker.current import Context, current_context
+from qworker.errors import BackendError, Ignore, InvalidTaskMessage, Reject, Retry, SoftTimeLimitExceeded
+from qworker.execution import (
+    FAILURE,
+    IGNORED,
+    INTERRUPTED,
+    INVALID,
+    MAX_TRACEBACK,
+    REJECTED,
+    RETRY,
+    SUCCESS,
+    Interrupted,
+    Outcome,
+    execute,
+    execute_async,
+    invalid,
+    started,
+)
+from qworker.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
+from qworker.testing import FakeClock, MemoryStore
+
+Meta = dict[str, Any]
+ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+class Bench:
+    """An app whose results are kept in memory (or, *with_broker*, come as rows), and runs of its tasks."""
+
+    def __init__(self, with_broker: bool = False, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        broker: Any = "sqlite:///nowhere/never-opened.db" if with_broker else self.store
+        backend = None if with_broker else settings.pop("backend", "cache+memory://")
+        self.app = QWorker(
+            "bench", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
+        )
+
+    def task(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Task[..., Any]:
+        """A task of *body*; an async one that does the same for kind "async"."""
+        if kind == "sync":
+            return self.app.task(name="work", **options)(body)
+
+        async def work(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            return body(*args, **kwargs)
+
+        return self.app.task(name="work", **options)(work)
+
+    def context(self, task: Task[..., Any], *args: Any, **fields: Any) -> tuple[Context, Any]:
+        serializer = fields.get("serializer", "json")
+        wire = encode(TaskMessage(task=task.name, id="id-1", args=args, **fields))
+        headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+        body = decode_body(wire.body, headers, properties, frozenset({serializer, "json"}))
+        return Context.from_message(headers, body, properties=properties, hostname="w@h", task=task), body
+
+    def run(self, task: Task[..., Any], *args: Any, **fields: Any) -> Outcome:
+        self.app.finalize()
+        context, body = self.context(task, *args, **fields)
+        if task.is_async:
+            return asyncio.run(execute_async(self.app, task, context, body))
+        return execute(self.app, task, context, body)
+
+    def do(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Outcome:
+        """Run a task of *body*."""
+        return self.run(self.task(body, kind, **options))
+
+    @property
+    def stored(self) -> Meta | None:
+        return self.app.backend.get("id-1")
+
+    @property
+    def state(self) -> str | None:
+        return None if self.stored is None else self.stored["status"]
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    def body(*args: Any) -> Any:
+        raise error
+
+    return body
+
+
+# -- how it ends --
+
+
+@ASYNC
+def test_success(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.run(bench.task(lambda x, y: x + y, kind), 1, 2)
+    assert (outcome.kind, outcome.traceback, outcome.row) == (SUCCESS, None, None)
+    assert outcome.runtime > 0
+    assert bench.stored is not None
+    assert (bench.stored["status"], bench.stored["result"]) == ("SUCCESS", 3)
+
+
+@ASYNC
+def test_failure(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(ValueError("no", 7)), kind)
+    assert (outcome.kind, outcome.text, outcome.expected) == (FAILURE, "ValueError('no', 7)", False)
+    assert bench.stored is not None
+    assert bench.stored["status"] == "FAILURE"
+    assert bench.stored["result"] == {
+        "exc_type": "ValueError",
+        "exc_message": ["no", 7],
+        "exc_module": "builtins",
+    }
+    assert bench.stored["traceback"] == outcome.traceback
+    assert "raise error" in (outcome.traceback or "")
+    assert "qworker/execution.py" not in (outcome.traceback or "")  # from the task's own first frame on
+
+
+@ASYNC
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+)
+def test_whatever_a_task_raises_is_its_failure_and_not_the_processs(kind: str, error: BaseException) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(error), kind)
+    assert outcome.kind == FAILURE
+    assert bench.state == "FAILURE"
+
+
+@ASYNC
+def test_wrong_arguments_are_a_failure(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.run(bench.task(lambda: None, kind), 1, 2, 3)
+    assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
+    assert outcome.text.startswith("TypeError")
+
+
+@ASYNC
+def test_an_expected_failure_is_marked_as_such(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(KeyError("k")), kind, throws=(LookupError,))
+    assert (outcome.kind, outcome.expected, bench.state) == (FAILURE, True, "FAILURE")
+
+
+@ASYNC
+def test_ignore_leaves_the_state_alone(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Ignore("never mind")), kind)
+    assert (outcome.kind, bench.stored) == (IGNORED, None)
+    assert "never mind" in outcome.text
+
+
+@ASYNC
+@pytest.mark.parametrize("requeue", [True, False])
+def test_reject_leaves_the_state_alone_and_says_whether_to_requeue(kind: str, requeue: bool) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Reject("not mine", requeue=requeue)), kind)
+    assert (outcome.kind, outcome.requeue, outcome.text, bench.stored) == (
+        REJECTED,
+        requeue,
+        "'not mine'",
+        None,
+    )
+
+
+@ASYNC
+def test_the_soft_limit_is_a_failure_unless_the_task_catches_it(kind: str) -> None:
+    bench = Bench()
+    assert bench.do(raiser(SoftTimeLimitExceeded()), kind).kind == FAILURE
+    assert bench.state == "FAILURE"
+
+    def careful() -> str:
+        try:
+            raise SoftTimeLimitExceeded()
+        except SoftTimeLimitExceeded:
+            return "cleaned up"
+
+    bench = Bench()
+    assert bench.do(careful, kind).kind == SUCCESS
+
+
+@ASYNC
+def test_an_interrupted_task_goes_back_and_stores_nothing(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Interrupted()), kind)
+    assert (outcome.kind, bench.stored) == (INTERRUPTED, None)
+
+
+def test_the_bodys_end_is_told_before_anything_else_happens() -> None:
+    """disarm() stops the alarm of the soft limit: it must not go off in what is not the task's."""
+    for body in (lambda: 1, raiser(ValueError())):
+        bench = Bench()
+        task = bench.task(body)
+        bench.app.finalize()
+        context, message_body = bench.context(task)
+        at_the_time: list[Any] = []
+        execute(
+            bench.app, task, context, message_body, lambda at=at_the_time, bench=bench: at.append(bench.state)
+        )
+        assert at_the_time == [None]
+        assert bench.state is not None
+
+
+# -- retries --
+
+
+@ASYNC
+def test_retry_sends_the_next_attempt_and_stores_why(kind: str) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        try:
+            raise ConnectionError("away")
+        except ConnectionError as error:
+            raise task.retry(exc=error, countdown=30) from error
+
+    task = bench.task(body, kind)
+    outcome = bench.run(task)
+    assert (outcome.kind, outcome.text) == (RETRY, "Retry in 30s: ConnectionError('away')")
+    assert bench.stored is not None
+    assert (bench.stored["status"], bench.stored["result"]["exc_type"]) == ("RETRY", "ConnectionError")
+    assert bench.store.next_due(["celery"]) == bench.clock.now() + 30
+    bench.store.enlist("w@h", ["celery"], 1)
+    bench.clock.advance(31)
+    (leased,) = bench.store.lease(["celery"], 1)
+    headers = parse_headers(leased.headers)
+    assert (headers["id"], headers["retries"]) == ("id-1", 1)
+
+
+@ASYNC
+def test_autoretry_retries_what_it_was_told_to(kind: str) -> None:
+    options = {
+        "autoretry_for": (OSError,),
+        "dont_autoretry_for": (PermissionError,),
+        "max_retries": 2,
+        "default_retry_delay": 5,
+    }
+    for error, retries, expected in (
+        (ConnectionError("x"), 0, RETRY),
+        (ConnectionError("x"), 2, FAILURE),
+        (PermissionError("x"), 0, FAILURE),
+        (ValueError("x"), 0, FAILURE),
+    ):
+        bench = Bench()
+        outcome = bench.run(bench.task(raiser(error), kind, **options), retries=retries)
+        assert (outcome.kind, bench.store.messages) == (expected, int(expected == RETRY))
+        assert type(error).__name__ in outcome.text  # its own error, also when no retry is left
+        if expected == FAILURE:
+            assert "retry(" not in (outcome.traceback or "")
+
+
+def test_autoretry_backs_off() -> None:
+    bench = Bench()
+    bench.run(
+        bench.task(
+            raiser(OSError()), autoretry_for=(OSError,), retry_backoff=2, retry_jitter=False, max_retries=9
+        ),
+        retries=3,
+    )
+    assert bench.store.next_due(["celery"]) == bench.clock.now() + 16
+
+
+def test_a_next_attempt_that_cannot_be_sent_is_a_failure_with_both_reasons() -> None:
+    bench = Bench(task_publish_retry=False)
+    bench.store.away = True
+    outcome = bench.do(raiser(OSError("first")), autoretry_for=(OSError,))
+    assert outcome.kind == FAILURE
+    assert "memory:// is away" in outcome.text
+    assert "first" in (outcome.traceback or "")
+
+
+# -- what is stored --
+
+
+def test_with_the_broker_the_row_is_left_to_the_worker() -> None:
+    bench = Bench(with_broker=True, result_expires=60)
+    outcome = bench.do(lambda: "done")
+    assert outcome.row is not None
+    task_id, status, payload, expires = outcome.row
+    assert (task_id, status, expires) == ("id-1", "SUCCESS", bench.clock.now() + 60)
+    assert bench.app.backend.decode(payload)["result"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "body", "stored"),
+    [
+        ({"ignore_result": True}, {}, lambda: 1, None),
+        ({}, {"ignore_result": True}, lambda: 1, None),
+        ({"ignore_result": True}, {}, raiser(ValueError()), None),
+        ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, raiser(ValueError()), "FAILURE"),
+        ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, lambda: 1, None),
+        ({"ignore_result": True}, {}, raiser(Retry()), None),
+    ],
+)
+def test_an_ignored_result_is_not_stored(
+    options: dict[str, Any], fields: dict[str, Any], body: Any, stored: str | None
+) -> None:
+    bench = Bench()
+    bench.run(bench.task(body, **options), **fields)
+    assert bench.state == stored
+
+
+@ASYNC
+def test_a_result_that_cannot_be_serialised_is_a_failure_that_says_so(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(lambda: {"when": object()}, kind)
+    assert outcome.kind == FAILURE
+    assert "when" in outcome.text
+    assert bench.stored is not None
+    assert (bench.stored["status"], bench.stored["result"]["exc_type"]) == ("FAILURE", "EncodeError")
+
+
+def test_arguments_that_the_result_store_cannot_keep_do_not_lose_the_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(result_extended=True, accept_content=["json", "pickle"], security_key="k" * 32)
+    outcome = bench.run(bench.task(lambda value: 1), {1, 2, frozenset()}, serializer="pickle")
+    assert outcome.kind == FAILURE
+    assert bench.state == "FAILURE"  # whoever waits for it gets an answer
+
+
+def test_a_store_that_is_away_is_asked_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    store, failures = bench.app.backend.store, [BackendError("away")]
+
+    def flaky(task_id: str, meta: Meta) -> bool:
+        if failures:
+            raise failures.pop()
+        return store(task_id, meta)
+
+    bench.app.backend.store = flaky  # type: ignore[method-assign]
+    assert bench.do(lambda: 1).kind == SUCCESS
+    assert bench.state == "SUCCESS"
+    assert "waits: away" in caplog.text
+    assert bench.clock.slept  # for a moment only
+
+
+def test_a_broken_store_still_gives_the_message_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(task_id: str, meta: Meta) -> bool:
+        raise RuntimeError("a bug in a store of somebody's own")
+
+    bench = Bench()
+    bench.app.backend.store = broken  # type: ignore[method-assign]
+    outcome = bench.do(lambda: 1)
+    assert outcome.kind == FAILURE
+    assert "a bug in a store" in outcome.text
+    assert "could not be told" in caplog.text
+
+
+def test_the_started_state_names_the_process() -> None:
+    bench = Bench()
+    task = bench.task(lambda: 1, track_started=True)
+    bench.app.finalize()
+    context, _ = bench.context(task)
+    assert started(bench.app, task, context) is None
+    assert bench.stored is not None
+    assert bench.stored["status"] == "STARTED"
+    assert bench.stored["result"].keys() == {"pid", "hostname"}
+    bench = Bench(with_broker=True)
+    row = started(bench.app, bench.task(lambda: 1), context)
+    assert row is not None
+    assert row[1] == "STARTED"
+
+
+def test_a_started_state_that_cannot_be_stored_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def away(task_id: str, meta: Meta) -> bool:
+        raise BackendError("away")
+
+    bench.app.backend.store = away  # type: ignore[method-assign]
+    task = bench.task(lambda: 1)
+    bench.app.finalize()
+    assert started(bench.app, task, bench.context(task)[0]) is None
+    assert "was not stored" in caplog.text
+
+
+# -- texts --
+
+
+class Hostile(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no str")
+
+
+@ASYNC
+def test_an_exception_whose_own_methods_raise_is_a_failure_like_any_other(kind: str) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Hostile()), kind)
+    assert outcome.kind == FAILURE
+    assert "Hostile" in outcome.text
+    assert bench.stored is not None
+    assert bench.stored["result"]["exc_type"] == "Hostile"
+
+
+def test_so_is_a_retry_because_of_one() -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Hostile()), autoretry_for=(Hostile,))
+    assert (outcome.kind, bench.state, bench.store.messages) == (RETRY, "RETRY", 1)
+
+
+def test_a_result_whose_repr_raises_is_a_success(caplog: pytest.LogCaptureFixture) -> None:
+    class Shy(dict):  # type: ignore[type-arg]
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    bench = Bench()
+    with caplog.at_level(logging.INFO):
+        assert bench.do(lambda: Shy(a=1)).kind == SUCCESS
+
+
+def test_texts_are_bounded() -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(ValueError("x" * 10_000_000)))
+    assert len(outcome.text) <= 1024
+    assert len(outcome.traceback or "") <= MAX_TRACEBACK + 10
+    bench = Bench()
+
+    def deep(n: int = 900) -> None:
+        deep(n - 1) if n else raiser(ValueError("bottom"))()
+
+    assert "bottom" in (bench.do(deep).traceback or "")
+
+
+def test_the_result_is_described_only_for_a_log_that_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert Bench().do(lambda: "x" * 5000, resultrepr_maxsize=20).text == "'" + "x" * 16 + "..."
+    with caplog.at_level(logging.WARNING):
+        assert Bench().do(lambda: [1]).text == ""
+
+
+def test_a_message_that_cannot_be_run_has_an_outcome_too() -> None:
+    assert invalid(InvalidTaskMessage("the body is cut off")) == Outcome(INVALID, text="the body is cut off")
+
+
+# -- hooks, signals, middleware, context --
+
+
+class Hooked(Task[..., Any]):
+    def before_start(self, *given: Any) -> None:
+        EVENTS.append("before_start")
+
+    def on_success(self, *given: Any) -> None:
+        EVENTS.append("on_success")
+
+    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        EVENTS.append(
+            f"on_failure {exc!r} {task_id} {args} {einfo.exception is exc} {'Traceback' in str(einfo)}"
+        )
+
+    def on_retry(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        EVENTS.append(f"on_retry {exc!r} {'Traceback' in str(einfo)}")
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        EVENTS.append(f"after_return {status} {retval!r}")
+
+
+EVENTS: list[str] = []
+OBSERVED = ("task_prerun", "task_success", "task_failure", "task_retry", "task_postrun")
+
+
+@pytest.fixture
+def events() -> Iterator[list[str]]:
+    """What hooks and signals said, in order."""
+    EVENTS.clear()
+    receivers = []
+    for name in OBSERVED:
+
+        def receiver(said: str = name, **given: Any) -> None:
+            EVENTS.append(said if said != "task_postrun" else f"{said} {given['state']}")
+
+        getattr(signals, name).connect(receiver)
+        receivers.append((name, receiver))
+    yield EVENTS
+    for name, receiver in receivers:
+        getattr(signals, name).disconnect(receiver)
+
+
+@ASYNC
+def test_hooks_and_signals_of_a_success_in_order(kind: str, events: list[str]) -> None:
+    Bench().do(lambda: events.append("body"), kind, base=Hooked)
+    assert events == [
+        "task_prerun", "before_start", "body", "task_success", "on_success", "after_return SUCCESS None",
+        "task_postrun SUCCESS",
+    ]  # fmt: skip
+
+
+@ASYNC
+def test_hooks_and_signals_of_a_failure_in_order(kind: str, events: list[str]) -> None:
+    Bench().do(raiser(ValueError("v")), kind, base=Hooked)
+    assert events == [
+        "task_prerun", "before_start", "task_failure", "on_failure ValueError('v') id-1 () True True",
+        "after_return FAILURE ValueError('v')", "task_postrun FAILURE",
+    ]  # fmt: skip
+
+
+@ASYNC
+def test_hooks_and_signals_of_a_retry_in_order(kind: str, events: list[str]) -> None:
+    Bench().do(raiser(OSError("o")), kind, base=Hooked, autoretry_for=(OSError,))
+    assert events[:4] == ["task_prerun", "before_start", "task_retry", "on_retry OSError('o') True"]
+    assert events[4].startswith("after_return RETRY Retry(")
+    assert events[5:] == ["task_postrun RETRY"]
+
+
+@pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(3)])
+@pytest.mark.parametrize("hook", ["on_success", "on_failure", "on_retry", "after_return"])
+def test_a_hook_that_raises_changes_nothing(
+    hook: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"on_success": lambda: 1, "on_retry": raiser(OSError()), "on_failure": raiser(ValueError())}.get(
+        hook, lambda: 1
+    )
+    expected = {"on_retry": RETRY, "on_failure": FAILURE}.get(hook, SUCCESS)
+    base = type("Base", (Task,), {hook: lambda self, *given: raiser(error)()})
+    bench = Bench()
+    outcome = bench.do(body, base=base, autoretry_for=(OSError,))
+    assert outcome.kind == expected
+    assert (bench.state or "").lower() == expected
+    assert f"{hook} of task work raised" in caplog.text or "<lambda> of task work raised" in caplog.text
+    assert current_context() is None
+
+
+def test_before_start_may_stop_the_run() -> None:
+    base = type("Base", (Task,), {"before_start": lambda self, *given: raiser(ValueError("not now"))()})
+    ran: list[int] = []
+    bench = Bench()
+    outcome = bench.do(lambda: ran.append(1), base=base)
+    assert (outcome.kind, ran, bench.state) == (FAILURE, [], "FAILURE")
+
+
+def test_a_receiver_that_exits_does_not_take_the_process_along() -> None:
+    def leave(**given: Any) -> None:
+        raise SystemExit(3)
+
+    for name in OBSERVED:
+        getattr(signals, name).connect(leave)
+        try:
+            bench = Bench()
+            outcome = bench.do(lambda: 1)
+            assert outcome.kind in (SUCCESS, FAILURE)
+            assert bench.state is not None
+            assert current_context() is None
+        finally:
+            getattr(signals, name).disconnect(leave)
+
+
+@ASYNC
+def test_inside_a_task_its_request_is_the_current_one(kind: str) -> None:
+    seen: list[Any] = []
+    bench = Bench()
+
+    def body() -> None:
+        seen.append((task.request.id, task.request.hostname, current_context() is not None))
+
+    task = bench.task(body, kind)
+    bench.run(task)
+    assert seen == [("id-1", "w@h", True)]
+    assert current_context() is None
+    Bench().do(raiser(SystemExit(1)), kind)
+    assert current_context() is None
+
+
+class Doubling(Middleware):
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
+        self.seen.append(f"in {context.args}")
+        try:
+            return call_next(context)
+        finally:
+            self.seen.append("out")
+
+
+def test_middleware_wraps_the_body_outermost_first() -> None:
+    seen: list[str] = []
+    bench = Bench()
+    bench.app.add_middleware(Doubling(seen))
+    bench.app.add_middleware(Doubling(seen))
+    outcome = bench.run(bench.task(lambda x: seen.append("body")), 5)
+    assert outcome.kind == SUCCESS
+    assert seen == ["in (5,)", "in (5,)", "body", "out", "out"]
+
+
+def test_middleware_may_answer_instead_of_the_task_and_change_what_it_gets() -> None:
+    class Answering(Middleware):
+        def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
+            if context.args == (1,):
+                return "answered"
+            context.args = (context.args[0] * 10,)
+            return call_next(context)
+
+    ran: list[Any] = []
+    bench = Bench()
+    bench.app.add_middleware(Answering())
+    task = bench.task(lambda x: ran.append(x) or x)
+    bench.run(task, 1)
+    assert bench.stored is not None
+    assert (bench.stored["result"], ran) == ("answered", [])
+    bench.app.backend.forget("id-1")
+    bench.run(task, 2)
+    assert ran == [20]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ValueError(), FAILURE), (Ignore(), IGNORED), (Reject(), REJECTED), (SystemExit(), FAILURE)],
+)
+def test_what_middleware_raises_is_the_outcome(error: BaseException, kind: str) -> None:
+    class Raising(Middleware):
+        def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
+            raise error
+
+    bench = Bench()
+    bench.app.add_middleware(Raising())
+    assert bench.do(lambda: 1).kind == kind
+
+
+# -- limits of async tasks --
+
+
+def run_async(bench: Bench, body: Callable[..., Any], soft: float | None, hard: float | None) -> Outcome:
+    task = bench.app.task(name="work")(body)
+    bench.app.finalize()
+    context, message_body = bench.context(task)
+    return asyncio.run(execute_async(bench.app, task, context, message_body, soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "error"),
+    [
+        (0.001, None, "SoftTimeLimitExceeded"),
+        (None, 0.001, "TimeLimitExceeded"),
+        (0.001, 9, "SoftTimeLimitExceeded"),
+    ],
+)
+def test_an_async_task_is_cancelled_at_its_limit(soft: float | None, hard: float | None, error: str) -> None:
+    async def body() -> None:
+        await asyncio.Event().wait()
+
+    bench = Bench()
+    outcome = run_async(bench, body, soft, hard)
+    assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
+    assert bench.stored is not None
+    assert bench.stored["result"]["exc_type"] == error
+
+
+def test_a_timeout_of_the_tasks_own_is_not_taken_for_the_limit() -> None:
+    async def body() -> None:
+        async with asyncio.timeout(0.001):
+            await asyncio.Event().wait()
+
+    bench = Bench()
+    outcome = run_async(bench, body, 30, 60)
+    assert outcome.text == "TimeoutError()"
+
+
+def test_a_cancelled_async_task_goes_back() -> None:
+    async def main() -> Outcome:
+        run = asyncio.ensure_future(execute_async(bench.app, task, *bench.context(task)))
+        while not begun:
+            await asyncio.sleep(0)
+        run.cancel()
+        return await run
+
+    begun: list[int] = []
+
+    async def body() -> None:
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    bench = Bench()
+    task = bench.app.task(name="work")(body)
+    bench.app.finalize()
+    assert asyncio.run(main()).kind == INTERRUPTED
+    assert bench.stored is None
+
+
+def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
+    seen: list[tuple[str, str | None]] = []
+    bench = Bench()
+    all_here = 0
+
+    async def body(n: int) -> None:
+        nonlocal all_here
+        all_here += 1
+        while all_here < 20:
+            await asyncio.sleep(0)
+        seen.append((task.request.id, task.request.args[0]))
+
+    task = bench.app.task(name="work")(body)
+    bench.app.finalize()
+
+    async def main() -> None:
+        contexts = []
+        for n in range(20):
+            context, message_body = bench.context(task, n)
+            context.id = f"id-{n}"
+            contexts.append(execute_async(bench.app, task, context, message_body))
+        await asyncio.gather(*contexts)
+
+    asyncio.run(main())
+    assert sorted(seen) == sorted((f"id-{n}", n) for n in range(20))
+    assert states.SUCCESS == bench.app.backend.get("id-7")["status"]  # type: ignore[index]
