@@ -1,0 +1,341 @@
+"""Time: tasks for later, tasks that are too late, tasks that are called off, and clocks that jump."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.harness import Site, gone, kill
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+# -- ETA --
+
+
+def test_eta_is_kept(site: Site) -> None:
+    """I-8: never early, and hardly late, with plain tasks all the while."""
+    worker = site.start()
+    for number in range(100):
+        site.send("work", number, countdown=0.2 + number * 0.01)
+        site.send("work", number)
+    site.drained()
+    worker.stop()
+    check(site)
+    late = [
+        record.wall - site.due[record.id] for record in site.records(kind=STARTED) if record.id in site.due
+    ]
+    assert len(late) == 100
+    assert sorted(late)[50] < 0.5, "on a busy machine, half of them within half a second"
+
+
+def test_far_tasks_stay_in_the_broker(site: Site) -> None:
+    """The worker holds only what is due soon; the rest takes no room in it and does not delay its end."""
+    worker = site.start()
+    site.send_many("work", [(number,) for number in range(2000)], countdown=HOUR)
+    near = [site.send("work", number, countdown=0.5) for number in range(5)]
+    plain = [site.send("work", number) for number in range(20)]
+    site.finished(*near, *plain)
+    assert site.query("SELECT count(*) FROM message WHERE owner IS NOT NULL") == [(0,)]
+    worker.stop()
+    assert site.query("SELECT count(*), min(state), max(state) FROM message") == [(2000, 1, 1)]
+    assert len(site.records(kind=STARTED)) == 25
+
+
+def test_plain_tasks_do_not_wait_behind_those_for_later(site: Site) -> None:
+    """Three thousand that fall due in the next seconds fill the schedule, not the way to the pool."""
+    worker = site.start()
+    site.send_many("work", [(number,) for number in range(3000)], countdown=60.0)
+    site.send_many("work", [(number,) for number in range(1500)], countdown=4.0)
+    site.until(
+        lambda: site.query("SELECT count(*) FROM message WHERE owner IS NOT NULL")[0][0] > 100, "a fetch"
+    )
+    asked = time.time()
+    ids = [site.send("work", number) for number in range(20)]
+    site.finished(*ids)
+    assert max(record.wall for id in ids for record in site.records(id, STARTED)) < asked + 2.0
+    site.until(lambda: len(site.records(kind=STARTED)) == 1520, "those that are due")
+    worker.stop()
+    assert site.query("SELECT count(*) FROM message") == [(3000,)]
+
+
+def test_many_fall_due_at_once(site: Site) -> None:
+    """F-62: more than the schedule holds, all for the same moment."""
+    worker = site.start(worker_eta_task_limit=100)
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    ids = site.send_many("work", [(number,) for number in range(1000)], eta=due)
+    for id in ids:
+        site.due[id] = due.timestamp()
+    site.drained()
+    worker.stop()
+    check(site)
+    assert len(site.records(kind=STARTED)) == 1000
+
+
+def test_strange_etas(site: Site) -> None:
+    worker = site.start()
+    past = site.client.send_task("work", (1,), eta=datetime(1970, 1, 2, tzinfo=UTC)).id
+    naive = site.client.send_task("work", (2,), eta=datetime.now(UTC).replace(tzinfo=None)).id
+    never = site.client.send_task("work", (3,), eta=datetime(9999, 12, 31, 23, 59, tzinfo=UTC)).id
+    site.finished(past, naive)
+    assert site.query("SELECT count(*) FROM message WHERE owner IS NULL") == [(1,)]
+    site.client.AsyncResult(never).revoke()
+    worker.stop()
+    assert never not in site.states()
+
+
+def test_the_worker_is_killed_with_tasks_waiting_for_their_time(site: Site) -> None:
+    """F-58: in the heap or in the broker, they run once, in time, in the next worker."""
+    first = site.start()
+    ids = [site.send("work", number, countdown=1.0 + number * 0.02) for number in range(100)]
+    site.until(
+        lambda: site.query("SELECT count(*) FROM message WHERE owner IS NOT NULL")[0][0] > 50, "a fetch"
+    )
+    first.kill()
+    second = site.start(name="two")
+    site.finished(*ids)
+    site.drained()
+    second.stop()
+    check(site)
+    starts = site.records(kind=STARTED)
+    assert len(starts) == 100
+    assert {record.attempt for record in starts} == {1}, "waiting is not running"
+
+
+# -- expiry --
+
+
+def test_what_has_expired_does_not_run(site: Site) -> None:
+    """F-63: expired when it comes, while it waits for its time, or while it waits for its turn."""
+    worker = site.start("-c", "1")
+    go = site.path / "go"
+    site.started(site.send("until_file", str(go)))
+    late = [
+        site.send("work", 1, expires=datetime.now(UTC) - timedelta(seconds=5)),
+        site.send("work", 2, expires=0.3),
+        site.send("work", 3, countdown=1.5, expires=0.5),
+    ]
+    good = [site.send("work", 4, expires=60.0), site.send("work", 5, countdown=0.5, expires=60.0)]
+    time.sleep(0.4)
+    go.touch()
+    site.finished(*late, *good)
+    site.drained()
+    worker.stop()
+    check(site)
+    assert {site.state(id) for id in late} == {"REVOKED"}
+    assert {type(site.error(id)).__name__ for id in late} <= {"TaskExpired", "TaskRevoked"}
+    assert {site.state(id) for id in good} == {"SUCCESS"}
+    assert {record.id for record in site.records(kind=STARTED)} == {*good, *list(site.sent)[:1]}
+
+
+# -- revocation --
+
+
+def test_revoked_before_it_ran(site: Site) -> None:
+    """F-72: before any worker runs, while it waits for its turn, and while it waits for its time."""
+    early = site.send("work", 1)
+    site.client.AsyncResult(early).revoke()
+    worker = site.start("-c", "1")
+    site.finished(early)
+    go = site.path / "go"
+    blocker = site.send("until_file", str(go))
+    site.started(blocker)
+    waiting = [site.send("work", number) for number in range(10)]
+    soon = site.send("work", 20, countdown=1.0)
+    far = site.send("work", 21, countdown=HOUR)
+    for id in (waiting[0], waiting[5], soon, far):
+        site.client.AsyncResult(id).revoke()
+    go.touch()
+    site.finished(blocker, *waiting, soon)
+    worker.stop()
+    revoked = {early, waiting[0], waiting[5], soon}
+    assert {id for id, state in site.states().items() if state == "REVOKED"} == revoked
+    ran = {record.id for record in site.records()}
+    assert ran == {blocker, *waiting} - revoked
+    assert site.waiting() == 1, "the far one is settled when its time comes"
+
+
+def test_revocations_outlive_workers(site: Site) -> None:
+    """They are kept in the broker: workers that start later, and after a kill, know them."""
+    first = site.start()
+    ids = [site.send("work", number, countdown=1.5) for number in range(4)]
+    for id in ids[:2]:
+        site.client.AsyncResult(id).revoke()
+    first.kill()
+    second = site.start(name="two")
+    site.finished(*ids)
+    second.stop()
+    check(site)
+    assert [site.state(id) for id in ids] == ["REVOKED", "REVOKED", "SUCCESS", "SUCCESS"]
+    assert {record.id for record in site.records()} == set(ids[2:])
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+def test_revoked_while_it_runs(site: Site, signal: str) -> None:
+    """Only with terminate: then its process ends, others are not touched, and its place is filled."""
+    worker = site.start()
+    go = site.path / "go"
+    left, ended = (site.send("until_file", str(go)) for _ in range(2))
+    pids = {record.id: record.pid for record in site.started(left, ended)}
+    site.client.AsyncResult(left).revoke()
+    site.client.AsyncResult(ended).revoke(terminate=True, signal=signal)
+    site.finished(ended)
+    assert site.state(ended) == "REVOKED"
+    assert gone(pids[ended])
+    assert not gone(pids[left])
+    worker.wait_pool()
+    go.touch()
+    site.finished(left)
+    assert site.state(left) == "SUCCESS", "without terminate a running task is left alone"
+    site.drained()
+    worker.stop()
+    check(site)
+    assert len(site.records(kind=STARTED)) == 2
+
+
+def test_a_storm_of_revocations(site: Site) -> None:
+    """Every second task of hundreds is called off while they run: each either ran to its end or never began."""
+    worker = site.start()
+    ids = site.send_many("work", [(number, 0.002) for number in range(400)])
+    for id in ids[::2]:
+        site.client.AsyncResult(id).revoke()
+    site.drained()
+    worker.stop()
+    check(site)
+    states, ran = site.states(), {record.id for record in site.records()}
+    for id in ids:
+        assert (states[id] == "SUCCESS") == (id in ran)
+    assert all(states[id] == "SUCCESS" for id in ids[1::2])
+
+
+# -- at most once --
+
+
+def test_what_may_not_run_twice_never_does(site: Site) -> None:
+    """acks_late=False, with children and workers dying under it: lost at worst, never repeated."""
+    ids = site.send_many("once", [(number, 0.01) for number in range(300)])
+    for name in ("one", "two", "three"):
+        worker = site.start(name=name)
+        goal = len(site.records()) + 80
+        site.until(lambda goal=goal: len(site.records()) > goal or not site.waiting(), "some to run")
+        for pid in worker.pool():
+            kill(pid)
+        worker.kill()
+    last = site.start(name="last")
+    site.finished(
+        site.send("work", 1)
+    )  # it comes after them: the queue is empty before the last of them has run
+    site.drained()
+    last.stop()
+    done = {record.id for record in site.records(kind="E")}
+    states = site.states()
+    untold = [id for id in ids if id not in states]
+    check(site, lost=[id for id in untold if id not in done], without_result=untold)
+    assert len(done) >= 300 - 3 * (2 + 64), "what a worker had acked but not run is bounded"
+
+
+# -- clocks --
+
+JUMPING = """
+import os, time
+
+real, path = time.time, os.environ["CLOCK_FILE"]
+
+def jumping():
+    try:
+        with open(path) as file:
+            return real() + float(file.read())
+    except (OSError, ValueError):
+        return real()
+
+time.time = jumping
+"""
+
+
+class Clock:
+    """The wall clock of workers that are started with ``environment``; it jumps when told to."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path / "clock"
+        (path / "jumping").mkdir()
+        (path / "jumping" / "sitecustomize.py").write_text(JUMPING)
+        self.set(0)
+        self.environment = {
+            "CLOCK_FILE": str(self._file),
+            "PYTHONPATH": f"{path / 'jumping'}:{Path(__file__).resolve().parents[2]}",
+        }
+
+    def set(self, seconds: float) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(str(seconds))
+        new.replace(self._file)
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR, DAY, -DAY, 365 * DAY])
+def test_the_wall_clock_jumps(site: Site, jump: float) -> None:
+    """F-59: leases, limits and pauses do not notice; what runs goes on, and what comes runs at once."""
+    clock = Clock(site.path)
+    site.settings["worker_lease_seconds"] = 1
+    site.client.conf.update(result_expires=1000 * DAY)  # results do expire by the wall clock
+    site.settings["result_expires"] = 1000 * DAY
+    workers = [site.start(name=name, environment=clock.environment) for name in ("one", "two")]
+    go = site.path / "go"
+    running = site.send("until_file", str(go))
+    limited = site.send("work", 0, 60.0, time_limit=2)
+    site.started(running, limited)
+    clock.set(jump)
+    plain = [site.send("work", number) for number in range(50)]
+    again = site.send("die_once", 1)
+    site.finished(*plain, again, limited)
+    assert type(site.error(limited)).__name__ == "TimeLimitExceeded"
+    time.sleep(1.5)  # longer than the lease, by the clock that did not jump
+    assert len(site.records(running)) == 1, "nobody took it for lost"
+    go.touch()
+    site.finished(running)
+    site.drained()
+    for worker in workers:
+        worker.stop()
+        assert "is dead" not in worker.log
+        assert "silent" not in worker.log
+    check(site)
+
+
+def test_etas_follow_the_wall_clock(site: Site) -> None:
+    """Set forward, what has become due runs within a second; set back, it waits, and is never early."""
+    clock = Clock(site.path)
+    worker = site.start(environment=clock.environment)
+    soon = site.client.send_task("work", (1,), countdown=HOUR).id
+    later = site.client.send_task("work", (2,), countdown=2 * HOUR).id
+    site.finished(site.send("work", 0))
+    assert site.waiting() == 2
+    clock.set(1.5 * HOUR)
+    site.finished(soon)
+    assert later not in site.states()
+    clock.set(0)
+    site.finished(site.send("work", 3))
+    assert later not in site.states()
+    clock.set(3 * HOUR)
+    site.finished(later)
+    worker.stop()
+
+
+def test_the_clock_is_set_back_under_the_schedule(site: Site) -> None:
+    """What waits in the worker's heap waits on: its time is a time of the day."""
+    clock = Clock(site.path)
+    worker = site.start(environment=clock.environment)
+    id = site.client.send_task("work", (1,), countdown=1.0).id
+    site.until(lambda: site.query("SELECT owner FROM message") != [(None,)], "the worker to hold it")
+    clock.set(-30.0)
+    site.finished(*(site.send("work", number) for number in range(5)))
+    time.sleep(1.0)
+    assert id not in site.states()
+    clock.set(5.0)
+    site.finished(id)
+    worker.stop()
