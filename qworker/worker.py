@@ -94,35 +94,31 @@ class Worker:
         if self._started:
             return
         self._started = True
+        self._build()
+        self.pool.start()
+        if self.writer is not None:
+            self.writer.start()
+        # Receivers before senders: the listener, which brings the work, comes last.
+        for component in (self.schedule, self.mediator, self.listener):
+            component.start()
+        while not self.listener.last_turn and self._crash is None and self.listener.alive:
+            time.sleep(0.001)
+        if self._crash is not None:
+            self._shut_down(COLD)
+            raise _as_error(self._crash)
+        signals.worker_ready.send(self)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def _build(self) -> None:
+        """Make the components; nothing runs yet but the zygote, which has to be forked first."""
         app, conf = self.app, self.app.conf
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        zygote = (
-            make_zygote(app)
-            if conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
-            else None
-        )
         self.ready = self._make_ready_queue()
         self.settler = Settler(app, self.ready)
-        self.pool: TaskPool = make_pool(
-            app,
-            PoolSettings(
-                concurrency=self.concurrency,
-                hostname=self.hostname,
-                async_concurrency=conf.worker_async_concurrency,
-                frame_seconds=conf.worker_frame_seconds,
-                max_tasks_per_child=conf.worker_max_tasks_per_child,
-                max_memory_per_child=conf.worker_max_memory_per_child,
-                running_path=app.broker.running_path(),
-                alive_timeout=conf.worker_proc_alive_timeout,
-            ),
-            zygote,
-            self.settler.ended,
-            self.settler.started,
-            self.ready.wake,
-            self._crashed,
-        )
+        self.pool = self._make_pool()
         self.window = FetchWindow(self.pool, self.ready, self.concurrency, conf.worker_prefetch_multiplier)
         self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
         accept = frozenset(conf.accept_content)
@@ -153,7 +149,11 @@ class Worker:
         if not app.results_with_broker:
             self.writer = ResultWriter(app, self._crashed, self.listener.mailbox.post)
             self.settler.writer = self.writer
-            if not app.backend.persistent and conf.worker_pool == "prefork" and conf.result_backend != "disabled://":
+            if (
+                not app.backend.persistent
+                and conf.worker_pool == "prefork"
+                and conf.result_backend != "disabled://"
+            ):
                 logger.warning(
                     "results are kept in memory (%s), where only the process that ran the task sees them: "
                     "set result_backend, or use --pool threads",
@@ -169,20 +169,33 @@ class Worker:
             app.broker.wake,
         )
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
-        self.pool.start()
-        if self.writer is not None:
-            self.writer.start()
-        # Receivers before senders: the listener, which brings the work, comes last.
-        for component in (self.schedule, self.mediator, self.listener):
-            component.start()
-        while not self.listener.last_turn and self._crash is None and self.listener.alive:
-            time.sleep(0.001)
-        if self._crash is not None:
-            self._shut_down(COLD)
-            raise _as_error(self._crash)
-        signals.worker_ready.send(self)
-        if self._on_ready is not None:
-            self._on_ready()
+
+    def _make_pool(self) -> TaskPool:
+        app, conf = self.app, self.app.conf
+        forks = conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
+        zygote = make_zygote(app) if forks else None
+        return make_pool(
+            app,
+            self._pool_settings(),
+            zygote,
+            self.settler.ended,
+            self.settler.started,
+            self.ready.wake,
+            self._crashed,
+        )
+
+    def _pool_settings(self) -> PoolSettings:
+        conf = self.app.conf
+        return PoolSettings(
+            concurrency=self.concurrency,
+            hostname=self.hostname,
+            async_concurrency=conf.worker_async_concurrency,
+            frame_seconds=conf.worker_frame_seconds,
+            max_tasks_per_child=conf.worker_max_tasks_per_child,
+            max_memory_per_child=conf.worker_max_memory_per_child,
+            running_path=self.app.broker.running_path(),
+            alive_timeout=conf.worker_proc_alive_timeout,
+        )
 
     def _make_ready_queue(self) -> ReadyQueue:
         rates = {name: rate_per_second(task.rate_limit) for name, task in self.app.tasks.items()}
