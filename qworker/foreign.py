@@ -87,7 +87,12 @@ def to_kombu(
     """The envelope of kombu's virtual channels; json.dumps() of it is what Celery reads from Redis or SQL."""
     headers = read_object(wire.headers, "headers")
     properties = parse_properties(wire.properties)
-    info: dict[str, Any] = {"exchange": exchange, "routing_key": routing_key}
+    # As it was published, if it went through an exchange.
+    info: dict[str, Any] = {
+        "exchange": exchange,
+        "routing_key": routing_key,
+        **properties.pop("delivery_info", {}),
+    }
     if redelivered:
         info["redelivered"] = headers["redelivered"] = True
     return {
@@ -124,6 +129,9 @@ def from_kombu(message: Mapping[str, Any]) -> Wire:
         "content_encoding": message.get("content-encoding") or "utf-8",
         **{name: given[name] for name in _KEPT if given.get(name) is not None},
     }
+    info = _part(given, "delivery_info")
+    if info.get("exchange"):
+        properties["delivery_info"] = {name: info.get(name) or "" for name in ("exchange", "routing_key")}
     is_default = properties == {**_DEFAULT, "correlation_id": headers.get("id")}
     try:
         return Wire(dumps(headers), None if is_default else dumps(properties), body)
@@ -131,7 +139,8 @@ def from_kombu(message: Mapping[str, Any]) -> Wire:
         raise InvalidTaskMessage(f"headers of the envelope are not JSON: {safe_repr(error, 200)}") from error
 
 
-_KEPT = ("correlation_id", "reply_to")  # priority and expiry travel in columns and headers of their own
+# Those of AMQP; priority travels in a column of its own.
+_KEPT = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id", "expiration")
 _DEFAULT = {"content_type": JSON, "content_encoding": "utf-8"}
 
 

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from qworker.transports.lease import LeaseStore
 
 
+def register() -> None:
+    """Teach kombu, and so Celery, that ``sqlite:///path`` is the embedded broker."""
+    from kombu.transport import TRANSPORT_ALIASES
+
+    TRANSPORT_ALIASES["sqlite"] = "qworker.transports.channel:Transport"
+
+
 def open_store(url: str | None, conf: Settings) -> LeaseStore:
     """Return the store at *url* (None: the embedded broker at its default place); nothing is opened yet.
 

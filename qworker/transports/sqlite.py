@@ -25,6 +25,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.embedded import DELAYED, READY, Database, Handle, Ringer, database_path, transaction
 from qworker.errors import BrokerUnavailable
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
+from qworker.transports.sqlite_bindings import Bindings
 from qworker.transports.sqlite_holder import Holder
 from qworker.transports.sqlite_reclaim import lives, lock_path
 
@@ -53,7 +54,7 @@ class _Pending:
         self.error: Exception | None = None
 
 
-class SQLiteStore(Holder, LeaseStore):
+class SQLiteStore(Holder, Bindings, LeaseStore):
     """The embedded broker. Opens the file at the first use, not before.
 
     url: ``sqlite:///path`` or None for the default file.
@@ -214,7 +215,7 @@ class SQLiteStore(Holder, LeaseStore):
     def workers(self) -> list[dict[str, object]]:
         with self._publisher as connection:
             rows = connection.execute(
-                "SELECT id, name, pid, queues, concurrency, started FROM owner"
+                "SELECT id, name, pid, queues, concurrency, started FROM owner WHERE concurrency > 0"
             ).fetchall()
         return [
             {

@@ -29,6 +29,7 @@ from qworker.embedded import (
 )
 from qworker.errors import LeaseLost
 from qworker.transports.lease import Ack, Bury, Leased, Reclaimed, Release, Revocation, Settlement, Store
+from qworker.transports.sqlite_bindings import drop_queues_of
 from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
@@ -49,6 +50,8 @@ EXPIRED = (
         SELECT died_at, tag FROM dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET ?)"""),
     ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
+    ("message", "tag", f"""SELECT tag FROM queue CROSS JOIN message ON message.queue = queue.name
+        WHERE ttl IS NOT NULL AND state = {READY} AND sent < ? - ttl"""),
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
 """What sweep() deletes: table, key, and the selection by one limit."""
@@ -124,7 +127,8 @@ class Holder:
         return self._epoch
 
     def _held(self) -> Handle:
-        assert self._epoch, "enlist first"
+        if not self._epoch:
+            raise LeaseLost("this process holds no leases: enlist first")
         return self._handle
 
     def running_path(self) -> str | None:
@@ -247,7 +251,7 @@ class Holder:
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         now = self._clock.now()
-        limits = (now - dead_expires, dead_max, now, now, now)
+        limits = (now - dead_expires, dead_max, now, now, now, now)
         with self._held() as connection:
             due = [
                 (table, key, selection, limit)
@@ -268,7 +272,7 @@ class Holder:
 
     def wait(self, timeout: float) -> bool:
         if self._bell is None or self._waker is None:
-            raise AssertionError("enlist first")
+            raise LeaseLost("this process holds no leases: enlist first")
         if self._bell.fileno() < 0:
             return self._bell.wait(timeout)
         ready = select.poll()
@@ -310,10 +314,13 @@ class Holder:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         """Hold nothing any more, under the epoch that was; not counted."""
+        if not self._epoch:
+            return
         connection.execute(
             f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
         )
         connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
+        drop_queues_of(connection, self._epoch)
 
     def _drop_lock(self) -> None:
         if self._lock_file >= 0:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from qworker.embedded import READY, Database, boot_id, transaction
 from qworker.transports.lease import Reclaimed
+from qworker.transports.sqlite_bindings import drop_queues_of
 
 try:
     import fcntl
@@ -96,6 +97,7 @@ def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[in
         f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
         (id,),
     )
+    drop_queues_of(connection, id)
     return Reclaimed(name, len(tags), len(running))
 
 

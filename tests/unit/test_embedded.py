@@ -135,6 +135,18 @@ def test_durability_is_as_asked(tmp_path: Path, asked: str | None, level: int) -
         assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
 
 
+def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with closing(Database(path).connect()) as connection:
+        connection.execute("INSERT INTO key_value VALUES ('kept', 'x', NULL)")
+        connection.execute("DROP TABLE queue")
+        connection.execute("PRAGMA user_version = 1")
+    with closing(Database(path).connect()) as connection:
+        assert connection.execute("SELECT count(*) FROM queue").fetchone() == (0,)
+        assert connection.execute("SELECT key FROM key_value").fetchall() == [("kept",)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
 def test_a_file_of_a_newer_qworker_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(sqlite3.connect(path)) as connection:

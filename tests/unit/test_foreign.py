@@ -254,3 +254,23 @@ def test_malformed_envelopes(envelope: Any, reason: str) -> None:
 
 def test_an_envelope_whose_body_is_plain_text() -> None:
     assert from_kombu({"headers": {"task": "t", "id": "i"}, "body": "[[],{},null]"}).body == b"[[],{},null]"
+
+
+def test_the_exchange_of_a_kombu_envelope_is_kept() -> None:
+    info = {"exchange": "news", "routing_key": "a.b"}
+    wire = from_kombu(
+        {"body": "[]", "headers": {"id": "i"}, "properties": {"delivery_info": info, "message_id": "m"}}
+    )
+    assert wire.properties is not None
+    back = to_kombu(wire, routing_key="queue")
+    assert back["properties"]["delivery_info"] == info
+    assert back["properties"]["message_id"] == "m"
+
+
+def test_the_default_exchange_is_not_worth_a_word() -> None:
+    info = {"exchange": "", "routing_key": "queue"}
+    wire = from_kombu(
+        {"body": "[]", "headers": {"id": "i"}, "properties": {"correlation_id": "i", "delivery_info": info}}
+    )
+    assert wire.properties is None
+    assert to_kombu(wire, routing_key="queue")["properties"]["delivery_info"] == info

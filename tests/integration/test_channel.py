@@ -1,0 +1,822 @@
+"""Our kombu transport, used as anybody uses kombu: nothing here knows that there is SQLite behind it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.exceptions import OperationalError
+from kombu.pidbox import Mailbox
+
+from qworker.errors import ConfigurationError
+from qworker.transports import register
+from qworker.transports.lease import Ack, Bury, Envelope
+from qworker.transports.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Connect = Callable[[], Connection]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/queue.db"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Connect]:
+    """Opens a connection of its own; all are closed at the end."""
+    opened: list[Connection] = []
+
+    def open_one(**options: Any) -> Connection:
+        opened.append(Connection(url, transport_options=options))
+        return opened[-1]
+
+    yield open_one
+    for connection in opened:
+        connection.release()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SQLiteStore]:
+    """The same file as qworker sees it."""
+    store = SQLiteStore(url)
+    store.enlist("w@test", ["q"], 1)
+    yield store
+    store.close()
+
+
+def queue(name: str = "q", **options: Any) -> Queue:
+    return Queue(name, Exchange(name), routing_key=name, **options)
+
+
+def publish(connection: Connection, *bodies: Any, to: str = "q", **options: Any) -> None:
+    producer = Producer(connection)
+    for body in bodies:
+        producer.publish(body, routing_key=to, **options)
+
+
+class Inbox(list[Any]):
+    """Consumes; holds the messages. With settle="ack" they are acked as they come."""
+
+    def __init__(
+        self, connection: Connection, *queues: Queue, settle: str = "", prefetch: int = 0, **options: Any
+    ):
+        super().__init__()
+        self._settle = settle
+        self.connection = connection
+        self.channel = connection.channel()
+        self.consumer = Consumer(self.channel, list(queues), callbacks=[self._receive], **options)
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def _receive(self, body: Any, message: Any) -> None:
+        self.append(message)
+        if self._settle:
+            getattr(message, self._settle)()
+
+    def drain(self, count: int, timeout: float = 30.0) -> list[Any]:
+        """Wait until there are *count* messages in all; return their bodies."""
+        while len(self) < count:
+            self.connection.drain_events(timeout=timeout)
+        return self.bodies
+
+    def drain_all(self) -> list[Any]:
+        """Take what there is now; return all bodies."""
+        try:
+            while True:
+                self.connection.drain_events(timeout=0)
+        except TimeoutError:
+            return self.bodies
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self]
+
+
+# -- connecting --
+
+
+def test_the_connection_knows_its_transport(connect: Connect, url: str, tmp_path: Path) -> None:
+    with connect() as connection:
+        connection.ensure_connection(max_retries=1)
+        assert connection.connected
+        assert connection.transport.driver_type == "sqlite"
+        assert connection.transport.driver_version() == sqlite3.sqlite_version
+        assert connection.as_uri() == url
+        assert connection.supports_exchange_type("fanout")
+        assert connection.info()["transport"] == "sqlite"
+        assert (tmp_path / "queue.db").exists()
+    connection.release()
+    connection.release()
+
+
+def test_it_is_loaded_only_when_used() -> None:
+    script = (
+        "import sys; from qworker.transports import register; register(); "
+        "sys.exit('kombu.transport.virtual' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY).returncode == 0
+
+
+def test_a_relative_path_is_beside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url, path in (("sqlite:///a.db", "a.db"), ("sqlite://", ".qworker/qworker.db")):
+        with Connection(url) as connection:
+            connection.connect()
+            assert (tmp_path / path).exists()
+
+
+def test_what_is_wrong_with_the_file_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "q.db").write_bytes(b"no database" * 100)
+    with (
+        Connection(f"sqlite:///{tmp_path}/q.db") as connection,
+        pytest.raises(ConfigurationError, match="move it aside"),
+    ):
+        connection.connect()
+
+
+def test_another_broker_takes_over_and_back(tmp_path: Path) -> None:
+    first, second = f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db"
+    with Connection(f"{first};{second}") as connection:
+        publish(connection, "to the first")
+        connection.maybe_switch_next()
+        publish(connection, "to the second")
+    for url, body in ((first, b"to the first"), (second, b"to the second")):
+        with closing(SQLiteStore(url)) as store:
+            store.enlist("w", ["q"], 1)
+            assert [leased.body for leased in store.lease(["q"], 10)] == [body]
+
+
+def test_a_locked_file_is_an_operational_error(connect: Connect, tmp_path: Path) -> None:
+    with connect() as connection:
+        publish(connection, "a")
+        with closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(OperationalError, match="locked"):
+                publish(connection, "b", timeout=0.01, retry=True, retry_policy={"max_retries": 0})
+            other.execute("ROLLBACK")
+        assert connection.SimpleQueue("q").qsize() == 1
+
+
+# -- publishing and consuming --
+
+
+def test_a_message_comes_as_it_was_sent(connect: Connect) -> None:
+    with connect() as sender, connect() as receiver:
+        publish(
+            sender,
+            {"é": [1, None]},
+            headers={"mine": 1},
+            priority=3,
+            correlation_id="c",
+            reply_to="r",
+            message_id="m",
+            type="t",
+        )
+        inbox = Inbox(receiver, queue())
+        assert inbox.drain(1) == [{"é": [1, None]}]
+        (message,) = inbox
+        assert message.headers == {"mine": 1}
+        assert message.content_type == "application/json"
+        assert message.delivery_info == {"exchange": "", "routing_key": "q"}
+        properties = {
+            name: message.properties[name]
+            for name in ("priority", "correlation_id", "reply_to", "message_id", "type")
+        }
+        assert properties == {
+            "priority": 3,
+            "correlation_id": "c",
+            "reply_to": "r",
+            "message_id": "m",
+            "type": "t",
+        }
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_every_serializer_goes_through(connect: Connect, serializer: str, compression: str | None) -> None:
+    with connect() as connection:
+        publish(connection, {"x": "é" * 100}, serializer=serializer, compression=compression)
+        assert Inbox(connection, queue(), accept=[serializer]).drain(1) == [{"x": "é" * 100}]
+
+
+def test_raw_bytes_go_through(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, bytes(range(256)), content_type="application/data", content_encoding="binary")
+        inbox = Inbox(connection, queue(), accept=["application/data"])
+        inbox.drain(1)
+        assert inbox[0].body == bytes(range(256))
+
+
+def test_the_most_urgent_come_first(connect: Connect) -> None:
+    with connect() as connection:
+        for priority in (0, 9, 4, 9):
+            publish(connection, priority, priority=priority)
+        assert Inbox(connection, queue()).drain(4) == [9, 9, 4, 0]
+
+
+def test_an_odd_priority_is_bounded(connect: Connect) -> None:
+    with connect() as connection:
+        for priority in (-5, 99, None):
+            publish(connection, priority, priority=priority)
+        assert Inbox(connection, queue()).drain(3) == [99, -5, None]
+
+
+def test_what_cannot_be_stored_is_refused(connect: Connect) -> None:
+    with connect() as connection:
+        with pytest.raises(Exception, match="headers of the envelope are not JSON"):
+            publish(connection, "x", headers={"bad": object()})
+        assert connection.SimpleQueue("q").qsize() == 0
+
+
+def test_a_simple_queue_works(connect: Connect) -> None:
+    with connect() as connection, connection.SimpleQueue("simple") as simple:
+        assert simple.qsize() == 0
+        with pytest.raises(Empty):
+            simple.get(block=False)
+        with pytest.raises(Empty):
+            simple.get(timeout=0.01)
+        simple.put({"n": 1})
+        simple.put({"n": 2})
+        assert len(simple) == 2
+        message = simple.get(timeout=30)
+        assert message.payload == {"n": 1}
+        message.ack()
+        assert simple.get_nowait().payload == {"n": 2}
+        assert simple.clear() == 0
+        simple.put({"n": 3})
+        assert simple.clear() == 1
+        assert simple.qsize() == 0
+
+
+def test_a_buffer_keeps_nothing_for_acks(connect: Connect) -> None:
+    with connect() as connection, connection.SimpleBuffer("buffer") as buffer:
+        buffer.put("a")
+        buffer.put("b")
+        assert buffer.get(timeout=30).payload == "a"
+        assert buffer.get_nowait().payload == "b"
+    with connect() as connection:
+        assert connection.SimpleQueue("buffer").qsize() == 0
+
+
+def test_draining_in_vain_ends_in_time(connect: Connect) -> None:
+    with connect() as connection:
+        Inbox(connection, queue())
+        started = time.monotonic()
+        with pytest.raises(socket.timeout):
+            connection.drain_events(timeout=0.05)
+        assert 0.04 < time.monotonic() - started < 10
+
+
+def test_a_publisher_elsewhere_wakes_the_consumer(connect: Connect) -> None:
+    with connect() as receiver, connect() as sender:
+        inbox = Inbox(receiver, queue())
+        inbox.drain_all()
+        late = threading.Timer(0.05, lambda: publish(sender, "wake up"))
+        late.start()
+        assert inbox.drain(1, timeout=60) == ["wake up"]
+        late.join()
+
+
+def test_many_queues_and_channels_are_served(connect: Connect) -> None:
+    with connect() as connection:
+        first = Inbox(connection, queue("a"), queue("b"))
+        second = Inbox(connection, queue("c"))
+        for name in "abc" * 3:
+            publish(connection, name, to=name)
+        while len(first) + len(second) < 9:
+            connection.drain_events(timeout=30)
+        assert sorted(first.bodies) == list("aaabbb")
+        assert second.bodies == list("ccc")
+
+
+# -- settling --
+
+
+def test_an_acked_message_is_gone(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        assert Inbox(connection, queue(), settle="ack").drain(2) == ["a", "b"]
+    with connect() as connection:
+        assert not connection.SimpleQueue("q").qsize()
+
+
+def test_without_ack_a_message_is_gone_as_it_comes(connect: Connect, store: SQLiteStore) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        assert Inbox(connection, queue(), no_ack=True).drain(1) == ["a"]
+        assert [info.leased for info in store.queues()] == [0]
+    assert [leased.body for leased in store.lease(["q"], 10)] == [b"b"]
+
+
+def test_an_unacked_message_comes_back_when_its_channel_closes(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        inbox = Inbox(connection, queue())
+        inbox.drain(2)
+        assert [message.headers.get("redelivered") for message in inbox] == [None, None]
+        inbox.channel.close()
+        again = Inbox(connection, queue())
+        assert again.drain(2) == ["a", "b"]
+        assert [message.headers["redelivered"] for message in again] == [True, True]
+        assert [message.delivery_info["redelivered"] for message in again] == [True, True]
+
+
+def test_an_unacked_message_comes_back_when_its_connection_closes(
+    connect: Connect, store: SQLiteStore
+) -> None:
+    connection = connect()
+    publish(connection, "a")
+    Inbox(connection, queue()).drain(1)
+    assert store.lease(["q"], 1) == []
+    connection.release()
+    (leased,) = store.lease(["q"], 1)
+    assert (leased.redelivered, leased.deliveries) == (True, 0)
+
+
+def test_a_requeued_message_comes_again_in_its_place(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        inbox = Inbox(connection, queue(), prefetch=1)
+        inbox.drain(1)
+        inbox[0].requeue()
+        inbox.drain(2)
+        assert inbox.bodies == ["a", "a"]
+        assert inbox[1].delivery_info["redelivered"] is True
+
+
+def test_a_rejected_message_is_a_dead_letter(connect: Connect, store: SQLiteStore) -> None:
+    with connect() as connection:
+        publish(connection, "a")
+        Inbox(connection, queue(), settle="reject").drain(1)
+    (dead,) = store.dead()
+    assert (dead.body, dead.reason) == (b"a", "rejected by its consumer")
+
+
+def test_recovering_a_channel_brings_all_back(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        inbox = Inbox(connection, queue())
+        inbox.drain(2)
+        inbox.consumer.recover(requeue=True)
+        assert inbox.drain(4) == ["a", "b", "a", "b"]
+
+
+def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLiteStore) -> None:
+    with connect() as connection:
+        publish(connection, *range(5))
+        inbox = Inbox(connection, queue(), prefetch=2)
+        assert inbox.drain_all() == [0, 1]
+        assert [(info.ready, info.leased) for info in store.queues()] == [(3, 2)]
+        inbox[0].ack()
+        assert inbox.drain_all() == [0, 1, 2]
+
+
+def test_an_ack_in_another_thread_makes_room_at_once(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", "b")
+        inbox = Inbox(connection, queue(), prefetch=1)
+        inbox.drain(1)
+        late = threading.Timer(0.05, inbox[0].ack)
+        late.start()
+        assert inbox.drain(2, timeout=60) == ["a", "b"]
+        late.join()
+
+
+def test_a_consumer_that_was_killed_leaves_all_to_the_next(connect: Connect, url: str) -> None:
+    script = f"""
+import time
+from kombu import Connection, Consumer, Queue
+from qworker.transports import register
+register()
+connection = Connection({url!r})
+def receive(body, message):
+    print(body, flush=True)
+with Consumer(connection, [Queue("q")], callbacks=[receive]):
+    connection.drain_events(timeout=60)
+    connection.drain_events(timeout=60)
+    time.sleep(60)
+"""
+    with connect() as connection:
+        publish(connection, "a", "b")
+        victim = subprocess.Popen(
+            [sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        assert victim.stdout is not None
+        assert [victim.stdout.readline().strip() for _ in "ab"] == ["a", "b"]
+        inbox = Inbox(connection, queue())
+        assert inbox.drain_all() == []
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+        assert inbox.drain(2) == ["a", "b"]
+        assert inbox[0].delivery_info["redelivered"] is True
+
+
+def test_a_consumer_may_take_as_long_as_it_likes(connect: Connect, url: str) -> None:
+    other = SQLiteStore(url, uptime=lambda: time.monotonic() + 10_000_000)
+    other.enlist("later", ["q"], 1)
+    with closing(other), connect() as connection:
+        publish(connection, "a")
+        inbox = Inbox(connection, queue())
+        inbox.drain(1)
+        assert other.reclaim() == []
+        inbox[0].ack()
+        assert [info for info in other.queues() if info.leased] == []
+
+
+def test_a_dead_workers_messages_reach_a_kombu_consumer(
+    connect: Connect, url: str, store: SQLiteStore
+) -> None:
+    with connect() as connection:
+        publish(connection, "a")
+        store.lease(["q"], 1)
+        os.close(store._lock_file)  # as the kernel does for a process that is killed
+        store._lock_file = -1
+        inbox = Inbox(connection, queue())
+        assert inbox.drain(1) == ["a"]
+
+
+def test_what_cannot_be_read_stops_nobody(
+    connect: Connect, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.push(
+        [Envelope("q", "{", None, b""), Envelope("q", "[]", "[]", b""), Envelope("q", "{}", None, b'"good"')]
+    )
+    with connect() as connection, caplog.at_level(logging.ERROR):
+        inbox = Inbox(connection, queue(), settle="ack")
+        assert inbox.drain(1) == ["good"]
+    assert [dead.reason[:18] for dead in store.dead()] == ["InvalidTaskMessage"] * 2
+    assert "cannot be read: headers" in caplog.text
+
+
+def test_settling_what_another_has_is_only_said(
+    connect: Connect, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect() as connection:
+        publish(connection, "a")
+        inbox = Inbox(connection, queue())
+        inbox.drain(1)
+        connection.transport.store.settle(connection.transport.epoch, [Ack(int(inbox[0].delivery_tag))])
+        inbox[0].ack()
+    assert "no longer ours to settle" in caplog.text
+
+
+# -- exchanges --
+
+
+def test_a_direct_exchange_delivers_by_its_key_across_connections(connect: Connect) -> None:
+    exchange = Exchange("orders", type="direct")
+    with connect() as receiver, connect() as sender:
+        inbox = Inbox(
+            receiver, Queue("paid", exchange, "paid"), Queue("sent", exchange, "sent"), settle="ack"
+        )
+        producer = Producer(sender, exchange)
+        for key in ("paid", "sent", "nobody"):
+            producer.publish(key, routing_key=key)
+        assert sorted(inbox.drain(2)) == ["paid", "sent"]
+        assert inbox.drain_all() == inbox.bodies
+        assert {(m.delivery_info["exchange"], m.delivery_info["routing_key"]) for m in inbox} == {
+            ("orders", "paid"),
+            ("orders", "sent"),
+        }
+
+
+def test_a_topic_exchange_delivers_by_pattern(connect: Connect) -> None:
+    exchange = Exchange("news", type="topic")
+    with connect() as receiver, connect() as sender:
+        boxes = {
+            pattern: Inbox(receiver, Queue(f"news {pattern}", exchange, pattern), settle="ack")
+            for pattern in ("sport.*", "#", "*.late")
+        }
+        producer = Producer(sender, exchange)
+        for key in ("sport.late", "sport.early", "politics.late", "sport.very.late"):
+            producer.publish(key, routing_key=key)
+        for inbox in boxes.values():
+            inbox.drain_all()
+        assert boxes["sport.*"].bodies == ["sport.late", "sport.early"]
+        assert boxes["#"].bodies == ["sport.late", "sport.early", "politics.late", "sport.very.late"]
+        assert boxes["*.late"].bodies == ["sport.late", "politics.late"]
+
+
+def test_a_fanout_reaches_every_subscriber(connect: Connect) -> None:
+    exchange = Exchange("all", type="fanout")
+    with connect() as first, connect() as second, connect() as sender:
+        inboxes = [Inbox(first, Queue("one", exchange)), Inbox(second, Queue("two", exchange))]
+        Producer(sender, exchange).publish("to all", routing_key="ignored")
+        assert [inbox.drain(1) for inbox in inboxes] == [["to all"], ["to all"]]
+
+
+def test_an_unbound_queue_gets_nothing_more(connect: Connect) -> None:
+    exchange = Exchange("all", type="fanout")
+    with connect() as connection:
+        bound = Queue("one", exchange)(connection.default_channel)
+        bound.declare()
+        bound.unbind_from(exchange)
+        Producer(connection, exchange).publish("to nobody")
+        assert bound.queue_declare(passive=True).message_count == 0
+        bound.bind_to(exchange)
+        Producer(connection, exchange).publish("to one")
+        assert bound.queue_declare(passive=True).message_count == 1
+
+
+def test_a_deleted_exchange_delivers_nothing(connect: Connect) -> None:
+    exchange = Exchange("all", type="fanout")
+    with connect() as connection:
+        inbox = Inbox(connection, Queue("one", exchange))
+        Producer(connection, exchange).publish("before")
+        exchange(connection.default_channel).delete()
+        Producer(connection, exchange, auto_declare=True).publish("after")
+        assert inbox.drain_all() == ["before"]
+
+
+def test_bindings_can_be_listed(connect: Connect) -> None:
+    exchange = Exchange("news", type="topic")
+    with connect() as connection:
+        Queue("q", exchange, "a.*")(connection.default_channel).declare()
+        found = list(connection.default_channel.list_bindings())
+        assert ("q", "news", "a.*") in found
+
+
+# -- queues that come and go --
+
+
+def test_a_queue_exists_from_its_declaration_to_its_deletion(connect: Connect) -> None:
+    with connect() as connection, connect() as other:
+        declared = queue("d")(connection.default_channel)
+        elsewhere = queue("d")(other.default_channel)
+        with pytest.raises(other.channel_errors, match="NOT_FOUND"):
+            elsewhere.queue_declare(passive=True)
+        declared.declare()
+        elsewhere.queue_declare(passive=True)
+        publish(connection, "x", to="d")
+        declared.delete(if_empty=True)
+        assert elsewhere.queue_declare(passive=True).message_count == 1
+        declared.delete()
+        with pytest.raises(other.channel_errors, match="NOT_FOUND"):
+            elsewhere.queue_declare(passive=True)
+
+
+def test_a_nameless_queue_is_given_a_name(connect: Connect) -> None:
+    with connect() as connection:
+        name = connection.default_channel.queue_declare(exclusive=True).queue
+        assert name.startswith("amq.gen-")
+        publish(connection, "x", to=name)
+        assert connection.default_channel.basic_get(name, no_ack=True).payload == "x"
+
+
+EVENTS = Exchange("events", type="fanout")
+
+
+def subscriber(name: str, **options: Any) -> Queue:
+    return Queue(name, EVENTS, auto_delete=True, durable=False, **options)
+
+
+def queue_names(store: SQLiteStore) -> set[str]:
+    with closing(sqlite3.connect(store.path)) as connection:
+        return {
+            name
+            for (name,) in connection.execute(
+                "SELECT name FROM queue UNION SELECT queue FROM binding UNION SELECT queue FROM message"
+            )
+        }
+
+
+@pytest.mark.parametrize("how", ["cancel", "close channel", "close connection"])
+def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteStore, how: str) -> None:
+    connection = connect()
+    inbox = Inbox(connection, subscriber("mine"))
+    sender = connect()
+    Producer(sender, EVENTS).publish("event")
+    assert queue_names(store) == {"mine"}
+    if how == "cancel":
+        inbox.consumer.cancel()
+    elif how == "close channel":
+        inbox.channel.close()
+    else:
+        connection.release()
+    Producer(sender, EVENTS).publish("event")
+    assert queue_names(store) == set()
+
+
+def test_a_dead_subscribers_queue_goes_too(connect: Connect, store: SQLiteStore, url: str) -> None:
+    script = f"""
+import time
+from kombu import Connection, Consumer, Exchange, Queue
+from qworker.transports import register
+register()
+connection = Connection({url!r})
+queue = Queue("mine", Exchange("events", type="fanout"), auto_delete=True, exclusive=True, durable=False)
+with Consumer(connection, [queue], callbacks=[print]):
+    print("up", flush=True)
+    time.sleep(60)
+"""
+    victim = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "up\n"
+    sender = connect()
+    Producer(sender, EVENTS).publish("event")
+    victim.kill()
+    victim.wait()
+    victim.stdout.close()
+    assert queue_names(store) == {"mine"}
+    assert [dead.name.split("@")[0] for dead in store.reclaim()] == ["kombu"]
+    assert queue_names(store) == set()
+
+
+def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQLiteStore) -> None:
+    first, second = connect(), connect()
+    Inbox(first, Queue("shared", EVENTS, exclusive=True))
+    left = Inbox(second, Queue("shared", EVENTS, exclusive=True))
+    first.transport.store.resign()
+    Producer(connect(), EVENTS).publish("event")
+    assert left.drain(1) == ["event"]
+    second.transport.store.resign()
+    assert queue_names(store) == set()
+
+
+def test_a_durable_queue_stays(connect: Connect, store: SQLiteStore) -> None:
+    connection = connect()
+    Inbox(connection, queue())
+    publish(connection, "a")
+    connection.release()
+    assert queue_names(store) == {"q"}
+
+
+def test_messages_outlive_their_time_to_live_by_a_sweep_at_most(connect: Connect, url: str) -> None:
+    later = SQLiteStore(url, clock=type("Later", (), {"now": staticmethod(lambda: time.time() + 10)})())  # type: ignore[arg-type]
+    later.enlist("later", ["q"], 1)
+    with closing(later), connect() as connection:
+        for name, ttl in (("short", 5), ("long", 100), ("endless", None)):
+            Queue(name, EVENTS, message_ttl=ttl)(connection.default_channel).declare()
+        Producer(connection, EVENTS).publish("event")
+        assert later.sweep(1e9, 1000) == 1
+        assert {info.queue: info.ready for info in later.queues()} == {"long": 1, "endless": 1}
+
+
+# -- with Celery's own machinery of kombu --
+
+
+def test_a_mailbox_asks_and_is_answered(connect: Connect, url: str) -> None:
+    box = Mailbox("proj", type="fanout")
+    node = box(connect()).Node("worker@test", state=None)
+    node.channel = node.mailbox.connection.channel()
+    node.handlers["ping"] = lambda state, **arguments: {"ok": "pong", **arguments}
+    node.listen()
+    asking = box(connect())
+
+    def answer() -> None:
+        node.mailbox.connection.drain_events(timeout=30)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    assert asking.multi_call("ping", {"x": 1}, timeout=30, limit=1) == [
+        {"worker@test": {"ok": "pong", "x": 1}}
+    ]
+    answering.join()
+    assert asking.call(["nobody@test"], "ping", timeout=0.01) in (None, [])
+
+
+def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteStore) -> None:
+    store.push([Envelope("q", '{"task":"t","id":"i"}', None, b"[[],{},{}]", 7)])
+    with connect() as connection:
+        inbox = Inbox(connection, queue())
+        assert inbox.drain(1) == [[[], {}, {}]]
+        (message,) = inbox
+        assert message.headers == {"task": "t", "id": "i"}
+        assert message.properties["correlation_id"] == "i"
+        assert message.properties["priority"] == 7
+        message.ack()
+    assert store.queues() == []
+
+
+@pytest.mark.parametrize(
+    ("eta", "waits"),
+    [
+        ("2999-01-01T00:00:00+00:00", True),
+        ("2000-01-01T00:00:00+00:00", False),
+        ("2999-01-01T00:00:00", False),  # whose time this is, its consumer knows
+        ("nonsense", False),
+        (5, False),
+        (None, False),
+    ],
+)
+def test_an_eta_waits_in_the_store(connect: Connect, store: SQLiteStore, eta: Any, waits: bool) -> None:
+    with connect() as connection:
+        publish(connection, [[], {}, {}], headers={"task": "t", "id": "i", "eta": eta})
+        assert [(info.delayed, info.ready) for info in store.queues()] == [(1, 0) if waits else (0, 1)]
+        assert len(Inbox(connection, queue()).drain_all()) == (not waits)
+
+
+def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store: SQLiteStore) -> None:
+    with connect() as connection:
+        inbox = Inbox(connection, queue())
+        due = time.time() + 0.1
+        store.push([Envelope("q", "{}", None, b'"late"', due=due)])
+        assert inbox.drain(1, timeout=60) == ["late"]
+        assert due <= time.time() < due + 30
+
+
+# -- forks and threads --
+
+
+def test_a_child_of_a_consumer_takes_nothing_with_it(connect: Connect, url: str, store: SQLiteStore) -> None:
+    script = f"""
+import gc, os
+from kombu import Connection, Consumer, Queue
+from qworker.transports import register
+register()
+connection = Connection({url!r})
+got = []
+consumer = Consumer(connection, [Queue("q")], callbacks=[lambda body, message: got.append(message)])
+consumer.consume()
+connection.drain_events(timeout=60)
+if os.fork() == 0:
+    import sys
+    del consumer
+    gc.collect()
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+got[0].ack()
+connection.drain_events(timeout=60)
+got[1].ack()
+connection.release()
+print("done", flush=True)
+"""
+    with connect() as connection:
+        publish(connection, "a", "b")
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.split() == ["0", "done"], ended.stderr
+    assert store.queues() == []
+    assert store.reclaim() == []
+
+
+def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteStore) -> None:
+    pool = connect().Pool(limit=3)
+
+    def send(number: int) -> None:
+        for turn in range(10):
+            with pool.acquire(block=True) as connection:
+                publish(connection, f"{number}-{turn}")
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pool.force_close_all()
+    assert len({leased.body for leased in store.lease(["q"], 1000)}) == 60
+    assert store.reclaim() == []  # who only publishes is no holder
+
+
+def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
+    def open_files() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def use() -> None:
+        with Connection(url) as connection:
+            publish(connection, "a")
+            Inbox(connection, queue(), settle="ack").drain(1)
+
+    use()
+    before = open_files()
+    for _ in range(5):
+        use()
+    assert open_files() == before
+
+
+def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQLiteStore) -> None:
+    epoch = store.enlist("w@test", ["q"], 1)
+    with connect() as connection:
+        publish(connection, "a")
+        (leased,) = store.lease(["q"], 1)
+        store.settle(epoch, [Bury(leased.tag, "why")])
+        store.dead_retry()
+        assert Inbox(connection, queue()).drain(1) == ["a"]
