@@ -107,6 +107,11 @@ class Listener(ThreadComponent):
         self.last_turn = 0.0
         """Monotonic time of the last turn in which the broker answered: what health checks look at."""
 
+    @property
+    def unsettled(self) -> int:
+        """How many letters wait for the broker. Any thread."""
+        return len(self._letters) + len(self.mailbox)
+
     # -- the thread --
 
     def opened(self) -> None:

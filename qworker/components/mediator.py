@@ -50,7 +50,7 @@ class Mediator(ThreadComponent):
         self._end_here = end_here
         self._ack_first = ack_first
         self._fetch_more = fetch_more
-        self._patience = patience
+        self.patience = patience
         self._quiet = False  # written by quiet(), a flag
         self._blocked = False  # mediator only: the pool refused the best one last time
 
@@ -60,7 +60,7 @@ class Mediator(ThreadComponent):
         seen = self._ready.wakes
         slots = self._pool.free_slots(idle_only=self._blocked)
         batch = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
-        requests = self._runnable(self._ready.get_many(batch, self._patience, seen))
+        requests = self._runnable(self._ready.get_many(batch, self.patience, seen))
         if slots.sync:
             self._blocked = False
         if requests:

@@ -8,5 +8,6 @@ Thread:      any.
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
 from qworker.testing.store import MemoryStore
+from qworker.testing.worker import StepWorker
 
-__all__ = ["FakeClock", "InlinePool", "MemoryStore"]
+__all__ = ["FakeClock", "InlinePool", "MemoryStore", "StepWorker"]

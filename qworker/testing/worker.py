@@ -1,0 +1,122 @@
+"""StepWorker: a whole worker without a thread, which does nothing but what a test asks for.
+
+Comes from:  tests, with an app.
+Goes to:     the worker's own rooms, all of them but the pool, for which an InlinePool stands in.
+Thread:      the test's, and no other.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qworker.components.pool import TaskPool
+from qworker.testing.pool import InlinePool
+from qworker.worker import COLD, Worker
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+MANY_TURNS = 100_000
+
+
+class StepWorker(Worker):
+    """A worker of *app*, consuming from the start::
+
+        clock = FakeClock()
+        app = QWorker("proj", broker=MemoryStore(clock), backend="cache+memory://", clock=clock)
+
+        with StepWorker(app) as worker:
+            result = add.delay(1, 2)
+            worker.run()
+            assert result.get() == 3
+
+    Tasks run in this process, one after the other; with ``on_demand`` they are held in ``worker.pool`` until the test
+    calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, ``clock.advance(60)``
+    and another run() is a minute later. The other arguments are those of Worker.
+    """
+
+    pool: InlinePool
+
+    def __init__(self, app: QWorker, *, on_demand: bool = False, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._on_demand = on_demand
+        self._started = True
+        self._build()
+        self.mediator.patience = 0.0
+        self.pool.start()
+        self.listener.opened()
+
+    def _make_pool(self) -> TaskPool:
+        return InlinePool(
+            self.app,
+            self._pool_settings(),
+            self.settler.ended,
+            self.settler.started,
+            self.ready.wake,
+            on_demand=self._on_demand,
+        )
+
+    def start(self) -> None:
+        """It has started."""
+
+    def step(self) -> bool:
+        """One turn of every component; False when none of them found anything to do."""
+        before = self._picture()
+        now = self.app.clock.monotonic()
+        self.listener.wait(0)
+        rest = self.listener.step(now)
+        self.schedule.step(now)
+        self.mediator.step(now)
+        if self.writer is not None:
+            self.writer.step(now)
+        return rest == 0 or self._picture() != before
+
+    def run(self) -> int:
+        """Turns until there is nothing left to do at this moment; return how many messages were settled."""
+        before = self.state.totals.total()
+        for _ in range(MANY_TURNS):
+            if self.step():
+                continue
+            unsettled = self.listener.unsettled
+            if not unsettled:
+                return self.state.totals.total() - before
+            # They wait for company, which will not come.
+            self.listener.step(self.app.clock.monotonic() + self.app.conf.worker_ack_flush_seconds)
+            if self.listener.unsettled >= unsettled:  # the broker is away
+                return self.state.totals.total() - before
+        raise AssertionError(f"the worker does not come to rest within {MANY_TURNS:,} turns")
+
+    def _picture(self) -> tuple[Any, ...]:
+        written = 0 if self.writer is None else len(self.writer.mailbox)
+        return (
+            self.state.totals.total(),
+            self.listener.unsettled,
+            len(self.state.requests),
+            len(self.ready),
+            len(self.schedule.schedule),
+            self.pool.in_flight(),
+            written,
+        )
+
+    def stop(self, how: str = "warm") -> None:
+        """Stop as a worker does: warm lets what is in the pool run, and the rest goes back. Safe to call twice."""
+        if self._stopped:
+            return
+        super().stop(how)
+        if self.writer is not None:
+            self.writer.closed()
+        self.listener.closed()
+        self.settler.give_back(self.ready.clear())
+
+    def _drain(self, deadline: float) -> str:
+        self.pool.run()
+        return COLD
+
+    def __enter__(self) -> StepWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop("warm" if error is None else "cold")
