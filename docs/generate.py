@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from code: the command line, the errors.
+"""Writes the reference pages that are made from code: the command line, the errors, the options of tasks.
 
     python docs/generate.py            write them
     python docs/generate.py --check    say which would change, and fail if any would
@@ -15,8 +15,11 @@ from pathlib import Path
 
 import click
 
-from qworker import errors
+from qworker import errors, task_options
+from qworker.call_options import FOR_CELERYS_SAKE
 from qworker.cli.main import main as command_line
+from qworker.conf import SETTINGS
+from qworker.task import Task
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
@@ -109,7 +112,40 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"cli.md": command_line_page, "errors.md": errors_page}
+def task_options_page() -> str:
+    """Every option of a task with its default or its setting, and what the docstring of apply_async says of a call."""
+    lines = [
+        "# Options of tasks and calls\n",
+        NOTICE + "## Of a task\n",
+        "Given to `@app.task(…)` and `@shared_task(…)`, or as attributes of a class for `base=`. What a task does not "
+        "say comes from the setting beside it; a name that does not exist is an error where the task is defined. "
+        'Seconds may be a `timedelta` or text such as `"10s"` too.\n',
+        "| option | what it says | default |",
+        "|---|---|---|",
+        "| `name` | what messages call it | `module.function` |",
+        "| `bind` | give the task itself to the function, as first argument | `False` |",
+        "| `base` | the class it is made of, a subclass of `Task` | `Task` |",
+    ]
+    for name in task_options.OPTIONS:
+        setting = task_options.FROM_SETTINGS.get(name)
+        default = getattr(Task, name)
+        shown = f"`{default!r}`" if setting is None else f"`{setting}`: `{SETTINGS[setting].default!r}`"
+        lines.append(f"| `{name}` | {task_options.MEANING[name]} | {shown} |")
+    words = inspect.getdoc(Task.apply_async) or ""
+    described = words.partition("\n\n")[2]
+    lines += [
+        "\n## Of a call\n",
+        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, and to `retry` where they make sense there. "
+        "They win over the task's own.\n",
+        described.replace("``", "`"),
+        "\nTaken for Celery's sake, and without effect: "
+        + ", ".join(f"`{name}`" for name in sorted(FOR_CELERYS_SAKE))
+        + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"cli.md": command_line_page, "errors.md": errors_page, "task-options.md": task_options_page}
 
 
 def changed() -> list[str]:

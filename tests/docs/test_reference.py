@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from qworker import signals
+from qworker import signals, task_options
 from tests.docs.pages import REPOSITORY
 
 
@@ -25,3 +25,7 @@ def test_every_signal_has_its_line() -> None:
     names = [found.name for found in vars(signals).values() if isinstance(found, signals.Signal)]
     assert names
     assert not [name for name in names if f"| `{name}` |" not in page]
+
+
+def test_every_task_option_is_explained() -> None:
+    assert task_options.MEANING.keys() == task_options.OPTIONS.keys()
