@@ -215,3 +215,7 @@ def test_every_module_says_what_it_is(module: str) -> None:
 def test_there_is_no_drawer() -> None:
     drawers = {"utils", "util", "helpers", "common", "misc"}
     assert not [module for module in MODULES if drawers & set(module.split("."))]
+
+
+def test_every_room_in_the_table_is_there() -> None:
+    assert LAYER_OF_ROOM.keys() <= {room(module) for module in MODULES}
