@@ -180,7 +180,7 @@ def _safe(text: str) -> str:
     text = mask_urls(text)
     if text.isprintable():
         return text
-    text = text.replace("\n", "\n    ")
+    text = text.rstrip("\n").replace("\n", "\n    ")
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text

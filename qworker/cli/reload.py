@@ -117,6 +117,9 @@ class Reloader:
         yield None
         try:
             watch = import_module("watchfiles").watch
+            logging.getLogger("watchfiles").setLevel(
+                logging.WARNING
+            )  # it counts each change at INFO; we name them
         except ImportError:
             pause = threading.Event()
             while True:

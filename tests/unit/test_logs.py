@@ -40,6 +40,12 @@ def test_lines_go_to_the_file_at_the_level_asked_for(conf, logfile):
     assert logfile.read_text() == "WARNING shown 1\n"
 
 
+def test_a_text_that_ends_in_a_line_leaves_no_empty_one(conf, logfile):
+    logs.setup(conf, "INFO", str(logfile))
+    logging.getLogger("x").error("raised\nTraceback:\n  KeyError\n")
+    assert logfile.read_text() == "ERROR raised\n    Traceback:\n      KeyError\n"
+
+
 def test_times_are_those_of_the_records(conf, logfile):
     conf.worker_log_format = "%(asctime)s %(message)s"
     logs.setup(conf, "INFO", str(logfile))
