@@ -7,13 +7,14 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.call_options import check_options
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
-from qworker.execution import execute
+from qworker.execution import Outcome, execute, execute_async
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.protocol import Body
@@ -93,7 +94,7 @@ def apply_eagerly(
     while True:
         body = Body(args, kwargs, embed)
         context = _context(task, identity, body, retries, options)
-        outcome = execute(app, task, context, body)
+        outcome = _run(app, task, context, body)
         state, value = context.ended
         if not isinstance(value, Retry) or value.sig is None:
             break
@@ -104,6 +105,23 @@ def apply_eagerly(
     if throw and isinstance(value, BaseException) and state in (states.FAILURE, states.REJECTED):
         raise value.reason if isinstance(value, Reject) and isinstance(value.reason, BaseException) else value
     return EagerResult(identity, value, state, outcome.traceback, task.name, app)
+
+
+def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Outcome:
+    if not task.is_async:
+        return execute(app, task, context, body)
+    import asyncio  # only for who uses it: it costs 30 ms
+
+    run = execute_async(app, task, context, body)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run)
+    # The caller is in an event loop, and another cannot run in its thread.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(copy_context().run, asyncio.run, run).result()
 
 
 def _context(

@@ -387,7 +387,7 @@ class Publisher:
             accept,
             limit=self.app.conf.message_max_bytes,
         )
-        return task.apply(args, kwargs, task_id=call.message.id, **options)
+        return task.apply(args, kwargs, **{**options, "task_id": call.message.id})
 
 
 __all__ = ["Destination", "Publisher"]

@@ -280,6 +280,33 @@ def test_always_eager_passes_arguments_through_the_serializer() -> None:
     assert store.tries == 0
 
 
+def test_an_eager_call_may_name_its_id() -> None:
+    app, _, _ = make_app(task_always_eager=True)
+
+    @app.task(bind=True)
+    def who(self: Task[..., Any]) -> str | None:
+        return self.request.id
+
+    assert who.apply_async(task_id="mine").get() == "mine"
+
+
+def test_async_tasks_run_inline_too_even_inside_of_a_loop() -> None:
+    app, _, _ = make_app(task_always_eager=True)
+
+    @app.task(bind=True, autoretry_for=(OSError,), max_retries=1)
+    async def nap(self: Task[..., Any], value: int) -> int:
+        await asyncio.sleep(0)
+        if not self.request.retries:
+            raise OSError("again")
+        return value
+
+    async def caller() -> tuple[int, int]:
+        return await nap.delay(1), nap.apply((2,)).get()
+
+    assert nap.delay(3).get() == 3
+    assert asyncio.run(caller()) == (1, 2)
+
+
 def test_eager_results_are_stored_only_when_asked() -> None:
     app, _, _ = make_app(task_always_eager=True)
 
