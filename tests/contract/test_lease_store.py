@@ -106,6 +106,7 @@ def test_a_message_comes_back_as_it_was_sent(store: LeaseStore) -> None:
     assert leased == Leased(
         leased.tag, "q", 3, None, 0, False, 0, '{"id":"é\\u0000"}', '{"content_type":"x"}', body
     )
+    assert leased.redelivered is False
 
 
 def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: LeaseStore) -> None:

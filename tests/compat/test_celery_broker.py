@@ -1,0 +1,268 @@
+"""Celery itself on the embedded broker: its calls are run by our worker, ours by its worker, and both share a queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="the test extra installs it")
+
+from qworker import QWorker  # noqa: E402
+from qworker.transports import register  # noqa: E402
+
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+]
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+
+BODY = """
+import json, os, time
+
+def note(**fields):
+    line = json.dumps({"by": BY, "pid": os.getpid(), "at": time.time(), **fields}) + "\\n"
+    file = os.open("ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, line.encode())
+    os.close(file)
+
+@app.task(name="proj.add", bind=True)
+def add(self, x, y=0):
+    request = self.request
+    note(task="add", id=request.id, sum=x + y, retries=request.retries, info=dict(request.delivery_info))
+    return x + y
+
+@app.task(name="proj.again", bind=True, max_retries=2, default_retry_delay=0.01)
+def again(self):
+    note(task="again", retries=self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.01)
+
+@app.task(name="proj.slow", bind=True, acks_late=True, reject_on_worker_lost=True)
+def slow(self, seconds):
+    note(task="slow", redelivered=self.request.delivery_info.get("redelivered"))
+    if BY == SLOW_ON:
+        time.sleep(seconds)
+    note(task="slow done")
+"""
+CELERY_APP = """
+from celery import Celery
+from qworker.transports import register
+register()
+BY, SLOW_ON = "celery", "celery"
+app = Celery("proj", broker="{url}", backend="disabled://")
+app.conf.update(worker_prefetch_multiplier=1, task_acks_late=True, worker_send_task_events=True)
+"""
+QWORKER_APP = """
+from qworker import QWorker
+BY, SLOW_ON = "qworker", "celery"
+app = QWorker("proj", broker="{url}")
+"""
+
+
+class Project:
+    """A directory with the same tasks for Celery and for qworker, one file between them, and a ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}/queue.db"
+        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
+            (path / f"{name}.py").write_text(head.format(url=self.url) + BODY)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        log = (self.path / f"{len(self._processes)}.log").open("wb")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{self.path}{os.pathsep}{REPOSITORY}",
+            "PYTHONWARNINGS": "ignore",
+        }
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=self.path, env=environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def our_worker(self) -> subprocess.Popen[bytes]:
+        return self.start("qworker", "start", "-A", "our_app:app", "-c", "2")
+
+    def their_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        return self.start(
+            "celery",
+            "-A",
+            "their_app",
+            "worker",
+            "-l",
+            "INFO",
+            "-n",
+            "theirs@test",
+            *(options or ("-P", "solo")),
+        )
+
+    def ledger(self, task: str | None = None) -> list[dict[str, Any]]:
+        try:
+            lines = (self.path / "ledger").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [entry for entry in map(json.loads, lines) if task in (None, entry["task"])]
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while not (answer := condition()):
+            ended = [process.args for process in self._processes if process.poll()]
+            assert not ended, f"{ended} ended\n{self.logs()}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE:g} s\n{self.logs()}"
+            time.sleep(0.01)
+        return answer
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.path.glob("*.log"))
+        )
+
+    def end(self) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    register()
+    project = Project(tmp_path)
+    yield project
+    project.end()
+
+
+@pytest.fixture
+def theirs(project: Project) -> Iterator[Any]:
+    """A Celery app that publishes through our transport."""
+    app = celery.Celery("proj", broker=project.url, set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def ours(project: Project) -> Iterator[QWorker]:
+    app = QWorker("proj", broker=project.url, set_as_current=False)
+    yield app
+    app.close()
+
+
+def test_our_worker_runs_what_celery_sends(project: Project, theirs: Any, ours: QWorker) -> None:
+    urgent = theirs.send_task("proj.add", (1,), {"y": 2}, priority=9)
+    through = theirs.send_task("proj.add", (10,), exchange="celery", routing_key="celery", compression="gzip")
+    old = theirs.send_task("proj.add", (100,), task_protocol=1)
+    again = theirs.send_task("proj.again")
+    worker = project.our_worker()
+    assert ours.AsyncResult(urgent.id).get(timeout=PATIENCE) == 3
+    assert ours.AsyncResult(through.id).get(timeout=PATIENCE) == 10
+    assert ours.AsyncResult(old.id).get(timeout=PATIENCE) == 100
+    ours.AsyncResult(again.id).get(timeout=PATIENCE)
+    assert [entry["retries"] for entry in project.ledger("again")] == [0, 1, 2]
+    found = {entry["id"]: entry["info"] for entry in project.ledger("add")}
+    assert found[urgent.id]["priority"] == 9
+    assert found[urgent.id]["redelivered"] is False
+    worker.terminate()
+    assert worker.wait(PATIENCE) == 0
+
+
+def test_our_worker_is_never_early_with_celerys_eta(project: Project, theirs: Any, ours: QWorker) -> None:
+    project.our_worker()
+    sent = time.time()
+    later = theirs.send_task("proj.add", (1,), countdown=1.5)
+    assert ours.AsyncResult(later.id).get(timeout=PATIENCE) == 1
+    (entry,) = project.ledger("add")
+    assert entry["at"] >= sent + 1.5
+
+
+def test_celerys_worker_runs_what_we_send(project: Project, ours: QWorker) -> None:
+    project.their_worker()
+    sent = [ours.send_task("proj.add", (number,), {"y": 1}).id for number in range(20)]
+    ours.send_task("proj.again")
+    later, when = ours.send_task("proj.add", (99,), countdown=1).id, time.time() + 1
+    project.until(lambda: len(project.ledger("add")) == 21 and len(project.ledger("again")) == 3)
+    entries = {entry["id"]: entry for entry in project.ledger("add")}
+    assert [entries[id]["sum"] for id in sent] == list(range(1, 21))
+    assert entries[later]["at"] >= when - 0.05
+    assert {entry["by"] for entry in project.ledger()} == {"celery"}
+    project.until(lambda: not [info for info in ours.broker.queues() if info.queue == "celery"])
+
+
+@pytest.mark.parametrize("pool", [["-P", "solo"], ["-P", "prefork", "-c", "2"], ["-P", "threads", "-c", "2"]])
+def test_every_pool_of_celerys_works(project: Project, theirs: Any, ours: QWorker, pool: list[str]) -> None:
+    project.their_worker(*pool)
+    for number in range(30):
+        theirs.send_task("proj.add", (number,))
+    project.until(lambda: len(project.ledger("add")) >= 30)
+    assert sorted(entry["sum"] for entry in project.ledger("add")) == list(range(30))
+    project.until(lambda: not [info for info in ours.broker.queues() if info.queue == "celery"])
+
+
+def test_a_killed_celery_worker_loses_nothing(project: Project, theirs: Any, ours: QWorker) -> None:
+    victim = project.their_worker()
+    slow = theirs.send_task("proj.slow", (600,))
+    project.until(lambda: project.ledger("slow"))
+    waiting = theirs.send_task("proj.add", (7,))
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    project.our_worker()
+    assert ours.AsyncResult(waiting.id).get(timeout=PATIENCE) == 7
+    ours.AsyncResult(slow.id).get(timeout=PATIENCE)
+    assert [(entry["by"], entry["redelivered"]) for entry in project.ledger("slow")] == [
+        ("celery", False),
+        ("qworker", True),
+    ]
+
+
+def test_both_workers_share_a_queue(project: Project, theirs: Any, ours: QWorker) -> None:
+    project.their_worker()
+    project.our_worker()
+    for number in range(200):
+        (theirs if number % 2 else ours).send_task("proj.add", (number,))
+    project.until(lambda: len(project.ledger("add")) >= 200)
+    assert sorted(entry["sum"] for entry in project.ledger("add")) == list(range(200))
+
+
+def test_celerys_remote_control_and_events_work(project: Project, theirs: Any) -> None:
+    project.their_worker("-P", "solo", "-E")
+    who = ["theirs@test"]
+    project.until(lambda: theirs.control.ping(who, timeout=0.5) == [{"theirs@test": {"ok": "pong"}}])
+    assert "proj.add" in theirs.control.inspect(who, timeout=PATIENCE).registered()["theirs@test"]
+    seen: list[dict[str, Any]] = []
+    with theirs.connection() as connection:
+        receiver = theirs.events.Receiver(connection, handlers={"*": seen.append})
+        capturing = receiver.itercapture(limit=None, timeout=PATIENCE, wakeup=True)
+        next(capturing)
+        sent = theirs.send_task("proj.add", (1,))
+        for _ in capturing:
+            types = [event["type"] for event in seen if event.get("uuid") == sent.id]
+            if "task-succeeded" in types:
+                break
+        assert types[:2] == ["task-received", "task-started"]
+        capturing.close()
+
+
+def test_a_stopped_celery_worker_leaves_no_queue_of_its_own(
+    project: Project, theirs: Any, ours: QWorker
+) -> None:
+    worker = project.their_worker()
+    project.until(lambda: theirs.control.ping(["theirs@test"], timeout=0.5))
+    worker.terminate()
+    worker.wait(PATIENCE)
+    theirs.control.broadcast("heartbeat")
+    assert ours.broker.queues() == []
