@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -205,6 +206,13 @@ def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., 
 # -- shared tasks --
 
 
+@pytest.fixture
+def _no_app_of_earlier_tests() -> None:
+    """Shared tasks reach every living app; those of earlier tests live on in cycles, with wrong settings even."""
+    gc.collect()
+
+
+@pytest.mark.usefixtures("_no_app_of_earlier_tests")
 def test_a_shared_task_belongs_to_every_app() -> None:
     early = QWorker("early", broker=KeepingStore())
     early.finalize()
@@ -230,6 +238,7 @@ def test_a_shared_task_belongs_to_every_app() -> None:
     assert add == early.tasks["tests.unit.test_app.add"]
 
 
+@pytest.mark.usefixtures("_no_app_of_earlier_tests")
 def test_a_shared_task_without_an_app_says_what_to_do() -> None:
     @shared_task
     def work() -> None: ...
