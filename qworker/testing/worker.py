@@ -39,7 +39,7 @@ class StepWorker(Worker):
     pool: InlinePool
 
     def __init__(self, app: QWorker, *, on_demand: bool = False, **options: Any) -> None:
-        super().__init__(app, **options)
+        super().__init__(app, **{"pool": "threads", **options})  # what it comes closest to
         self._on_demand = on_demand
         self._started = True
         self._build()

@@ -1,0 +1,552 @@
+"""A whole worker, turn by turn on a clock that stands still: what happens to a task from its call to its end.
+
+Once with everything in memory, where results have a store of their own, and once on the embedded file, where
+they are stored with the ack.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.components.pool import LOST, TIME_LIMIT
+from qworker.errors import TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
+from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.transports.lease import Envelope, LeaseStore
+from qworker.transports.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.integration
+
+
+class House:
+    """An app on a broker, its clock, and the workers a test makes; *ran*: what ran, in order."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.clock = FakeClock()
+        self.ran: list[Any] = []
+        self.workers: list[StepWorker] = []
+        self.apps: list[QWorker] = []
+        self.first: MemoryStore | None = None
+        self.app = self.make_app()
+
+    def make_app(self, **settings: Any) -> QWorker:
+        """Another app on the same broker, as in another process."""
+        broker: LeaseStore
+        if self.kind == "sqlite":
+            broker, backend = SQLiteStore(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
+        elif self.first is None:
+            broker, backend = MemoryStore(self.clock), "cache+memory://"
+            self.first = broker
+        else:
+            broker, backend = self.first.another(), "cache+memory://"
+        app = QWorker(
+            "house", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
+        )
+        self.apps.append(app)
+        return app
+
+    def task(self, body: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """A task "work" that says that it ran, and then does *body*."""
+
+        def work(*args: Any) -> Any:
+            self.ran.append(args[0] if len(args) == 1 else args)
+            return body(*args) if body is not None else args
+
+        return self.app.task(name="work", **options)(work)
+
+    def worker(self, app: QWorker | None = None, **options: Any) -> StepWorker:
+        options.setdefault("concurrency", 2)
+        worker = StepWorker(app or self.app, **options)
+        self.workers.append(worker)
+        return worker
+
+    def pass_time(self, worker: StepWorker, seconds: float, step: float = 1.0) -> None:
+        """Let *seconds* pass, with the worker at work."""
+        left = seconds
+        while left > 0:
+            self.clock.advance(min(step, left))
+            left -= step
+            worker.run()
+
+    def queues(self) -> dict[str, int]:
+        """How many messages are ready, delayed and leased."""
+        infos = self.app.broker.queues()
+        return {name: sum(getattr(info, name) for info in infos) for name in ("ready", "delayed", "leased")}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    made = House(request.param, tmp_path)
+    yield made
+    for worker in made.workers:
+        worker.stop("cold")
+    for app in made.apps:
+        app.close()
+
+
+def test_the_example_of_the_documentation() -> None:
+    clock = FakeClock()
+    app = QWorker(
+        "proj", broker=MemoryStore(clock), backend="cache+memory://", clock=clock, set_as_current=False
+    )
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    with StepWorker(app) as worker:
+        result = add.delay(1, 2)
+        worker.run()
+        assert result.get() == 3
+
+
+# -- ends --
+
+
+def test_a_task_runs_once_and_its_message_is_gone(house: House) -> None:
+    task = house.task()
+    result = task.delay(1)
+    worker = house.worker()
+    assert worker.run() == 1
+    assert (house.ran, result.get(timeout=0)) == ([1], [1])
+    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    assert worker.run() == 0
+    assert house.ran == [1]
+
+
+def test_a_failure_comes_back_as_the_exception(house: House) -> None:
+    result = house.task(lambda n: {}[n]).delay(1)
+    house.worker().run()
+    assert result.state == "FAILURE"
+    with pytest.raises(KeyError):
+        result.get(timeout=0)
+
+
+def test_a_retry_runs_again_when_it_is_due_and_not_before(house: House) -> None:
+    def body(n: int) -> str:
+        if task.request.retries < 2:
+            raise task.retry(countdown=60)
+        return "third time lucky"
+
+    task = house.task(body)
+    result = task.delay(1)
+    worker = house.worker()
+    worker.run()
+    assert (house.ran, result.state) == ([1], "RETRY")
+    house.pass_time(worker, 59)
+    assert house.ran == [1]
+    house.pass_time(worker, 2)
+    assert house.ran == [1, 1]
+    house.pass_time(worker, 61)
+    assert (house.ran, result.get(timeout=0)) == ([1, 1, 1], "third time lucky")
+
+
+def test_autoretry_gives_up_with_the_tasks_own_error(house: House) -> None:
+    def body(n: int) -> None:
+        raise ConnectionError("away")
+
+    task = house.task(body, autoretry_for=(OSError,), max_retries=3, retry_backoff=1, retry_jitter=False)
+    result = task.delay(1)
+    worker = house.worker()
+    for seconds, runs in ((0.1, 1), (1, 2), (2, 3), (4, 4), (60, 4)):
+        house.pass_time(worker, seconds)
+        assert len(house.ran) == runs
+    with pytest.raises(ConnectionError):
+        result.get(timeout=0)
+
+
+def test_async_tasks(house: House) -> None:
+    @house.app.task
+    async def nap(n: int) -> int:
+        house.ran.append(n)
+        return n * 2
+
+    results = [nap.delay(n) for n in range(5)]
+    house.worker().run()
+    assert [result.get(timeout=0) for result in results] == [0, 2, 4, 6, 8]
+
+
+def test_the_state_started_is_to_be_seen_while_it_runs(house: House) -> None:
+    seen: list[str] = []
+    task = house.task(lambda n: seen.append(result.state), track_started=True)
+    worker = house.worker(on_demand=True)
+    result = task.delay(1)
+    worker.run()
+    if house.kind == "memory":  # stored by the child itself: with the embedded file the worker does it
+        worker.pool.run()
+        assert seen == ["STARTED"]
+    worker.pool.run()
+    worker.run()
+    assert result.state == "SUCCESS"
+
+
+def test_an_ignored_result_is_nowhere(house: House) -> None:
+    result = house.task(ignore_result=True).delay(1)
+    assert house.worker().run() == 1
+    assert house.app.backend.get(result.id) is None
+
+
+# -- order --
+
+
+def test_the_most_urgent_runs_first(house: House) -> None:
+    task = house.task()
+    for n in range(9):
+        task.apply_async((n,), priority=n % 3)
+    house.worker(concurrency=1, prefetch_multiplier=20).run()
+    assert house.ran == [2, 5, 8, 1, 4, 7, 0, 3, 6]
+
+
+def test_a_limited_task_keeps_its_rate_and_holds_nobody_up(house: House) -> None:
+    slow = house.task(rate_limit="1/s")
+    quick = house.app.task(name="quick")(lambda n: house.ran.append(("quick", n)))
+    worker = house.worker()
+    for n in range(6):
+        slow.delay(n)
+    quick.delay(1)
+    worker.run()
+    assert sorted(map(str, house.ran)) == ["('quick', 1)", "0"]
+    starts: dict[int, float] = {0: house.clock.now()}
+    for _ in range(100):
+        house.clock.advance(0.25)
+        worker.run()
+        for n in house.ran[2:]:
+            starts.setdefault(n, house.clock.now())
+    times = sorted(starts.values())
+    assert sorted(starts) == list(range(6))
+    assert all(later - earlier >= 1 for earlier, later in pairwise(times))
+    assert times[-1] - times[0] < 12
+
+
+# -- time --
+
+
+@pytest.mark.parametrize("countdown", [0.4, 3, 30, 3600, 86400 * 30])
+def test_an_eta_is_never_early_and_not_late(house: House, countdown: float) -> None:
+    task = house.task()
+    task.apply_async((1,), countdown=countdown)
+    worker = house.worker()
+    due = house.clock.now() + countdown
+    worker.run()
+    house.clock.advance(countdown - 0.2)
+    worker.run()
+    assert house.ran == []
+    house.clock.advance(0.199)
+    worker.run()
+    assert house.ran == []
+    house.clock.advance(0.002)
+    worker.run()
+    assert house.ran == [1]
+    assert house.clock.now() - due < 0.01
+
+
+def test_many_etas_hold_back_no_plain_task(house: House) -> None:
+    task = house.task()
+    task.apply_many([(n,) for n in range(200)], countdown=4)
+    task.delay("plain")
+    worker = house.worker()
+    worker.run()
+    assert house.ran == ["plain"]
+    house.pass_time(worker, 5)
+    assert sorted(house.ran[1:]) == list(range(200))
+
+
+def test_a_clock_that_jumps_makes_nothing_early_and_loses_nothing(house: House) -> None:
+    task = house.task()
+    worker = house.worker()
+    task.apply_async((1,), countdown=3)
+    task.apply_async((2,), countdown=300)
+    worker.run()
+    house.clock.jump(-100)
+    house.pass_time(worker, 50)
+    assert house.ran == []
+    house.clock.jump(100)
+    house.pass_time(worker, 1)
+    assert house.ran == [1]
+    house.clock.jump(1000)
+    house.pass_time(worker, 1)
+    assert house.ran == [1, 2]
+
+
+def test_what_expires_is_not_run(house: House) -> None:
+    task = house.task()
+    late, in_time = task.apply_async((1,), expires=10), task.apply_async((2,), expires=100)
+    house.clock.advance(11)
+    house.worker().run()
+    assert (house.ran, late.state, in_time.state) == ([2], "REVOKED", "SUCCESS")
+    with pytest.raises(TaskRevoked, match="expired"):
+        late.get(timeout=0)
+
+
+def test_what_expires_while_it_waits_for_a_process_is_not_run(house: House) -> None:
+    task = house.task()
+    worker = house.worker(concurrency=1, on_demand=True)
+    task.delay("long")
+    worker.run()
+    late = task.apply_async((1,), expires=10)
+    worker.run()
+    house.clock.advance(11)
+    worker.pool.run()
+    worker.run()
+    assert (house.ran, late.state) == (["long"], "REVOKED")
+
+
+# -- revocation --
+
+
+def test_what_is_revoked_before_it_is_fetched_is_not_run(house: House) -> None:
+    task = house.task()
+    gone, stays = task.delay(1), task.delay(2)
+    gone.revoke()
+    house.worker().run()
+    assert (house.ran, gone.state, stays.state) == ([2], "REVOKED", "SUCCESS")
+    assert house.queues()["ready"] == 0
+
+
+def test_what_is_revoked_while_it_waits_here_is_not_run(house: House) -> None:
+    task = house.task()
+    worker = house.worker(concurrency=1, on_demand=True)
+    task.delay("long")
+    gone = task.delay(1)
+    soon = task.apply_async((2,), countdown=3)
+    worker.run()
+    gone.revoke()
+    soon.revoke()
+    worker.run()
+    worker.pool.run()
+    house.pass_time(worker, 5)
+    assert (house.ran, gone.state, soon.state) == (["long"], "REVOKED", "REVOKED")
+
+
+def test_a_task_that_runs_is_ended_only_when_asked_for(house: House) -> None:
+    task = house.task()
+    worker = house.worker(on_demand=True)
+    revoked, terminated = task.delay(1), task.delay(2)
+    worker.run()
+    worker.pool.started = list(worker.pool.held)
+    revoked.revoke()
+    terminated.revoke(terminate=True, signal="SIGKILL")
+    worker.run()
+    assert [(request.id, signal) for request, signal in worker.pool.terminated] == [
+        (terminated.id, "SIGKILL")
+    ]
+    worker.pool.run()
+    worker.run()
+    assert (house.ran, revoked.state, terminated.state) == ([1], "SUCCESS", "REVOKED")
+    with pytest.raises(Terminated):
+        terminated.get(timeout=0)
+
+
+def test_one_worker_hears_what_was_revoked_before_it_started(house: House) -> None:
+    task = house.task()
+    result = task.apply_async((1,), countdown=60)
+    result.revoke()
+    house.clock.advance(3600)
+    house.worker().run()
+    assert house.ran == []
+
+
+# -- early acks --
+
+
+def test_a_task_acked_early_is_out_of_the_broker_before_it_runs(house: House) -> None:
+    seen: list[int] = []
+    task = house.task(lambda n: seen.append(sum(house.queues().values())), acks_late=False)
+    result = task.delay(1)
+    house.worker().run()
+    assert (house.ran, seen, result.state) == ([1], [0], "SUCCESS")
+
+
+def test_a_task_acked_early_that_is_lost_is_not_run_again(house: House) -> None:
+    result = house.task(acks_late=False).delay(1)
+    worker = house.worker(on_demand=True)
+    worker.run()
+    worker.pool.end(worker.pool.held[0], LOST, "killed by SIGKILL")
+    house.pass_time(worker, 60)
+    assert (house.ran, result.state) == ([], "FAILURE")
+    with pytest.raises(WorkerLost, match="killed by SIGKILL"):
+        result.get(timeout=0)
+
+
+def test_a_task_acked_early_that_has_not_started_survives_the_stop(house: House) -> None:
+    house.task(acks_late=False).delay(1)
+    worker = house.worker(on_demand=True)
+    worker.run()
+    assert worker.pool.in_flight() == 1
+    assert sum(house.queues().values()) == 0
+    worker.stop()
+    assert house.queues()["ready"] == 1
+    house.worker().run()
+    assert house.ran == [1]
+
+
+# -- what goes wrong --
+
+
+def test_a_lost_task_comes_again_with_pauses_and_then_is_a_dead_letter(house: House) -> None:
+    result = house.task(max_deliveries=3).delay(1)
+    worker = house.worker(on_demand=True)
+    deaths = []
+    for _ in range(100):
+        worker.run()
+        if worker.pool.held:
+            deaths.append(house.clock.now())
+            assert worker.pool.held[0].leased.deliveries == len(deaths) - 1
+            worker.pool.end(worker.pool.held[0], LOST, "killed by SIGSEGV")
+        house.clock.advance(0.25)
+    gaps = [later - earlier for earlier, later in pairwise(deaths)]
+    assert len(deaths) == 3
+    assert gaps[0] <= 0.25 < 1 <= gaps[1]
+    (dead,) = house.app.broker.dead()
+    assert "killed by SIGSEGV (delivery 3 of at most 3)" in dead.reason
+    assert result.state == "FAILURE"
+    assert house.app.broker.dead_retry() == 1
+    worker.run()
+    assert worker.pool.held[0].leased.deliveries == 0
+
+
+def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
+    result = house.task(time_limit=5).delay(1)
+    worker = house.worker(on_demand=True)
+    worker.run()
+    worker.pool.end(worker.pool.held[0], TIME_LIMIT, "the hard time limit passed")
+    worker.run()
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=0)
+
+
+def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:
+    task = house.task()
+    bad = [
+        Envelope("celery", "no json", None, b"[]"),
+        Envelope("celery", '{"task": "work"}', None, b"[]"),
+        Envelope("celery", '{"task": "work", "id": "a"}', None, b"\xff\xfe"),
+        Envelope("celery", '{"task": "work", "id": "b"}', None, b"[[1], {}"),
+        Envelope(
+            "celery",
+            '{"task": "work", "id": "c"}',
+            '{"content_type": "application/x-python-serialize"}',
+            b"x",
+        ),
+        Envelope(
+            "celery", '{"task": "work", "id": "d", "compression": "application/x-gzip"}', None, b"no gzip"
+        ),
+    ]
+    for envelope in bad:
+        house.app.broker.push([envelope])
+        task.delay(len(house.ran))
+    worker = house.worker()
+    worker.run()
+    assert house.ran == [0] * 6
+    reasons = [dead.reason for dead in house.app.broker.dead()]
+    assert len(reasons) == 6
+    assert all(reasons)
+    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    assert house.app.AsyncResult("b").state == "FAILURE"
+
+
+def test_an_unknown_task_waits_for_a_worker_that_knows_it(house: House) -> None:
+    house.task()
+    stranger = house.make_app(task_unknown_delays=(30, 120))
+    ignorant = house.worker(stranger)
+    result = house.app.send_task("work", (1,))
+    ignorant.run()
+    assert house.queues() == {"ready": 0, "delayed": 1, "leased": 0}
+    ignorant.stop()
+    knowing = house.worker()
+    house.pass_time(knowing, 36)
+    assert (house.ran, result.get(timeout=0)) == ([1], [1])
+
+
+def test_an_unknown_task_that_stays_unknown_is_a_dead_letter(house: House) -> None:
+    house.app.conf.update(task_unknown_delays=(30, 120))
+    result = house.app.send_task("nobody.knows", (1,))
+    worker = house.worker()
+    house.pass_time(worker, 100, step=10)
+    assert house.app.broker.dead() == []
+    house.pass_time(worker, 100, step=10)
+    (dead,) = house.app.broker.dead()
+    assert "nobody.knows" in dead.reason
+    assert result.state == "FAILURE"
+
+
+@pytest.mark.parametrize(
+    "house", ["memory"], indirect=True
+)  # the file's own faults are in the acceptance tests
+def test_a_broker_that_goes_away_comes_back_to_a_worker_that_goes_on(house: House) -> None:
+    assert isinstance(house.app.broker, MemoryStore)
+    task = house.task()
+    worker = house.worker(on_demand=True)
+    results = [task.delay(n) for n in range(2)]
+    worker.run()
+    house.app.broker.away = True
+    assert worker.pool.run() == 2
+    worker.run()
+    assert all(result.state == "SUCCESS" for result in results)
+    house.app.broker.away = False
+    worker.run()
+    assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
+    task.delay(9)
+    worker.run()
+    worker.pool.run()
+    assert house.ran == [0, 1, 9]
+
+
+# -- several workers --
+
+
+def test_two_workers_share_the_work_and_nothing_runs_twice(house: House) -> None:
+    task = house.task()
+    other = house.make_app()
+    other_ran: list[int] = []
+    other.task(name="work")(other_ran.append)
+    task.apply_many([(n,) for n in range(40)])
+    workers = [house.worker(on_demand=True), house.worker(other, on_demand=True)]
+    for _ in range(200):
+        for worker in workers:
+            worker.step()
+            worker.pool.run(1)
+    assert sorted(house.ran + other_ran) == list(range(40))
+    assert house.ran
+    assert other_ran
+
+
+def test_what_a_stopped_worker_had_goes_to_the_other(house: House) -> None:
+    task = house.task()
+    first = house.worker(on_demand=True, concurrency=1)
+    task.apply_many([(n,) for n in range(3)])
+    task.apply_async((3,), countdown=4)
+    first.run()
+    first.pool.started = list(first.pool.held)
+    assert house.queues()["leased"] == 3
+    first.stop()
+    assert house.ran == [0]  # what ran, ran to its end
+    left = house.queues()
+    assert (left["leased"], left["ready"] + left["delayed"]) == (0, 3)
+    second = house.worker(house.app)
+    second.run()
+    assert house.ran == [0, 1, 2]
+    house.pass_time(second, 5)
+    assert house.ran == [0, 1, 2, 3]
+
+
+def test_a_cold_stop_gives_back_what_ran_uncounted(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.task().delay(1)
+    first = house.worker(on_demand=True)
+    first.run()
+    first.pool.started = list(first.pool.held)
+    with caplog.at_level(logging.INFO):
+        first.stop("cold")
+    assert "goes back" in caplog.text
+    assert house.ran == []
+    second = house.worker(on_demand=True)
+    second.run()
+    assert second.pool.held[0].leased.deliveries == 0
