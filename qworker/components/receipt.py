@@ -80,6 +80,10 @@ class Receipt:
         if request.expires is not None and request.expires <= wall:
             self._end(request, TaskExpired(), Ack(leased.tag))
             return None
+        if request.eta is not None and request.eta > wall and leased.due is None:
+            # Sent by one who does not tell brokers of due times: it waits there all the same.
+            self._settle(None, Release(leased.tag, request.eta), None)
+            return None
         self._state.enter(request)
         if signals.task_received.receivers:
             signals.task_received.send(request.task, request=request)

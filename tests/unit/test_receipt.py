@@ -85,7 +85,24 @@ def test_one_that_expires_later_runs() -> None:
     assert desk.take(desk.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
 
 
+def test_an_eta_that_the_broker_knows_of_is_the_schedules_affair() -> None:
+    desk = Desk()
+    later = desk.rooms.clock.now() + 1
+    request = desk.take(desk.rooms.leased(due=later, eta="2023-11-14T22:13:21+00:00"))
+    assert request is not None
+    assert request.eta == later
+
+
 # -- what does not --
+
+
+def test_an_eta_that_the_broker_does_not_know_of_is_told_to_it() -> None:
+    desk = Desk()
+    assert desk.take(desk.rooms.leased(7, eta="2023-11-14T22:13:21+00:00")) is None
+    assert desk.settlement == Release(7, desk.rooms.clock.now() + 1)
+    assert desk.state.requests == {}
+    desk.settled.clear()
+    assert desk.take(desk.rooms.leased(8, eta="2023-11-14T22:13:20+00:00")) is not None
 
 
 @pytest.mark.parametrize(
