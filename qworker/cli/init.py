@@ -31,20 +31,28 @@ def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
     """Print files to run this project: systemd, docker, procfile, …"""
     if kind is None:
         for name, example in TEMPLATES.items():
-            click.echo(f"{name:15}{example.file:35}{example.what}")
+            click.echo(f"{name:15}{_file(example):35}{example.what}")
         click.echo("\nPrint one with `qworker init KIND`; --write makes the file.", err=True)
         return
     example = TEMPLATES[kind]
     text = Template(example.text).substitute(_values(app, example))
     if write:
-        _write(Path(example.file), text, force)
+        _write(Path(_file(example)), text, force)
     else:
         click.echo(text, nl=False)
 
 
+def _file(example: Example) -> str:
+    return Template(example.file).substitute(name=_project())
+
+
+def _project() -> str:
+    """The name of the working directory, as services may be named."""
+    name = Path.cwd().name.lower()
+    return "".join(char if char.isalnum() else "-" for char in name).strip("-") or "project"
+
+
 def _values(app: str | None, example: Example) -> dict[str, str]:
-    directory = Path.cwd()
-    name = "".join(char if char.isalnum() else "-" for char in directory.name.lower()).strip("-") or "project"
     target, timeout = "tasks", 25.0
     if example.needs_app:
         try:
@@ -58,9 +66,9 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
         else:
             target, timeout = found.target, found.app.conf.worker_shutdown_timeout
     return {
-        "name": name,
+        "name": _project(),
         "app": target,
-        "directory": str(directory),
+        "directory": str(Path.cwd()),
         "user": getpass.getuser(),
         "qworker": _command(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",

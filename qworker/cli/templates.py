@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Example(NamedTuple):
-    """One file: its usual name, what it is for, its text, and whether it speaks of the app."""
+    """One file: its usual name ($name: the project's), what it is for, its text, and whether it speaks of the app."""
 
     file: str
     what: str
@@ -155,7 +155,7 @@ jobs:
 
 TEMPLATES = {
     "project": Example("tasks.py", "a first module of tasks", _PROJECT, needs_app=False),
-    "systemd": Example("qworker-worker.service", "a service of systemd", _SYSTEMD),
+    "systemd": Example("$name-worker.service", "a service of systemd", _SYSTEMD),
     "docker": Example("Dockerfile", "an image", _DOCKER),
     "compose": Example("compose.yaml", "Docker Compose", _COMPOSE),
     "procfile": Example("Procfile", "Heroku, foreman, honcho", _PROCFILE),

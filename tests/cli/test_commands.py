@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -411,6 +412,12 @@ def test_init_project_can_be_written_and_started_from(project, run):
     (directory / "tasks.py").write_text("")
     assert run("init", "project", "-w", "--force").exit_code == 0
     assert "QWorker" in (directory / "tasks.py").read_text()
+
+
+def test_init_writes_the_service_that_it_says_to_install(tasks, run):
+    written = run("init", "systemd", "--write").stdout.removeprefix("Wrote ").removesuffix(".\n")
+    assert f"# As root: cp {written} /etc/systemd/system/" in Path(written).read_text()
+    assert written in run("init").stdout
 
 
 def test_init_without_an_app_says_so_and_with_a_wrong_one_refuses(project, run):
