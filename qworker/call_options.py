@@ -273,7 +273,8 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
             moment = now + seconds(value)
         from_epoch(moment)
     except (TypeError, ValueError, OverflowError):
-        kinds = "a datetime" if key == "eta" else "a datetime, or a number of seconds from now"
+        kinds = "a datetime or ISO 8601 text"
+        kinds += "" if key == "eta" else ", or a number of seconds from now"
         raise PublishError(
             f"calling {name}: {key}={value!r} must be {kinds}, before the year 10000"
         ) from None
