@@ -45,6 +45,8 @@ class Crew:
         self._sequence = 0
         self._accepting = True
         self._limited = False
+        self._watching = False
+        """The pool thread will look for stalled children in time."""
 
     # -- membership: pool thread --
 
@@ -93,7 +95,7 @@ class Crew:
 
     def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
         """Give *requests* to children, in order; return those that found no room, and whether the pool thread
-        has to look: a socket was full, or a limit runs."""
+        has to look: a socket was full, a limit runs, or something waits behind something else."""
         with self._lock:
             if not self._accepting:
                 return list(requests), False
@@ -110,7 +112,8 @@ class Crew:
                 child.assign(self._sequence, request, UNKNOWN_SECONDS if seconds is None else seconds)
                 self._limited = self._limited or request.time_limit is not None
             stuck = [child for child in self._children if child.outgoing and not child.flush()]
-            return refused, bool(stuck) or self._limited
+            unwatched = not self._watching and any(child.sync_jobs > 1 for child in self._children)
+            return refused, bool(stuck) or self._limited or unwatched
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
         """The child for *request*: the one with the least work that may take it; None when none may."""
@@ -177,9 +180,10 @@ class Crew:
         """Seconds until watch() could find anything."""
         wanted = 5.0
         with self._lock:
+            self._watching = any(child.sync_jobs > 1 for child in self._children)
+            if self._watching:
+                return STALLED_SECONDS
             for child in self._children:
-                if child.sync_jobs > 1:
-                    return STALLED_SECONDS
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:
                     wanted = min(wanted, max(0.0, limit[0] - now))

@@ -234,6 +234,15 @@ def test_the_pool_looks_in_time(one: Pool) -> None:
     assert one.crew.patience(one.clock.monotonic()) == STALLED_SECONDS
 
 
+def test_an_idle_pool_thread_is_told_once_that_something_waits(one: Pool) -> None:
+    now = one.clock.monotonic()
+    assert one.crew.patience(now) >= 1
+    assert one.crew.assign([one.rooms.request(1)]) == ([], False)
+    assert one.crew.assign([one.rooms.request(2)]) == ([], True)
+    assert one.crew.patience(now) == STALLED_SECONDS
+    assert one.crew.assign([one.rooms.request(3)]) == ([], False)
+
+
 # -- recall --
 
 
