@@ -62,12 +62,12 @@ OUTCOMES: Mapping[str, Rule] = {
     execution.IGNORED: Rule("ack", logging.INFO, "was ignored after %.6fs: %s"),
     execution.REJECTED: Rule("requeue or dead", logging.WARNING, "was rejected after %.6fs: %s"),
     execution.INVALID: Rule("dead", logging.ERROR, "cannot be run (after %.6fs): %s"),
-    LOST: Rule("redeliver or dead", logging.ERROR, "lost its process after %.6fs: %s"),
-    TIME_LIMIT: Rule("ack or dead", logging.ERROR, "was killed after %.6fs: %s"),
-    TERMINATED: Rule("ack", logging.WARNING, "was terminated after %.6fs: %s"),
-    REVOKED: Rule("ack", logging.INFO, "was revoked after %.6fs: %s"),
-    EXPIRED: Rule("ack", logging.INFO, "expired after %.6fs: %s"),
-    INTERRUPTED: Rule("requeue", logging.INFO, "was interrupted after %.6fs and goes back: %s"),
+    LOST: Rule("redeliver or dead", logging.ERROR, "lost its process: %s"),
+    TIME_LIMIT: Rule("ack or dead", logging.ERROR, "was killed: %s"),
+    TERMINATED: Rule("ack", logging.WARNING, "was terminated: %s"),
+    REVOKED: Rule("ack", logging.INFO, "was revoked: %s"),
+    EXPIRED: Rule("ack", logging.INFO, "expired: %s"),
+    INTERRUPTED: Rule("requeue", logging.INFO, "was interrupted and goes back: %s"),
 }
 
 
@@ -191,7 +191,9 @@ def end(
     why: one of the constants at the head of this module. how: in words.
     """
     rule, task, tag = OUTCOMES[why], request.task, request.tag
-    logger.log(rule.level, f"Task %s[%s] {rule.said}", request.name, request.id, 0.0, how)
+    logger.log(
+        rule.level, f"Task %s[%s] {rule.said}", request.headers.get("shadow") or request.name, request.id, how
+    )
     if why == INTERRUPTED and not request.acked:
         return Release(tag), None
     if why in (LOST, INTERRUPTED):
