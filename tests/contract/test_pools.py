@@ -1,0 +1,637 @@
+"""One suite for every TaskPool; then what only a pool of processes can do."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.components.pool import (
+    INTERRUPTED,
+    LOST,
+    TERMINATED,
+    TIME_LIMIT,
+    UNSTARTED,
+    Ended,
+    PoolSettings,
+    TaskPool,
+)
+from qworker.components.pools import make_zygote
+from qworker.components.process_pool import ProcessPool
+from qworker.components.spawner import ZygoteSpawner
+from qworker.components.thread_pool import ThreadPool
+from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
+from qworker.protocol import TaskMessage, encode
+from qworker.request import Request, receive
+from qworker.testing import InlinePool
+from qworker.transports.lease import Leased
+
+pytestmark = [
+    pytest.mark.contract,
+    # The zygote is forked from the test's process, which has threads; a worker has none yet.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
+PATIENCE = 30.0
+
+
+def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Ask again and again until the answer is true; return it."""
+    deadline = time.monotonic() + patience
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {patience:g} s"
+        time.sleep(0.002)
+    return answer
+
+
+def make_app(directory: Path) -> QWorker:
+    """An app of tasks that do what tasks do; nothing opens its file, for rows only are made."""
+    app = QWorker("pools", broker=f"sqlite:///{directory}/never-opened.db", set_as_current=False)
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task(name="boom")
+    def boom(kind: str) -> None:
+        raise {
+            "ValueError": ValueError("boom"),
+            "SystemExit": SystemExit(3),
+            "KeyboardInterrupt": KeyboardInterrupt(),
+            "Ignore": Ignore(),
+            "Reject": Reject("no", requeue=True),
+        }[kind]
+
+    @app.task(name="aboom")
+    async def aboom(kind: str) -> None:
+        boom.run(kind)
+
+    @app.task(name="nap")
+    async def nap(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "rested"
+
+    @app.task(name="wait_for")
+    def wait_for(path: str) -> str:
+        """Runs until there is such a file; says that it has begun by another."""
+        Path(f"{path}.begun").touch()
+        while not os.path.exists(path):
+            time.sleep(0.002)
+        return "there"
+
+    @app.task(name="await_for")
+    async def await_for(path: str) -> str:
+        Path(f"{path}.begun").touch()
+        while not os.path.exists(path):
+            await asyncio.sleep(0.002)
+        return "there"
+
+    @app.task(name="touch", bind=True)
+    def touch(self: Any, path: str) -> int:
+        with open(path, "ab") as file:
+            file.write(b"x")
+        return os.getpid()
+
+    @app.task(name="tell", bind=True)
+    def tell(self: Any) -> list[Any]:
+        request = self.request
+        return [request.id, request.hostname, request.deliveries, request.delivery_info, request.retries]
+
+    @app.task(name="tracked", track_started=True)
+    def tracked() -> int:
+        return 1
+
+    @app.task(name="careful")
+    def careful(seconds: float) -> str:
+        try:
+            time.sleep(seconds)
+        except SoftTimeLimitExceeded:
+            return "cleaned up"
+        return "slept"
+
+    @app.task(name="hurt")
+    def hurt(how: str, path: str = "") -> Any:
+        """Does what no task should."""
+        if path:
+            Path(path).touch()
+        if how == "exit":
+            os._exit(7)
+        if how == "segfault":
+            faulthandler.disable()  # pytest's, which would write about it at length
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            ctypes.string_at(0)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "close":
+            os.closerange(3, 256)
+        if how == "fork":
+            return os.fork() == 0 or "parent"
+        if how == "grow":
+            return len(bytearray(150 * 1024 * 1024))
+        return None
+
+    app.finalize()
+    return app
+
+
+class Rig:
+    """A pool of some kind, what it has told, and messages for it."""
+
+    def __init__(self, kind: str, directory: Path, **settings: Any) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.app = make_app(directory)
+        self.ends: list[Ended] = []
+        self.stored: list[tuple[Request, tuple[Any, ...]]] = []
+        self.rooms = 0
+        self.crashes: list[BaseException] = []
+        self.settings = PoolSettings(
+            **{"concurrency": 2, "hostname": "w@h", "async_concurrency": 5, **settings}
+        )
+        self.tag = 0
+        callbacks = (self.ends.extend, self.stored.extend, self._room)
+        self.pool: TaskPool
+        if kind == "inline":
+            self.pool = InlinePool(self.app, self.settings, *callbacks)
+        elif kind == "threads":
+            self.pool = ThreadPool(self.app, self.settings, *callbacks)
+        else:
+            zygote = make_zygote(self.app)
+            self.pool = ProcessPool(
+                self.settings, ZygoteSpawner(zygote), *callbacks, lambda n, e: self.crashes.append(e)
+            )
+        self.pool.start()
+
+    def _room(self) -> None:
+        self.rooms += 1
+
+    def request(self, task: str, *args: Any, body: bytes | None = None, **fields: Any) -> Request:
+        self.tag += 1
+        wire = encode(TaskMessage(task=task, id=f"id-{self.tag}", args=args, **fields))
+        leased = Leased(self.tag, "q", 4, None, 2, True, 0, wire.headers, wire.properties, body or wire.body)
+        return receive(self.app, leased, 1, frozenset({"json"}))
+
+    def submit(self, task: str, *args: Any, **fields: Any) -> Request:
+        """Give one request to the pool as soon as there is room."""
+        request = self.request(task, *args, **fields)
+        until(lambda: not self.pool.submit([request]))
+        return request
+
+    def end_of(self, request: Request) -> Ended:
+        """How *request* ended."""
+        return until(lambda: next((end for end in self.ends if end.request is request), None))
+
+    def run(self, task: str, *args: Any, **fields: Any) -> Ended:
+        return self.end_of(self.submit(task, *args, **fields))
+
+    def result(self, end: Ended) -> Any:
+        """What is in the row that goes with the ack."""
+        assert end.outcome is not None, end
+        assert end.outcome.row is not None
+        return self.app.backend.decode(end.outcome.row[2])["result"]
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def begun(self, name: str) -> None:
+        """Wait until a task waits for this file."""
+        until((self.directory / f"{name}.begun").exists)
+
+    def close(self) -> None:
+        self.pool.quiet()
+        self.pool.stop(time.monotonic() + 5)
+
+
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def rig_of(tmp_path: Path) -> Iterator[Make]:
+    made: list[Rig] = []
+
+    def make(kind: str, **settings: Any) -> Rig:
+        made.append(Rig(kind, tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+        assert rig.crashes == []
+
+
+@pytest.fixture(params=["inline", "threads", "processes"])
+def rig(request: pytest.FixtureRequest, rig_of: Make) -> Rig:
+    return rig_of(request.param)
+
+
+@pytest.fixture(params=["threads", "processes"])
+def busy(request: pytest.FixtureRequest, rig_of: Make) -> Rig:
+    """A pool in which several things happen at once."""
+    return rig_of(request.param)
+
+
+@pytest.fixture
+def processes(rig_of: Make) -> Rig:
+    return rig_of("processes")
+
+
+# -- every pool --
+
+
+def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
+    end = rig.run("add", 2, 3)
+    assert end.outcome is not None
+    assert (end.outcome.kind, rig.result(end)) == ("success", 5)
+    assert end.outcome.runtime > 0
+    until(lambda: rig.pool.in_flight() == 0)
+
+
+@pytest.mark.parametrize("task", ["boom", "aboom"])
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("ValueError", "failure"),
+        ("SystemExit", "failure"),
+        ("KeyboardInterrupt", "failure"),
+        ("Ignore", "ignored"),
+        ("Reject", "rejected"),
+    ],
+)
+def test_whatever_a_task_raises_the_pool_goes_on(rig: Rig, task: str, kind: str, outcome: str) -> None:
+    end = rig.run(task, kind)
+    assert end.outcome is not None
+    assert end.outcome.kind == outcome
+    if outcome == "failure":
+        assert rig.result(end)["exc_type"] == kind
+    assert rig.result(rig.run("add", 1, 1)) == 2
+
+
+def test_async_tasks_run(rig: Rig) -> None:
+    assert rig.result(rig.run("nap", 0)) == "rested"
+    until(lambda: rig.pool.async_in_flight() == rig.pool.in_flight() == 0)
+
+
+def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
+    end = rig.run("add", body=b"[[1, 2")
+    assert end.outcome is not None
+    assert (end.outcome.kind, bool(end.outcome.text)) == ("invalid", True)
+    assert rig.result(rig.run("add", 1, 1)) == 2
+
+
+def test_the_task_knows_its_request(rig: Rig) -> None:
+    request = rig.submit("tell", retries=1)
+    info = {"exchange": "", "routing_key": "q", "priority": 4, "redelivered": True}
+    assert rig.result(rig.end_of(request)) == [request.id, "w@h", 3, info, 1]
+
+
+def test_the_started_state_is_told_before_the_end(rig: Rig) -> None:
+    end = rig.run("tracked")
+    ((request, row),) = rig.stored
+    assert request is end.request
+    assert row[:2] == (request.id, "STARTED")
+
+
+def test_every_one_of_many_ends_once(rig: Rig) -> None:
+    waiting = [rig.request("add", n, 1) for n in range(300)]
+    waiting += [rig.request("nap", 0) for _ in range(50)]
+    total = len(waiting)
+    ended: list[Ended] = []
+
+    def feed() -> bool:
+        """As the mediator does, which also gets back what a child that stalled had not begun."""
+        nonlocal waiting
+        while rig.ends:
+            end = rig.ends.pop(0)
+            waiting.append(end.request) if end.why == UNSTARTED else ended.append(end)
+        waiting = rig.pool.submit(waiting)
+        return len(ended) == total
+
+    until(feed)
+    assert sorted(end.request.tag for end in ended) == list(range(1, total + 1))
+    assert all(end.outcome is not None and end.outcome.kind == "success" for end in ended)
+    sums = {end.request.tag: rig.result(end) for end in ended if end.request.name == "add"}
+    assert sums == {tag: tag for tag in range(1, 301)}
+    until(lambda: rig.pool.in_flight() == 0)
+
+
+def test_the_pool_learns_what_tasks_take(rig: Rig) -> None:
+    assert (rig.pool.mean_runtime(), rig.pool.expected_runtime("add")) == (0.0, None)
+    rig.run("careful", 0.02)
+    assert rig.pool.mean_runtime() >= 0.02
+    assert (rig.pool.expected_runtime("careful") or 0) >= 0.02
+    assert rig.pool.expected_runtime("add") is None
+
+
+def test_room_is_told_when_there_is_some_again(rig: Rig) -> None:
+    rooms = rig.rooms
+    rig.run("add", 1, 1)
+    until(lambda: rig.rooms > rooms)
+    assert rig.pool.free_slots().sync >= 2
+    assert rig.pool.free_slots().asynchronous >= 5
+
+
+def test_a_quiet_pool_takes_nothing_and_finishes_what_it_has(rig: Rig) -> None:
+    request = rig.submit("nap", 0.01)
+    rig.pool.quiet()
+    rig.pool.quiet()
+    assert rig.pool.free_slots() == (0, 0)
+    refused = [rig.request("add", 1, 1), rig.request("nap", 0)]
+    assert rig.pool.submit(refused) == refused
+    assert rig.result(rig.end_of(request)) == "rested"
+
+
+def test_what_is_not_running_cannot_be_terminated(rig: Rig) -> None:
+    assert not rig.pool.terminate(rig.request("add", 1, 1), "SIGKILL")
+
+
+def test_an_idle_pool_stops_at_once_and_twice(rig: Rig) -> None:
+    rig.run("add", 1, 1)
+    began = time.monotonic()
+    assert rig.pool.stop(began + 20) == []
+    assert rig.pool.stop(began + 20) == []
+    assert time.monotonic() - began < 5
+    assert rig.pool.submit([request := rig.request("add", 1, 1)]) == [request]
+
+
+def test_starting_twice_is_once(rig: Rig) -> None:
+    rig.pool.start()
+    assert rig.result(rig.run("add", 1, 1)) == 2
+
+
+def test_the_report(rig: Rig) -> None:
+    rig.run("add", 1, 1)
+    info = until(lambda: (found := rig.pool.info())["in-flight"] == 0 and found)
+    assert info["max-concurrency"] == 2
+    assert info["processes"]
+    assert rig.pool.alive
+
+
+# -- pools in which several things happen at once --
+
+
+def test_no_more_run_at_once_than_there_are_slots(busy: Rig) -> None:
+    first, second, third = (busy.request("wait_for", busy.path("go")) for _ in range(3))
+    assert busy.pool.submit([first, second, third]) == [third]
+    busy.begun("go")
+    assert busy.pool.free_slots().sync == 0
+    assert busy.pool.in_flight() == 2
+    Path(busy.path("go")).touch()
+    busy.end_of(first)
+    busy.end_of(second)
+
+
+def test_async_tasks_run_at_once_beside_sync_ones(busy: Rig) -> None:
+    requests = [busy.request("await_for", busy.path("go")) for _ in range(5)]
+    waiting: list[Request] = requests
+
+    def feed() -> bool:
+        nonlocal waiting
+        waiting = busy.pool.submit(waiting)
+        return not waiting
+
+    until(feed)
+    busy.begun("go")
+    assert busy.pool.async_in_flight() == 5
+    assert busy.pool.free_slots().sync >= 2
+    assert busy.result(busy.run("add", 1, 2)) == 3
+    Path(busy.path("go")).touch()
+    assert [busy.result(busy.end_of(request)) for request in requests] == ["there"] * 5
+
+
+def test_what_has_not_started_is_taken_back_and_never_runs(busy: Rig) -> None:
+    for _ in range(20):
+        busy.run("touch", busy.path("warm"))  # so that it is known to be short
+    block = [busy.submit("wait_for", busy.path(name)) for name in ("go1", "go2")]
+    for name in ("go1", "go2"):
+        busy.begun(name)
+    behind = [busy.request("touch", busy.path("ran")) for _ in range(3)]
+    taken = [request for request in behind if request not in busy.pool.submit(behind)]
+    back = busy.pool.recall()
+    assert all(request in taken for request in back)
+    assert not any(request in block for request in back)
+    for name in ("go1", "go2"):
+        Path(busy.path(name)).touch()
+    for request in block:
+        busy.end_of(request)
+    busy.run("add", 1, 1)
+    assert not os.path.exists(busy.path("ran"))
+
+
+def test_what_the_stop_cuts_short_is_returned(busy: Rig) -> None:
+    request = busy.submit("wait_for", busy.path("never"))
+    busy.begun("never")
+    began = time.monotonic()
+    assert busy.pool.stop(began + 0.5) == [request]
+    assert time.monotonic() - began < 4
+    assert [end for end in busy.ends if end.request is request] == []
+    Path(busy.path("never")).touch()  # a thread cannot be killed: let it go
+
+
+def test_async_tasks_are_interrupted_when_the_worker_waits_no_longer(busy: Rig) -> None:
+    request = busy.submit("await_for", busy.path("never"))
+    busy.begun("never")
+    busy.pool.interrupt()
+    end = busy.end_of(request)
+    assert end.outcome is not None
+    assert end.outcome.kind == "interrupted"
+
+
+# -- processes --
+
+
+def test_the_soft_limit_is_raised_inside_the_task(processes: Rig) -> None:
+    end = processes.run("careful", 30, timelimit=(None, 0.05))
+    assert processes.result(end) == "cleaned up"
+    end = processes.run("wait_for", processes.path("never"), timelimit=(None, 0.05))
+    assert processes.result(end)["exc_type"] == "SoftTimeLimitExceeded"
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_the_soft_limit_of_one_task_does_not_hit_the_next(processes: Rig) -> None:
+    for _ in range(5):
+        processes.run("add", 1, 1, timelimit=(None, 0.05))
+    assert processes.result(processes.run("careful", 0.15)) == "slept"
+
+
+def test_the_hard_limit_kills_and_the_pool_heals(processes: Rig) -> None:
+    pids = processes.pool.info()["processes"]
+    began = time.monotonic()
+    end = processes.run("wait_for", processes.path("never"), timelimit=(0.1, None))
+    assert (end.outcome, end.why) == (None, TIME_LIMIT)
+    assert 0.1 <= time.monotonic() - began < 5
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+    assert set(processes.pool.info()["processes"]) != set(pids)
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_async_limits_cancel_the_task_and_spare_the_child(processes: Rig) -> None:
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+    pids = processes.pool.info()["processes"]
+    soft = processes.run("nap", 30, timelimit=(None, 0.05))
+    hard = processes.run("nap", 30, timelimit=(0.05, None))
+    assert processes.result(soft)["exc_type"] == "SoftTimeLimitExceeded"
+    assert processes.result(hard)["exc_type"] == "TimeLimitExceeded"
+    assert processes.pool.info()["processes"] == pids
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit", "exited with code 7"),
+        ("segfault", "killed by SIGSEGV"),
+        ("kill", "killed by SIGKILL"),
+    ],
+)
+def test_a_task_that_takes_its_process_along_is_lost_and_the_pool_heals(
+    processes: Rig, how: str, words: str
+) -> None:
+    end = processes.run("hurt", how)
+    assert (end.outcome, end.why) == (None, LOST)
+    assert words in end.how
+    assert processes.result(processes.run("add", 1, 1)) == 2
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+
+
+def test_a_task_that_closes_its_files_is_lost_and_the_pool_heals(processes: Rig) -> None:
+    end = processes.run("hurt", "close")
+    assert (end.outcome, end.why) == (None, LOST)
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_a_task_that_forks_ends_once(processes: Rig) -> None:
+    request = processes.submit("hurt", "fork")
+    assert processes.result(processes.end_of(request)) == "parent"
+    processes.run("add", 1, 1)
+    assert len([end for end in processes.ends if end.request is request]) == 1
+
+
+def test_every_child_is_killed_at_once_and_the_pool_heals(processes: Rig) -> None:
+    running = [processes.submit("wait_for", processes.path(f"go{n}")) for n in range(2)]
+    for n in range(2):
+        processes.begun(f"go{n}")
+    for pid in processes.pool.info()["processes"]:
+        os.kill(pid, signal.SIGKILL)
+    assert [processes.end_of(request).why for request in running] == [LOST, LOST]
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_an_idle_child_that_is_killed_is_replaced_and_nobody_notices(processes: Rig) -> None:
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+    for pid in processes.pool.info()["processes"]:
+        os.kill(pid, signal.SIGKILL)
+    for n in range(20):
+        end = processes.run("add", n, 1)
+        if end.outcome is None:  # it was sent to a child that was dying: as if it had been lost, or not begun
+            assert end.why in (LOST, UNSTARTED)
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_a_child_is_replaced_after_its_number_of_tasks(rig_of: Make) -> None:
+    rig = rig_of("processes", concurrency=1, max_tasks_per_child=3)
+    pids = [rig.result(rig.run("touch", rig.path("x"))) for _ in range(9)]
+    assert len(set(pids)) == 3
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 3]
+
+
+def test_a_child_that_has_grown_is_replaced(rig_of: Make) -> None:
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize() // 1024
+    rig = rig_of("processes", concurrency=1, max_memory_per_child=resident + 60 * 1024)
+    first = rig.result(rig.run("touch", rig.path("x")))
+    assert rig.result(rig.run("touch", rig.path("x"))) == first
+    held = rig.submit("hurt", "grow")
+    assert rig.result(rig.end_of(held)) == 150 * 1024 * 1024
+    # It was freed again, which glibc gives back to the system: only what stays counts.
+    assert rig.result(rig.run("touch", rig.path("x"))) == first
+
+
+def test_terminate_ends_the_task_by_its_signal(processes: Rig) -> None:
+    request = processes.submit("wait_for", processes.path("never"))
+    processes.begun("never")
+    assert processes.pool.terminate(request, "SIGTERM")
+    end = processes.end_of(request)
+    assert (end.outcome, end.why) == (None, TERMINATED)
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
+def test_who_shared_the_child_of_a_terminated_task_goes_back(rig_of: Make) -> None:
+    rig = rig_of("processes", concurrency=1)
+    beside = rig.submit("await_for", rig.path("never"))
+    rig.begun("never")
+    request = rig.submit("wait_for", rig.path("never2"))
+    rig.begun("never2")
+    rig.pool.terminate(request, "SIGKILL")
+    assert (rig.end_of(request).why, rig.end_of(beside).why) == (TERMINATED, INTERRUPTED)
+
+
+def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: Rig) -> None:
+    careless = processes.submit("wait_for", processes.path("never"))
+    careful = processes.submit("careful", 30)
+    processes.begun("never")
+    time.sleep(0.05)
+    processes.pool.interrupt()
+    outcome = processes.end_of(careless).outcome
+    assert outcome is not None
+    assert outcome.kind == "interrupted"
+    assert processes.result(processes.end_of(careful)) == "cleaned up"
+
+
+def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
+    """The first runs are short, so more are put into a frame; then one of them is not."""
+    rig = rig_of("processes", concurrency=1)
+    for _ in range(50):
+        rig.run("careful", 0)
+    long, *behind = [rig.request("careful", seconds) for seconds in (0.5, 0, 0, 0)]
+    taken = len(behind) - len(rig.pool.submit([long, *behind]))
+    assert taken == 3, "they were to be in one frame"
+    began = time.monotonic()
+    ends = [rig.end_of(request) for request in behind]
+    assert [end.why for end in ends] == [UNSTARTED] * 3  # the mediator has them again, for another child
+    assert time.monotonic() - began < 0.3
+    assert rig.result(rig.end_of(long)) == "slept"
+
+
+def test_children_die_with_the_pool(processes: Rig) -> None:
+    processes.submit("wait_for", processes.path("never"))
+    processes.begun("never")
+    pids = processes.pool.info()["processes"]
+    processes.pool.stop(time.monotonic() + 5)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_the_pool_crashes_with_a_reason_when_its_children_cannot_be_born(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig("processes", tmp_path)
+    assert isinstance(rig.pool, ProcessPool)
+    zygote = rig.pool._spawner._zygote  # type: ignore[attr-defined]
+    with caplog.at_level(logging.CRITICAL):
+        os.kill(zygote.pid, signal.SIGKILL)
+        until(lambda: rig.crashes)
+    assert "the process that forks the pool's children has died" in str(rig.crashes[0])
+    assert not rig.pool.alive
+    assert rig.pool.free_slots() == (0, 0)
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_no_thread_outlives_its_pool(rig_of: Make, kind: str) -> None:
+    before = set(threading.enumerate())
+    rig = rig_of(kind)
+    rig.run("add", 1, 1)
+    rig.run("nap", 0)
+    started = set(threading.enumerate()) - before
+    assert started
+    rig.pool.stop(time.monotonic() + 5)
+    until(lambda: not any(thread.is_alive() for thread in started))
