@@ -7,6 +7,9 @@ Thread:      any, in turn.
 SQLite's locks are the process's, and what it knows of them is inherited by a child that does not have them: a
 child that opens the file while it has its parent's connection can lose what it commits, or wait for ever. So
 every handle is closed before a fork and opened again, on both sides, when it is next needed.
+
+A file that was removed or replaced goes on existing for who has it open: what is written there, nobody else will ever
+see. So every handle looks, now and then, whether its file is still the one at its path, and goes over to that one.
 """
 
 from __future__ import annotations
@@ -14,32 +17,55 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from types import TracebackType
 
 from qworker.embedded.database import BUSY_SECONDS, Database, broken, explained
+from qworker.errors import LeaseLost
 
 
 class Handle:
     """The connection to *database*: ``with handle as connection`` in our turn, with its errors explained.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
+    look_seconds: how often to see whether the file is still there.
     """
 
-    def __init__(self, database: Database, synchronous: str | None = None) -> None:
+    def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.1) -> None:
         self.turn = threading.Lock()
         """Who holds this has the connection: take it by ``with handle``, or by hand for opened() and failed()."""
         self._database = database
         self._synchronous = synchronous
-        self._connection: sqlite3.Connection | None = None  # under turn
+        self._look_seconds = look_seconds
+        self._connection: sqlite3.Connection | None = None  # under turn, as all below
+        self._look_at = 0.0
+        self.file = 0
+        """Which file was opened last (its number in the file system)."""
+        self.pinned: int | None = None
+        """The only file that will do; for another, opened() raises LeaseLost. None: any."""
         with _registry:
             _handles.add(self)
 
     def opened(self) -> sqlite3.Connection:
         """The connection, for who holds the turn."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + self._look_seconds
+            if self._connection is not None and self._number() != self.file:
+                self._drop()
         if self._connection is None:
             self._connection = self._database.connect(self._synchronous)
+            self.file = self._number()
+        if self.pinned is not None and self.pinned != self.file:
+            raise LeaseLost(f"{self._database.path} was replaced by another file, where we hold nothing")
         return self._connection
+
+    def _number(self) -> int:
+        try:
+            return os.stat(self._database.path).st_ino
+        except OSError:
+            return 0
 
     def failed(self, error: Exception) -> Exception:
         """The error to raise for *error*, for who holds the turn; what is broken is opened anew next time."""

@@ -94,6 +94,7 @@ class Holder:
         if self._lock_file >= 0:
             os.close(self._lock_file)  # else the parent's lock would outlive it, in us
         self._close_holder()
+        self._handle.pinned = None
         self._new_holder()
 
     def _close_holder(self) -> None:
@@ -103,9 +104,13 @@ class Holder:
         self._handle.close()
 
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        held_in, self._handle.pinned = self._handle.pinned, None
         with self._handle as connection:
-            if self._bell is None:
-                self._bell = Bell(self._database.bells, "message")
+            if self._handle.file != held_in:
+                self._epoch = 0  # which may be somebody else's in this file
+            if self._bell is not None:
+                self._bell.close()
+            self._bell = Bell(self._database.bells, "message")
             if self._waker is None:
                 self._waker = os.pipe()
                 for end in self._waker:
@@ -123,7 +128,7 @@ class Holder:
                 epoch = int(cursor.lastrowid or 0)
                 # Locked before anybody can see the row.
                 self._lock_file = lock(lock_path(self._database, epoch))
-        self._epoch = epoch
+            self._epoch, self._handle.pinned = epoch, self._handle.file
         self._renew_at = now + self._lease_seconds / 3
         return self._epoch
 
@@ -303,6 +308,8 @@ class Holder:
         try:
             with self._held() as connection, transaction(connection):
                 self._give_back(connection)
+        except LeaseLost:
+            pass  # then there is nothing to give back
         finally:
             # Whatever the file said: without its lock the holder is dead to others.
             self._drop_lock()
@@ -310,6 +317,7 @@ class Holder:
             if self._bell is not None:
                 self._bell.close()
             self._handle.close()
+            self._handle.pinned = None
             self._new_holder()
         self._messages.ring()
 

@@ -27,7 +27,7 @@ from qworker.embedded import (
     transaction,
 )
 from qworker.embedded.database import busy
-from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 
 # -- where it is --
 
@@ -300,6 +300,42 @@ def test_a_handle_whose_file_cannot_be_opened_keeps_no_turn(tmp_path: Path) -> N
     path.unlink()
     with handle as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
+    handle.close()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_handle_goes_over_to_the_file_at_its_path(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "q.db"
+    handle = Handle(Database(path), look_seconds=0)
+    with handle as connection:
+        connection.execute("INSERT INTO key_value VALUES ('old', 'x', NULL)")
+    for name in ("q.db", "q.db-wal", "q.db-shm"):
+        (tmp_path / name).rename(tmp_path / f"aside-{name}")
+    if replaced:
+        with closing(Database(path).connect()) as other:
+            other.execute("INSERT INTO key_value VALUES ('new', 'x', NULL)")
+    with handle as connection:
+        connection.execute("INSERT INTO key_value VALUES ('here', 'x', NULL)")
+    with closing(sqlite3.connect(path)) as other:
+        found = {key for (key,) in other.execute("SELECT key FROM key_value")}
+    assert found == ({"new", "here"} if replaced else {"here"})
+    handle.close()
+
+
+def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    handle = Handle(Database(path), look_seconds=0)
+    with handle:
+        handle.pinned = handle.file
+    with handle:
+        pass
+    path.rename(tmp_path / "aside.db")
+    for _ in range(2):
+        with pytest.raises(LeaseLost, match=r"q\.db was replaced by another file"), handle:
+            pytest.fail("took another file")
+    handle.pinned = None
+    with handle as connection:
+        assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
     handle.close()
 
 

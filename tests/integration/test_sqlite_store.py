@@ -1,0 +1,87 @@
+"""The embedded broker where it differs from a server: its file may be removed under those who use it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import LeaseLost
+from qworker.transports.lease import Ack
+from qworker.transports.sqlite import SQLiteStore
+from tests.contract.lease_places import message, until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / ".qworker"
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[SQLiteStore]:
+    store = SQLiteStore(f"sqlite:///{directory}/queue.db")
+    yield store
+    store.close()
+
+
+def lost_lease(store: SQLiteStore) -> str:
+    """Why a look around ends in LeaseLost; '' while it does not."""
+    try:
+        store.reclaim()
+    except LeaseLost as error:
+        return str(error)
+    return ""
+
+
+def test_a_worker_goes_over_to_the_new_file(store: SQLiteStore, directory: Path) -> None:
+    old = store.enlist("w@test", ["q"], 1)
+    store.push([message("gone")])
+    (gone,) = store.lease(["q"], 1)
+    shutil.rmtree(directory)
+    assert "was replaced by another file" in until(lambda: lost_lease(store))
+    # Another took the same number in the new file: it is not ours.
+    other = SQLiteStore(store.url)
+    theirs = other.enlist("other@test", ["q"], 1)
+    other.push([message("theirs")])
+    (held,) = other.lease(["q"], 1)
+    assert (theirs, held.tag) == (old, gone.tag)
+    with pytest.raises(LeaseLost):
+        store.settle(old, [Ack(gone.tag)])
+    new = store.enlist("w@test", ["q"], 1)
+    assert new != theirs
+    assert other.settle(theirs, [Ack(held.tag)]) == set()
+    other.push([message("new")])
+    assert store.wait(30)
+    assert [leased.headers for leased in store.lease(["q"], 10)] == ["new"]
+    other.close()
+
+
+def test_a_publisher_goes_over_to_the_new_file(store: SQLiteStore, directory: Path) -> None:
+    store.push([message("gone")])
+    shutil.rmtree(directory)
+    other = SQLiteStore(store.url)
+    other.enlist("other@test", ["q"], 1)
+
+    def arrives() -> list[str]:
+        store.push([message("new")])
+        return [leased.headers for leased in other.lease(["q"], 1)]
+
+    assert until(arrives) == ["new"]
+    assert other.wait(30)
+    other.close()
+
+
+def test_who_leaves_a_removed_file_leaves_in_peace(store: SQLiteStore, directory: Path) -> None:
+    store.enlist("w@test", ["q"], 1)
+    store.push([message("gone")])
+    store.lease(["q"], 1)
+    shutil.rmtree(directory)
+    until(lambda: lost_lease(store))
+    store.resign()
+    store.push([message("new")])
+    store.enlist("w@test", ["q"], 1)
+    assert [leased.headers for leased in store.lease(["q"], 10)] == ["new"]
