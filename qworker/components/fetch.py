@@ -26,6 +26,10 @@ class FetchWindow:
         self._ready = ready
         self._least = concurrency * (1 + multiplier)
         self._budget = LOOKAHEAD_SECONDS * concurrency
+        self._most = MAX_WINDOW
+        """To be ready at a time: fewer after too much was fetched, and twice as many after each time it was not."""
+        self._kept: int | None = None
+        """How many were left when some were given back: nothing more is fetched before these get fewer."""
 
     def room(self) -> int:
         """How many may be fetched now; few or none while more than half of the budget is held, so that fetches
@@ -38,7 +42,9 @@ class FetchWindow:
         left = self._budget - ready.load
         if not mean or left < self._budget / 2:
             return few
-        return max(few, min(int(left / mean), MAX_WINDOW - ready.wanting_slots))
+        if self._kept is not None and ready.wanting_slots >= self._kept:
+            return few
+        return max(few, min(int(left / mean), self._most - ready.wanting_slots))
 
     def weigh(self, request: Request) -> float:
         """Note how long *request* is expected to take, and return it."""
@@ -53,8 +59,11 @@ class FetchWindow:
     def surplus(self) -> list[Request]:
         """Take out what was fetched ahead for short tasks once it turns out to be far too much work."""
         if self._ready.load <= 3 * self._budget:
+            self._kept, self._most = None, min(2 * self._most, MAX_WINDOW)
             return []
-        return self._ready.drop_last(self._budget, self._least)
+        surplus = self._ready.drop_last(self._budget, self._least)
+        self._kept, self._most = max(1, self._ready.wanting_slots), max(self._least, self._most // 4)
+        return surplus
 
     def idle(self) -> bool:
         """Whether nothing is held: then the last acks need not wait for others."""

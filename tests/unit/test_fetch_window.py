@@ -152,7 +152,6 @@ def test_idle_is_when_nothing_is_ready_or_running() -> None:
     assert window.window.idle()
 
 
-@pytest.mark.xfail(strict=True, reason="what was just given back is fetched again at once, without end")
 def test_what_was_given_back_is_not_fetched_again_at_once() -> None:
     window = Window()
     window.learn(0.5, "boom")
@@ -162,3 +161,19 @@ def test_what_was_given_back_is_not_fetched_again_at_once() -> None:
     window.hold(room, "boom")
     assert len(window.window.surplus()) == room
     assert window.window.room() < room
+
+
+def test_after_a_surplus_less_is_fetched_until_it_is_found_not_to_be_too_much() -> None:
+    window = Window()
+    window.learn(0.5, "boom")
+    for _ in range(5):
+        window.learn(0.0001)
+    window.hold(window.window.room(), "boom")
+    assert window.window.surplus()
+    window.ready.clear()
+    rooms = []
+    for _ in range(8):
+        rooms.append(window.window.room())
+        assert window.window.surplus() == []
+    assert rooms == sorted(rooms)
+    assert rooms[0] < rooms[-1] == rooms[-2]
