@@ -712,4 +712,4 @@ def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
 
     asyncio.run(main())
     assert sorted(seen) == sorted((f"id-{n}", n) for n in range(20))
-    assert states.SUCCESS == bench.app.backend.get("id-7")["status"]  # type: ignore[index]
+    assert bench.app.backend.get("id-7")["status"] == states.SUCCESS  # type: ignore[index]
