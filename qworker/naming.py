@@ -8,6 +8,7 @@ Thread:      any; fork-safe because nothing random is kept.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -146,6 +147,20 @@ def _expand(template: str, values: dict[str, str]) -> str:
         else:  # "%%": the split left nothing between them
             parts.append("%" + next(pending, ""))
     return "".join(parts)
+
+
+def signal_name(given: Any) -> str:
+    """The name of a signal given by name ("SIGKILL", "kill"), number or member of signal.Signals.
+
+    ValueError for what is none.
+    """
+    try:
+        if isinstance(given, int):
+            return signal.Signals(given).name
+        name = str(given).upper()
+        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].name
+    except (KeyError, ValueError):
+        raise ValueError(f"{given!r} is no signal: use SIGTERM, SIGINT or SIGKILL") from None
 
 
 def near(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:

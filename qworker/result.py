@@ -361,10 +361,10 @@ class AsyncResult(Generic[R]):
         self.backend.forget(self.id)
 
     def revoke(
-        self, terminate: bool = False, signal: str = "SIGTERM", wait: bool = False, timeout: Any = None
+        self, terminate: bool = False, signal: str | int = "SIGTERM", wait: bool = False, timeout: Any = None
     ) -> None:
         """Tell all workers not to run it. terminate: end it with *signal* if it is running already."""
-        self.app.broker.revoke([self.id], terminate=terminate, signal=signal)
+        self.app.control.revoke(self.id, terminate, signal)
 
     def as_tuple(self) -> Any:
         """Return ``((id, parent), children)``, plain data that result_from_tuple makes a result of again."""

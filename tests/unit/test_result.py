@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -249,6 +250,22 @@ def test_revoke() -> None:
     assert store.revoked == [
         (["a"], False, "SIGTERM"), (["b"], True, "SIGKILL"), (["c", "d"], False, "SIGTERM"), (["e"], True, "SIGTERM"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [9, signal.SIGKILL, "KILL", "kill", "SIGKILL"])
+def test_a_signal_may_be_given_in_any_way(given: Any) -> None:
+    app, store, _ = make_app()
+    app.AsyncResult("a").revoke(terminate=True, signal=given)
+    app.control.revoke([app.AsyncResult("b"), "c"], terminate=True, signal=given)
+    assert store.revoked == [(["a"], True, "SIGKILL"), (["b", "c"], True, "SIGKILL")]
+
+
+@pytest.mark.parametrize("given", ["alarm", "SIGFOO", 0, "SIG_IGN", None])
+def test_what_is_no_signal_is_not_sent_to_workers(given: Any) -> None:
+    app, store, _ = make_app()
+    with pytest.raises(ValueError, match="is no signal"):
+        app.AsyncResult("a").revoke(terminate=True, signal=given)
+    assert store.revoked == []
 
 
 def test_it_is_its_id(app: QWorker) -> None:
