@@ -255,6 +255,8 @@ class QWorker:
 
     def AsyncResult(self, id: str) -> AsyncResult[Any]:
         """Return the handle of a call made earlier."""
+        if not isinstance(id, str):
+            raise TypeError(f"AsyncResult takes the id of a call, which is text, not {id!r:.200}")
         return AsyncResult(id, app=self)
 
     # -- middleware --

@@ -271,7 +271,7 @@ class Task(Generic[P, R]):
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:
         """Return the handle of a call made earlier, by its id."""
-        return AsyncResult(task_id, app=self.app)
+        return self.app.AsyncResult(task_id)
 
     # -- hooks: what a custom base overrides; they run in the worker --
 

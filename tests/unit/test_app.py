@@ -315,3 +315,10 @@ def test_the_signer_follows_the_settings() -> None:
     assert app.signer is app.signer is not None
     assert app.accept == {"application/json"}
     assert repr(app) == "<QWorker proj>"
+
+
+@pytest.mark.parametrize("given", [None, 5, ("a", None)], ids=str)
+def test_the_id_of_a_result_is_text(given: Any) -> None:
+    app = QWorker("proj", broker=KeepingStore())
+    with pytest.raises(TypeError, match="id of a call, which is text"):
+        app.AsyncResult(given)
