@@ -57,6 +57,8 @@ EXPIRED = (
 )  # fmt: skip
 """What sweep() deletes: table, key, and the selection by one limit."""
 SWEEP_ROWS = 1000
+LOOK_SECONDS = 0.1
+"""How often to see whether the file is still there."""
 
 
 class _NotAllOursError(Exception):
@@ -75,7 +77,7 @@ class Holder:
     def __init__(self, lease_seconds: float, uptime: Callable[[], float]) -> None:
         self._lease_seconds = lease_seconds
         self._uptime = uptime
-        self._handle = Handle(self._database, "NORMAL")
+        self._handle = Handle(self._database, "NORMAL", LOOK_SECONDS)
         self._waker: tuple[int, int] | None = None
         self._turn_of_queues = 0
         self._new_holder()

@@ -306,7 +306,7 @@ def test_a_handle_whose_file_cannot_be_opened_keeps_no_turn(tmp_path: Path) -> N
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_handle_goes_over_to_the_file_at_its_path(tmp_path: Path, replaced: bool) -> None:
     path = tmp_path / "q.db"
-    handle = Handle(Database(path), look_seconds=0)
+    handle = Handle(Database(path))
     with handle as connection:
         connection.execute("INSERT INTO key_value VALUES ('old', 'x', NULL)")
     for name in ("q.db", "q.db-wal", "q.db-shm"):
@@ -324,7 +324,7 @@ def test_a_handle_goes_over_to_the_file_at_its_path(tmp_path: Path, replaced: bo
 
 def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
-    handle = Handle(Database(path), look_seconds=0)
+    handle = Handle(Database(path))
     with handle:
         handle.pinned = handle.file
     with handle:
