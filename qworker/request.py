@@ -206,7 +206,7 @@ def end(
         error: QWorkerError = WorkerLost(f"{how} (delivery {deliveries} of at most {limit})")
         meta = result_meta(app, request.headers, error)
         _tell_failure(request, error)
-        return (Bury(tag, str(error)) if again else Ack(tag)), meta
+        return (Bury(tag, str(error), counted=True) if again else Ack(tag)), meta
     if why == TIME_LIMIT:
         error = TimeLimitExceeded(request.time_limit)
         _tell_failure(request, error)

@@ -149,16 +149,6 @@ class Worker:
         if not app.results_with_broker:
             self.writer = ResultWriter(app, self._crashed, self.listener.mailbox.post)
             self.settler.writer = self.writer
-            if (
-                not app.backend.persistent
-                and conf.worker_pool == "prefork"
-                and conf.result_backend != "disabled://"
-            ):
-                logger.warning(
-                    "results are kept in memory (%s), where only the process that ran the task sees them: "
-                    "set result_backend, or use --pool threads",
-                    app.backend.safe_url,
-                )
         self.mediator = Mediator(
             app.clock,
             self._crashed,

@@ -177,7 +177,7 @@ def _run(found: Found, node: str, queues: tuple[str, ...] | None, reloader: Relo
             reloader.start(lambda: worker.request_stop("warm"))
 
     worker = Worker(found.app, hostname=node, queues=queues, on_ready=ready)
-    _tell(found, node, queues, reloader is not None)
+    _tell(found, node, queues, worker.concurrency, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()
@@ -201,7 +201,9 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, given: dict[str, A
     return found
 
 
-def _tell(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_change: bool) -> None:
+def _tell(
+    found: Found, node: str, queues: tuple[str, ...] | None, concurrency: int, reload_on_change: bool
+) -> None:
     """Logs what is about to run: the first thing anybody looks for when something is not as expected."""
     app, conf = found.app, found.app.conf
     own = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
@@ -209,7 +211,7 @@ def _tell(found: Found, node: str, queues: tuple[str, ...] | None, reload_on_cha
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     logger.info("app %s (%s), %s: %s", found.target, found.how, count(len(own), "task"), listed or "none")
     names = ", ".join(queues or conf.task_queues or (conf.task_default_queue,))
-    logger.info("queues %s; %s × %s", names, conf.worker_pool, conf.worker_concurrency or os.cpu_count() or 1)
+    logger.info("queues %s; %s × %s", names, conf.worker_pool, concurrency)
     if conf.task_time_limit is None:
         logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
     if reload_on_change:

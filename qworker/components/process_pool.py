@@ -148,7 +148,10 @@ class ProcessPool(TaskPool):
         return self._crew.recall()
 
     def terminate(self, request: Request, signal_name: str) -> bool:
-        number = getattr(signal, signal_name, signal.SIGTERM)
+        try:
+            number = signal.Signals[signal_name]
+        except KeyError:  # the order is another client's, and it may be of another kind
+            number = signal.SIGTERM
         child = self._crew.sentence(request, f"terminated by {signal_name}", lethal=number in LETHAL)
         if child is None:
             return False
@@ -319,9 +322,7 @@ class ProcessPool(TaskPool):
             signals.worker_before_create_process.send(self)
         child = None
         try:
-            child = ChildHandle(
-                index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal
-            )
+            child = ChildHandle(index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal)
             self._spawner.spawn(
                 child.their_socket,
                 child.token_reader,

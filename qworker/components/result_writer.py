@@ -10,6 +10,7 @@ A store that is away is asked for ever; the message is not settled before its re
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +45,24 @@ class ResultWriter(ThreadComponent):
         self._failures = 0
         self._sweep_at = 0.0
         self._patience: float = app.conf.result_store_patience
+
+    def opened(self) -> None:
+        """Say at the start what would otherwise come out with the first result."""
+        backend = self._app.backend
+        if not backend.supports_locks:
+            return  # it stores nothing at all
+        if not backend.persistent and self._app.conf.worker_pool == "prefork":
+            logger.warning(
+                "results are kept in memory (%s), where only the process that ran the task sees them: "
+                "set result_backend, or use --pool threads",
+                backend.safe_url,
+            )
+        probe = f"qworker-probe-{os.getpid()}"
+        try:
+            backend.add(probe, 1.0)
+            backend.delete(probe)
+        except BackendError as error:
+            logger.error("results cannot be stored: %s. Tasks are not acknowledged until they can", error)
 
     def step(self, now: float) -> float | None:
         self._waiting.extend(self.mailbox.take())

@@ -111,9 +111,8 @@ class Shelf:
         del self.messages[settlement.tag]
         if isinstance(settlement, Bury):
             queue, headers, properties, body, priority = message.envelope[:5]
-            letter = Dead(
-                message.tag, queue, settlement.reason, now, message.deliveries, headers, properties, body
-            )
+            count = message.deliveries + settlement.counted
+            letter = Dead(message.tag, queue, settlement.reason, now, count, headers, properties, body)
             self.dead[message.tag] = letter, priority
         if settlement.row is not None:
             self._keep(settlement.row)

@@ -94,11 +94,15 @@ class Release(NamedTuple):
 
 
 class Bury(NamedTuple):
-    """Move the message to the dead letters, with the reason; store *row* (if any) in the same step."""
+    """Move the message to the dead letters, with the reason; store *row* (if any) in the same step.
+
+    counted: as in Release.
+    """
 
     tag: int
     reason: str
     row: ResultRow | None = None
+    counted: bool = False
 
 
 class Store(NamedTuple):

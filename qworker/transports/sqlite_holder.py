@@ -44,7 +44,7 @@ ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
 BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
-SELECT tag, queue, ?, ?, deliveries, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
+SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
 EXPIRED = (
     ("dead", "tag", "SELECT tag FROM dead WHERE died_at < ?"),
     ("dead", "tag", """SELECT tag FROM dead WHERE (died_at, tag) <= (
@@ -232,7 +232,7 @@ class Holder:
                 ).rowcount
             else:
                 if isinstance(settlement, Bury):
-                    connection.execute(BURY, (settlement.reason, now, tag, epoch))
+                    connection.execute(BURY, (settlement.reason, now, settlement.counted, tag, epoch))
                 count = connection.execute(ACK, (tag, epoch)).rowcount
                 if count and settlement.row is not None:
                     connection.execute(UPSERT_RESULT, settlement.row)

@@ -967,6 +967,14 @@ def test_a_retried_dead_letter_leaves_no_failure_behind(store: LeaseStore, place
     assert place.result("one") is None
 
 
+def test_a_dead_letter_counts_the_death_that_it_died_of(store: LeaseStore) -> None:
+    own = epoch(store)
+    store.push([message("a"), message("b")])
+    first, second = take(store)
+    store.settle(own, [Bury(first.tag, "why", counted=True), Bury(second.tag, "why")])
+    assert {dead.headers: dead.deliveries for dead in store.dead()} == {"a": 1, "b": 0}
+
+
 def test_dead_letters_are_discarded(store: LeaseStore, clock: FakeClock) -> None:
     tags = bury_all(store, clock, "a", "b", "c")
     assert store.dead_discard([tags["a"], 999]) == 1

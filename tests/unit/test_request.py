@@ -86,14 +86,14 @@ ENDED = [
     End(LOST, Release(1, NOW + 2, counted=True), NOTHING, logging.ERROR, leased={"deliveries": 2}),
     End(
         LOST,
-        Bury(1, "why (delivery 5 of at most 5)"),
+        Bury(1, "why (delivery 5 of at most 5)", counted=True),
         LOST_FOR_GOOD,
         logging.ERROR,
         leased={"deliveries": 4},
     ),
     End(
         LOST,
-        Bury(1, "why (delivery 1 of at most 1)"),
+        Bury(1, "why (delivery 1 of at most 1)", counted=True),
         LOST_FOR_GOOD,
         logging.ERROR,
         task={"max_deliveries": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +106,24 @@ def test_expired_results_are_deleted_now_and_then() -> None:
     desk.clock.advance(SWEEP_SECONDS)
     assert desk.step() == SWEEP_SECONDS
     assert desk.backend._values == {}  # type: ignore[attr-defined]
+
+
+def test_a_store_that_does_not_work_is_told_of_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    broken = Desk(result_backend=f"file://{tmp_path}/file/results")
+    broken.writer.opened()
+    assert "results cannot be stored" in caplog.text
+    caplog.clear()
+    Desk(result_backend=f"file://{tmp_path}/results").writer.opened()
+    assert caplog.text == ""
+
+
+def test_results_in_memory_are_warned_of_where_only_a_child_sees_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Desk(result_backend="cache+memory://", worker_pool="threads").writer.opened()
+    assert caplog.text == ""
+    Desk(result_backend="cache+memory://", worker_pool="prefork").writer.opened()
+    assert "--pool threads" in caplog.text
