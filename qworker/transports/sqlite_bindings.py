@@ -39,9 +39,9 @@ class Bindings:
 
     def has_queue(self, queue: str) -> bool:
         """Whether *queue* was declared, or holds anything."""
-        known = "SELECT 1 FROM queue WHERE name = ?1 UNION ALL SELECT 1 FROM message WHERE queue = ?1 LIMIT 1"
+        known = "SELECT 1 FROM queue WHERE name = ? UNION ALL SELECT 1 FROM message WHERE queue = ? LIMIT 1"
         with self._publisher as connection:
-            return connection.execute(known, (queue,)).fetchone() is not None
+            return connection.execute(known, (queue, queue)).fetchone() is not None
 
     def drop_queue(self, queue: str) -> None:
         """Unmake *queue*, with its bindings and all that waits in it. What is on lease can still be settled."""
@@ -70,9 +70,9 @@ class Bindings:
         """End bindings of *exchange*; None: whatever the routing key or queue is."""
         with self._publisher as connection, transaction(connection):
             connection.execute(
-                "DELETE FROM binding WHERE exchange = ?1 AND (?2 IS NULL OR routing_key = ?2) "
-                "AND (?3 IS NULL OR queue = ?3)",
-                (exchange, routing_key, queue),
+                "DELETE FROM binding WHERE exchange = :exchange AND (:routing_key IS NULL OR "
+                "routing_key = :routing_key) AND (:queue IS NULL OR queue = :queue)",
+                {"exchange": exchange, "routing_key": routing_key, "queue": queue},
             )
 
     def bindings(self, exchange: str) -> list[Binding]:

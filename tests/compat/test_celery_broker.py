@@ -122,11 +122,17 @@ class Project:
     def until(self, condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE
         while not (answer := condition()):
-            ended = [process.args for process in self._processes if process.poll()]
+            ended = [each.args for each in self._processes if each.poll() not in (None, 0, -signal.SIGKILL)]
             assert not ended, f"{ended} ended\n{self.logs()}"
             assert time.monotonic() < deadline, f"not within {PATIENCE:g} s\n{self.logs()}"
             time.sleep(0.01)
         return answer
+
+    def get(self, ours: QWorker, sent: Any) -> Any:
+        """The result of a call, whoever sent it, by our worker."""
+        result = ours.AsyncResult(sent.id)
+        self.until(result.ready)
+        return result.get(timeout=0)
 
     def logs(self) -> str:
         return "\n".join(
@@ -179,10 +185,10 @@ def test_our_worker_runs_what_celery_sends(
     old = antique.send_task("proj.add", (100,))
     again = theirs.send_task("proj.again")
     worker = project.our_worker()
-    assert ours.AsyncResult(urgent.id).get(timeout=PATIENCE) == 3
-    assert ours.AsyncResult(through.id).get(timeout=PATIENCE) == 10
-    assert ours.AsyncResult(old.id).get(timeout=PATIENCE) == 100
-    ours.AsyncResult(again.id).get(timeout=PATIENCE)
+    assert project.get(ours, urgent) == 3
+    assert project.get(ours, through) == 10
+    assert project.get(ours, old) == 100
+    project.get(ours, again)
     assert [entry["retries"] for entry in project.ledger("again")] == [0, 1, 2]
     found = {entry["id"]: entry["info"] for entry in project.ledger("add")}
     assert found[urgent.id]["priority"] == 9
@@ -198,7 +204,7 @@ def test_our_worker_is_never_early_with_celerys_eta(
     sent = time.time()
     # That of protocol 1 lies in the body, which only a worker opens.
     later = [app.send_task("proj.add", (1,), countdown=1.5) for app in (theirs, antique)]
-    assert [ours.AsyncResult(each.id).get(timeout=PATIENCE) for each in later] == [1, 1]
+    assert [project.get(ours, each) for each in later] == [1, 1]
     assert len(project.ledger("add")) == 2
     assert all(entry["at"] >= sent + 1.5 for entry in project.ledger("add"))
 
@@ -234,8 +240,8 @@ def test_a_killed_celery_worker_loses_nothing(project: Project, theirs: Any, our
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
     project.our_worker()
-    assert ours.AsyncResult(waiting.id).get(timeout=PATIENCE) == 7
-    ours.AsyncResult(slow.id).get(timeout=PATIENCE)
+    assert project.get(ours, waiting) == 7
+    project.get(ours, slow)
     assert [(entry["by"], entry["redelivered"]) for entry in project.ledger("slow")] == [
         ("celery", False),
         ("qworker", True),
