@@ -11,7 +11,6 @@ child ends when its socket does: a worker that dies leaves no orphans.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import resource
 import signal
@@ -24,8 +23,6 @@ from typing import Any
 from qworker import execution, protocol, signals
 from qworker.components.event_loop import EventLoop
 from qworker.components.frames import (
-    MARK,
-    MARKS_PER_CHILD,
     OUTCOME,
     RECEIVE_BYTES,
     STARTED,
@@ -35,6 +32,7 @@ from qworker.components.frames import (
     Job,
     pack,
 )
+from qworker.components.marks import Marks
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.errors import MessageError, SoftTimeLimitExceeded
 
@@ -81,9 +79,7 @@ class Child:
         self._running = False  # main thread: a sync task's body is on the stack
         self._send_lock = threading.Lock()
         self._loop: EventLoop | None = None
-        self._marks = _open_marks(settings)
-        self._free_marks = list(range(1, MARKS_PER_CHILD))  # under _send_lock; slot 0 is the main thread's
-        self._first_mark = settings["index"] * MARKS_PER_CHILD
+        self._marks = Marks(settings.get("running_path"), settings["index"])
         self._hostname = settings["hostname"]
         self._accept = frozenset(app.conf.accept_content)
         self._max_memory = settings.get("max_memory")
@@ -136,7 +132,7 @@ class Child:
         if task.is_async:
             self._event_loop().start(self._run_async(sequence, tag, prepared))
             return
-        self._mark(0, tag)
+        self._marks.set(0, tag)
         self._running = True
         try:
             if soft:
@@ -146,18 +142,13 @@ class Child:
                 outcome = execution.execute(app, task, context, body, self._over)
         except SoftTimeLimitExceeded as error:  # it fired just as the body ended
             outcome = execution.cut_short(app, task, context, error)
-        self._mark(0, 0)
+        self._marks.set(0, 0)
         self._tell(sequence, outcome)
 
     async def _run_async(self, sequence: int, tag: int, prepared: Prepared) -> None:
-        with self._send_lock:
-            slot = self._free_marks.pop() if self._free_marks else 0
-        self._mark(slot, tag)
+        slot = self._marks.begin(tag)
         outcome = await execution.execute_async(self._app, *prepared, disarm=self._leave_copy)
-        self._mark(slot, 0)
-        if slot:
-            with self._send_lock:
-                self._free_marks.append(slot)
+        self._marks.end(slot)
         self._tell(sequence, outcome)
 
     def _event_loop(self) -> EventLoop:
@@ -177,10 +168,6 @@ class Child:
         data = pack(message)
         with self._send_lock:
             self._socket.sendall(data)
-
-    def _mark(self, slot: int, tag: int) -> None:
-        if self._marks is not None:
-            MARK.pack_into(self._marks, (self._first_mark + slot) * MARK.size, tag)
 
     def interrupt(self, signum: int, frame: object) -> None:
         """SIGUSR1: the worker shuts down and does not wait any longer."""
@@ -220,24 +207,3 @@ def _resident() -> int:
             return int(file.read().split()[1]) * resource.getpagesize() // 1024
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _open_marks(settings: Mapping[str, Any]) -> mmap.mmap | None:
-    path = settings.get("running_path")
-    if not path:
-        return None
-    size = (settings["index"] + 1) * MARKS_PER_CHILD * MARK.size
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # the broker may not have been opened yet
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if os.fstat(file).st_size < size:
-                os.posix_fallocate(file, 0, size)
-            marks = mmap.mmap(file, size)
-            start = settings["index"] * MARKS_PER_CHILD * MARK.size
-            marks[start:size] = bytes(size - start)  # what a predecessor left that died
-            return marks
-        finally:
-            os.close(file)
-    except OSError:
-        return None  # a full disk: a death of the whole worker will not count the runs it cut short

@@ -25,9 +25,6 @@ RECEIVE_BYTES = 65536
 """Asked of a socket at a time: what malloc still serves without a system call of its own."""
 LENGTH = struct.Struct("=I")
 TOKEN = struct.Struct("=Q")
-MARK = struct.Struct("=q")
-"""One slot of the running file (``LeaseStore.running_path``): the tag that runs, 0 for none."""
-MARKS_PER_CHILD = 128
 
 Job = tuple[int, int, str, int, int, bool, str, str | None, bytes]
 """``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, body)``"""

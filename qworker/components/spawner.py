@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -80,6 +81,8 @@ class BilliardSpawner:
     """
 
     def __init__(self, method: str, app_path: str) -> None:
+        # billiard asks for all signals that a number could name, also those that the C library keeps for itself.
+        warnings.filterwarnings("ignore", "invalid signal number", RuntimeWarning)
         self._context = billiard.get_context(method)
         self._app_path = app_path
         self._processes: dict[int, Any] = {}
@@ -139,4 +142,13 @@ def _bootstrap(app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any
     app.finalize()
     files = (jobs.detach(), tokens.detach())
     os.set_blocking(files[1], False)
+    threading.Thread(target=_die_with, args=(files[0],), name="watch", daemon=True).start()
     os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], settings))
+
+
+def _die_with(jobs: int) -> None:
+    """End this process, whatever it is doing, when the worker at the other end of its socket is dead."""
+    hung_up = select.poll()
+    hung_up.register(jobs, 0)
+    hung_up.poll()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import execution
 from qworker.components.event_loop import EventLoop
+from qworker.components.marks import Marks
 from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.components.ready_queue import Slots
@@ -56,6 +57,8 @@ class ThreadPool(TaskPool):
         self._async_running = 0  # under _lock
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+        self._marks = Marks(settings.running_path)
         self._loop: EventLoop | None = None  # under _lock
 
     def start(self) -> None:
@@ -177,12 +180,22 @@ class ThreadPool(TaskPool):
                     self._loop = self._loop or EventLoop()
                 self._loop.start(self._run_async(request, prepared))
             else:
-                self._end(
-                    request, execution.execute(self._app, prepared.task, prepared.context, prepared.body)
+                mark = self._marks.begin(request.tag)
+                outcome = execution.execute(
+                    self._app, prepared.task, prepared.context, prepared.body, self._leave_copy
                 )
+                self._marks.end(mark)
+                self._end(request, outcome)
 
     async def _run_async(self, request: Request, prepared: Prepared) -> None:
-        self._end(request, await execution.execute_async(self._app, *prepared))
+        mark = self._marks.begin(request.tag)
+        outcome = await execution.execute_async(self._app, *prepared, disarm=self._leave_copy)
+        self._marks.end(mark)
+        self._end(request, outcome)
+
+    def _leave_copy(self) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # a task forked, and this is the copy: it would go on as a second worker
 
     def _remove(self, request: Request) -> None:
         with self._lock:
