@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ REDIRECTED_LOGGER = "qworker.redirected"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _COLORS = {"DEBUG": "\033[34m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[35m"}
 _SECONDS_BETWEEN_LOOKS = 1.0
+_PIPE_PATIENCE_SECONDS = 1.0
 _RESET = "\033[0m"
 _PROBE = logging.LogRecord("qworker", logging.INFO, __file__, 1, "probe", (), None)
 _USUAL_FIELDS = frozenset(vars(_PROBE)) | {"message", "asctime", "taskName", "task_id", "task_name"}
@@ -107,7 +110,9 @@ def _discard(logger: logging.Logger) -> None:
 
 def _handler(logfile: str | None) -> logging.Handler:
     if logfile is None:
-        return logging.StreamHandler(sys.__stderr__ or sys.stderr)
+        stream = sys.__stderr__ or sys.stderr
+        pipe = _own_end(stream)
+        return logging.StreamHandler(stream) if pipe is None else _PipeHandler(stream, pipe)
     path = os.path.abspath(logfile)
     try:
         return _LogFile(path, encoding="utf-8")
@@ -115,6 +120,53 @@ def _handler(logfile: str | None) -> logging.Handler:
         raise ConfigurationError(
             f"cannot write the log file {path}: {error.strerror}", setting="logfile"
         ) from None
+
+
+def _own_end(stream: IO[str] | None) -> int | None:
+    """A descriptor that writes into the pipe behind *stream* and never waits; None when there is no pipe."""
+    try:
+        file = stream.fileno()  # type: ignore[union-attr]
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            # Opened anew: the old one may be shared, and others would be surprised not to be let wait.
+            return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (AttributeError, OSError, ValueError):
+        pass
+    return None
+
+
+class _PipeHandler(logging.StreamHandler[Any]):
+    """Writes into a pipe that somebody reads, but does not stop the worker when nobody does: lines are dropped."""
+
+    def __init__(self, stream: Any, pipe: int) -> None:
+        super().__init__(stream)
+        self._pipe = pipe
+        self._dropped = 0  # under the handler's lock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._dropped and self._write(
+                f"({self._dropped} lines were lost: nobody read them)\n".encode()
+            ):
+                self._dropped = 0
+            line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+            if self._dropped or not self._write(line):
+                self._dropped += 1
+        except OSError:
+            self._dropped += 1  # the reader has gone
+        except Exception:  # a record that cannot be formatted, as in every handler
+            self.handleError(record)
+
+    def _write(self, data: bytes) -> bool:
+        """Whether all of *data* was written. The first line that finds the pipe full waits; those after it do not."""
+        while data:
+            try:
+                data = data[os.write(self._pipe, data) :]
+            except BlockingIOError:
+                ready = select.poll()
+                ready.register(self._pipe, select.POLLOUT)
+                if self._dropped or not ready.poll(_PIPE_PATIENCE_SECONDS * 1000):
+                    return False
+        return True
 
 
 class _LogFile(WatchedFileHandler):
