@@ -318,6 +318,8 @@ class Worker:
         if self.writer is not None:
             self.writer.stop(conf.result_store_patience)
         self.listener.stop(KILL_SECONDS * 2)
+        if self._crash is not None and not self.listener.alive:
+            self.app.broker.resign()  # again, for what a child left that began after the listener had crashed
         # What was acked before it ran may have got its ack only now: it goes back as a new message.
         self.settler.give_back(self.ready.clear())
         signals.worker_shutdown.send(self)

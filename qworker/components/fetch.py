@@ -10,9 +10,12 @@ are processes, so that other workers may have them: what is ready is to be LOOKA
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue
 from qworker.request import Request
+from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 
 LOOKAHEAD_SECONDS = 0.02
 MAX_WINDOW = 384
@@ -28,6 +31,8 @@ class FetchWindow:
         self._budget = LOOKAHEAD_SECONDS * concurrency
         self._most = MAX_WINDOW
         """To be ready at a time: fewer after too much was fetched, and twice as many after each time it was not."""
+        self.fits = MAX_LEASE_BYTES
+        """How many messages may be held, going by the size of the latest ones."""
         self._kept: int | None = None
         """How many were left when some were given back: nothing more is fetched before these get fewer."""
 
@@ -44,7 +49,15 @@ class FetchWindow:
             return few
         if self._kept is not None and ready.wanting_slots >= self._kept:
             return few
-        return max(few, min(int(left / mean), self._most - ready.wanting_slots))
+        return max(few, min(int(left / mean), self._most - ready.wanting_slots, self.fits - held))
+
+    def measure(self, messages: Sequence[Leased]) -> bool:
+        """Note how large *messages* are, which were just fetched; True when they are few for being large."""
+        size = sum(len(message.body) for message in messages if type(message.body) is bytes)
+        if messages:
+            # Growth counts at once, shrinkage slowly: a few small ones do not mean that no large ones follow.
+            self.fits = max(1, min(MAX_LEASE_BYTES * len(messages) // (size + 1), 2 * self.fits))
+        return size >= MAX_LEASE_BYTES
 
     def weigh(self, request: Request) -> float:
         """Note how long *request* is expected to take, and return it."""

@@ -200,9 +200,10 @@ class Listener(ThreadComponent):
 
     def _fetch(self) -> None:
         limit = max(0, self._window.room())
-        room = self._eta_limit - len(self._schedule.schedule)
+        room = min(self._eta_limit, self._window.fits) - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
         messages = self._store.lease(self._queues, limit, near, self._eta_window)
+        large = self._window.measure(messages)
         wall = self.clock.now()
         ready: list[Request] = []
         for leased in messages:
@@ -216,7 +217,7 @@ class Listener(ThreadComponent):
                 self._window.weigh(request)
                 ready.append(request)
         # A full catch means that there is more to be had; so does one that there was no room for.
-        self._backlog = limit == 0 or len(messages) >= limit
+        self._backlog = limit == 0 or len(messages) >= limit or large
         self._look_ahead(wall, near > 0)
         if ready:
             self._ready.put_many(ready)

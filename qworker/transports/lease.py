@@ -16,6 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MAX_LEASE_BYTES = 32 * 1024**2
+"""Of bodies in what one lease() returns: the message that goes over it is the last."""
+
 ResultRow = tuple[str, str, bytes, float | None]
 """``(task_id, status, payload, expires)``: a result to be stored together with the ack."""
 
@@ -162,7 +165,7 @@ class LeaseStore(ABC):
     def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
         """Take up to *limit* due messages, and up to *near* that fall due within *horizon* seconds.
 
-        Most urgent first, then oldest; [] when there is none. Raises LeaseLost when this holder was taken for
+        Most urgent first, then oldest; [] when there is none; fewer when they are large (MAX_LEASE_BYTES). Raises LeaseLost when this holder was taken for
         dead: enlist again.
         """
 

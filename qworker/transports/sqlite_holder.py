@@ -29,15 +29,29 @@ from qworker.embedded import (
     transaction,
 )
 from qworker.errors import LeaseLost
-from qworker.transports.lease import Ack, Bury, Leased, Reclaimed, Release, Revocation, Settlement, Store
+from qworker.transports.lease import (
+    MAX_LEASE_BYTES,
+    Ack,
+    Bury,
+    Leased,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
 from qworker.transports.sqlite_bindings import drop_queues_of
 from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
-CLAIM = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (
-SELECT tag FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?) RETURNING {COLUMNS}"""
-CLAIM_NEAR = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (
-SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?) RETURNING {COLUMNS}"""
+CLAIM = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
+SELECT tag, sum(length(body)) OVER (ORDER BY priority DESC, tag ROWS UNBOUNDED PRECEDING) - length(body) AS before
+FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?) WHERE before < {MAX_LEASE_BYTES})
+RETURNING {COLUMNS}"""
+CLAIM_NEAR = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
+SELECT tag, sum(length(body)) OVER (ORDER BY due ROWS UNBOUNDED PRECEDING) - length(body) AS before
+FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?) WHERE before < {MAX_LEASE_BYTES})
+RETURNING {COLUMNS}"""
 RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
@@ -306,6 +320,7 @@ class Holder:
 
     def resign(self) -> None:
         if not self._epoch:
+            self._marks.unlink(missing_ok=True)  # children may have begun before we could enlist
             return
         try:
             with self._held() as connection, transaction(connection):
