@@ -230,6 +230,12 @@ def hog(self: Any, megabytes: int) -> int:
 _KEPT: list[bytearray] = []
 
 
+@app.task(name="swallow", bind=True)
+def swallow(self: Any, text: str) -> int:
+    with run(self):
+        return len(text)
+
+
 @app.task(name="leak_files", bind=True)
 def leak_files(self: Any, count: int) -> int:
     with run(self):

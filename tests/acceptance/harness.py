@@ -41,11 +41,24 @@ class WorkerProcess:
         app: str = TASKS,
         environment: dict[str, str] | None = None,
         stdout: int | None = None,
+        stderr: int | None = None,
+        wrapper: Sequence[str] = (),
         **settings: object,
     ) -> None:
         self.name = name
         self.log_path = site.path / f"{name}.{len(site.workers)}.log"
-        command = [sys.executable, "-m", "qworker", "start", "-A", app, "-n", f"{name}@test", *options]
+        command = [
+            *wrapper,
+            sys.executable,
+            "-m",
+            "qworker",
+            "start",
+            "-A",
+            app,
+            "-n",
+            f"{name}@test",
+            *options,
+        ]
         if "-c" not in options:
             command += ["-c", "2"]
         with self.log_path.open("wb") as log:
@@ -55,7 +68,7 @@ class WorkerProcess:
                 env={**site.environment(**settings), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
             )
         self.pid = self.process.pid
         self.seen: set[int] = set()

@@ -82,7 +82,7 @@ def check_clean(site: Site) -> None:
     assert site.query("SELECT * FROM message") == [], "I-15"
     assert site.query("SELECT name FROM owner") == [], "I-15"
     left = [path.name for path in site.database.parent.glob(f"{site.database.name}-owners/*")]
-    assert left == [], "I-15"
+    assert left == [], f"I-15 {left}"
 
 
 def _check_overlap(starts: list[Record], ends: list[Record], about: str) -> None:

@@ -1,0 +1,134 @@
+"""The other pools and start methods: they run the same tasks, and keep the same promises as far as they can."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.acceptance.harness import Site, gone, kill, until
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+METHODS = ["forkserver", "spawn"]
+POOLS = ["threads", "solo"]
+
+
+def send_some(site: Site) -> None:
+    for number in range(20):
+        site.send("work", number, 0.005)
+        site.send("work_async", number, 0.01)
+        site.send("once", number)
+    site.send("work", 1, countdown=0.5)
+    site.send("flaky", 2)
+    site.send("tracked", 1)
+    site.send("misbehave", "SystemExit")
+    site.send("misbehave_async", "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_other_start_methods_run_tasks(site: Site, method: str) -> None:
+    worker = site.start("--start-method", method)
+    send_some(site)
+    site.drained()
+    site.finished(*site.sent)
+    worker.stop()
+    check(site)
+    assert "Traceback" not in worker.log.replace("SystemExit", "").partition("raised after")[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_other_start_methods_heal(site: Site, method: str) -> None:
+    worker = site.start("--start-method", method)
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    (start,) = site.started(id)
+    kill(start.pid)
+    (again,) = site.started(id, times=2)
+    assert (again.attempt, again.pid != start.pid) == (2, True)
+    go.touch()
+    site.finished(id)
+    worker.stop()
+    check(site)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_other_start_methods_leave_no_orphans(site: Site, method: str) -> None:
+    """kill -9 of the worker ends its processes, also those that are busy."""
+    worker = site.start("--start-method", method)
+    never = site.path / "never"
+    ids = [site.send("until_file", str(never)) for _ in range(2)]
+    pids = [record.pid for record in site.started(*ids)]
+    worker.kill()
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), "the busy processes to go", worker, seconds=5)
+    never.touch()
+    second = site.start(name="two")
+    site.finished(*ids)
+    site.drained()
+    second.stop()
+    check(site)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools_without_processes_run_tasks(site: Site, pool: str) -> None:
+    worker = site.start("--pool", pool)
+    send_some(site)
+    site.drained()
+    site.finished(*site.sent)
+    worker.stop()
+    check(site)
+    assert {record.pid for record in site.records()} == {worker.pid}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools_without_processes_are_killed(site: Site, pool: str) -> None:
+    first = site.start("--pool", pool)
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    site.started(id)
+    site.send_many("work", [(number,) for number in range(50)])
+    first.kill()
+    second = site.start("--pool", pool, name="two")
+    site.started(id, times=2)
+    go.touch()
+    site.drained()
+    second.stop()
+    check(site)
+    assert [record.attempt for record in site.records(id, STARTED)] == [1, 2], "its death counts"
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools_without_processes_stop(site: Site, pool: str) -> None:
+    """Warm they wait; cold they give back what runs, since a thread cannot be ended but with its process."""
+    first = site.start("--pool", pool)
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(4)]
+    site.started(ids[0])
+    first.signal(signal.SIGQUIT)
+    assert first.wait() == 3, first.log
+    assert site.query("SELECT count(*) FROM message WHERE owner IS NULL AND deliveries = 0") == [(4,)]
+    second = site.start("--pool", pool, name="two")
+    site.started(ids[0], times=2)
+    second.signal(signal.SIGTERM)
+    go.touch()
+    assert second.wait() == 0, second.log
+    third = site.start(name="three")
+    site.finished(*ids)
+    third.stop()
+    check(site, overlaps=True)
+
+
+def test_a_task_that_forks_in_a_thread(site: Site) -> None:
+    """The copy would go on as a second worker, with the first one's lock in its hands."""
+    worker = site.start("--pool", "threads")
+    ids = [site.send(task, "fork") for task in ("misbehave", "misbehave_async")]
+    site.finished(*ids)
+    copies = [int(site.client.AsyncResult(id).result) for id in ids]
+    assert min(copies) > 0
+    site.until(lambda: all(gone(copy) for copy in copies), "the copies to end")
+    site.finished(*(site.send("work", number) for number in range(10)))
+    worker.stop()
+    check(site)
