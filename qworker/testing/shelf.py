@@ -7,6 +7,7 @@ Thread:      whichever holds the lock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -132,9 +133,12 @@ class Shelf:
         return True
 
     def retry(self, tags: Iterable[int], now: float) -> None:
-        """Make messages of dead letters again."""
+        """Make messages of dead letters again; a failure that was stored for one is forgotten."""
         for tag in tags:
             letter, priority = self.dead.pop(tag)
+            id = _task_id(letter.headers)
+            if id in self.results and self.results[id][1] == states.FAILURE:
+                del self.results[id]
             envelope = Envelope(letter.queue, letter.headers, letter.properties, letter.body, priority)
             fresh = self.next()
             self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
@@ -170,3 +174,11 @@ class Shelf:
         ready = [message for message in free if message.is_due(now)]
         oldest = min((message.sent for message in ready), default=None)
         return QueueInfo(name, len(ready), len(free) - len(ready), len(here) - len(free), dead, oldest)
+
+
+def _task_id(headers: str) -> str:
+    """The id in a message's headers; '' when they are unreadable."""
+    try:
+        return str(json.loads(headers)["id"])
+    except (ValueError, TypeError, LookupError):
+        return ""

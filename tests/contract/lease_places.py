@@ -18,6 +18,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from qworker.clock import boottime
+from qworker.testing.store import MemoryStore
 from qworker.transports.lease import LeaseStore
 from qworker.transports.sqlite import SQLiteStore
 
@@ -61,9 +63,31 @@ class SQLitePlace:
             return connection.execute(statement, values).fetchone()
 
 
+class MemoryPlace:
+    """The broker in memory that tests of other rooms use."""
+
+    def __init__(self, directory: Path) -> None:
+        self._first: MemoryStore | None = None
+
+    def open(self, **options: Any) -> LeaseStore:
+        store = MemoryStore(**{"uptime": boottime, **options}, beside=self._first)
+        self._first = self._first or store
+        return store
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        row = self._first.results.get(task_id) if self._first else None
+        return None if row is None else (row[1], row[2])
+
+    def count(self) -> int:
+        return self._first.messages if self._first else 0
+
+
 PLACES: dict[str, Callable[[Path], Place]] = {
     "sqlite": SQLitePlace,
+    "memory": MemoryPlace,
 }
+FOR_ONE_PROCESS = frozenset({"memory"})
+"""Those that no other process can reach."""
 
 
 class Other:
@@ -128,11 +152,12 @@ def message(name: str, queue: str = "q", **fields: Any) -> Any:
     return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
 
 
-def mark(store: LeaseStore, *tags: int) -> None:
-    """Mark *tags* as running, as the children of a worker do."""
+def mark(store: LeaseStore, *tags: int) -> bool:
+    """Mark *tags* as running, as the children of a worker do; False where such marks are not kept."""
     path = store.running_path()
-    assert path is not None
-    Path(path).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *tags, 0)))
+    if path is not None:
+        Path(path).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *tags, 0)))
+    return path is not None
 
 
 def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

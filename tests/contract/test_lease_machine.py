@@ -124,8 +124,8 @@ class Bag(RuleBasedStateMachine):
         for entry, each in zip(taken, leased, strict=True):
             assert (each.deliveries, each.redelivered) == (entry.deliveries, entry.redelivered)
             entry.holder, entry.tag = holder, each.tag
-        self.running[holder] = {entry.tag for entry in self.held_by(holder)[:running]}
-        mark(self.stores[holder], *self.running[holder])
+        tags = {entry.tag for entry in self.held_by(holder)[:running]}
+        self.running[holder] = tags if mark(self.stores[holder], *tags) else set()
 
     @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
     @rule(holder=holders, data=st.data())
