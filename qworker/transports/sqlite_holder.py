@@ -44,14 +44,17 @@ from qworker.transports.sqlite_bindings import drop_queues_of
 from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
-CLAIM = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
-SELECT tag, sum(length(body)) OVER (ORDER BY priority DESC, tag ROWS UNBOUNDED PRECEDING) - length(body) AS before
-FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?) WHERE before < {MAX_LEASE_BYTES})
+# The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what waits.
+FITTING = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
+SELECT tag, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) - size AS before FROM (
+SELECT tag, length(body) AS size, row_number() OVER () AS place FROM (%s))) WHERE before < {MAX_LEASE_BYTES})
 RETURNING {COLUMNS}"""
-CLAIM_NEAR = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
-SELECT tag, sum(length(body)) OVER (ORDER BY due ROWS UNBOUNDED PRECEDING) - length(body) AS before
-FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?) WHERE before < {MAX_LEASE_BYTES})
-RETURNING {COLUMNS}"""
+CLAIM = FITTING % (
+    "SELECT tag, body FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?"
+)
+CLAIM_NEAR = FITTING % (
+    "SELECT tag, body FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?"
+)
 RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
