@@ -46,14 +46,13 @@ from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what waits.
 FITTING = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
-SELECT tag, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) - size AS before FROM (
-SELECT tag, length(body) AS size, row_number() OVER () AS place FROM (%s))) WHERE before < {MAX_LEASE_BYTES})
+SELECT tag, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (%s)) WHERE before < {MAX_LEASE_BYTES})
 RETURNING {COLUMNS}"""
 CLAIM = FITTING % (
-    "SELECT tag, body FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?"
+    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?"
 )
 CLAIM_NEAR = FITTING % (
-    "SELECT tag, body FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?"
+    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?"
 )
 RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
@@ -323,7 +322,10 @@ class Holder:
 
     def resign(self) -> None:
         if not self._epoch:
-            self._marks.unlink(missing_ok=True)  # children may have begun before we could enlist
+            try:
+                self._marks.unlink(missing_ok=True)  # children may have begun before we could enlist
+            except OSError:
+                pass  # there is no such place
             return
         try:
             with self._held() as connection, transaction(connection):
