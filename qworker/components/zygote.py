@@ -87,6 +87,11 @@ class Zygote:
     def close(self) -> None:
         """Let the zygote end, and with it every child that is left. Safe to call twice."""
         if self._control is not None:
+            try:
+                # Not close() alone: the zygote of a second worker in this process may have inherited the socket.
+                self._control.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has died
             self._control.close()
             self._control = None
             try:
