@@ -1,0 +1,486 @@
+"""A whole worker with its threads and processes, in this process, on the embedded broker and a real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, Task, signals
+from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError, TaskRevoked, Terminated
+from qworker.transports.lease import Envelope
+from qworker.worker import Worker
+
+pytestmark = [
+    pytest.mark.integration,
+    # The zygote is forked from the test's process, which has threads; a worker has none yet.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
+PATIENCE = 30.0
+
+
+def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Ask again and again until the answer is true; return it."""
+    deadline = time.monotonic() + patience
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {patience:g} s"
+        time.sleep(0.002)
+    return answer
+
+
+class Shop:
+    """An app on a file of its own and the workers that a test starts. Tasks write into files, which children share."""
+
+    def __init__(self, directory: Path, pool: str) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.workers: list[Worker] = []
+        self.apps: list[QWorker] = []
+        self.app = self.make_app()
+
+    def make_app(self, **settings: Any) -> QWorker:
+        """An app on the shop's file, with the shop's tasks."""
+        settings.setdefault("broker", f"sqlite:///{self.directory}/q.db")
+        app = QWorker("shop", set_as_current=False, **settings)
+        self.apps.append(app)
+        log, directory = self.directory / "log", self.directory
+
+        def note(what: Any) -> None:
+            with open(log, "a") as file:
+                file.write(f"{what} {time.time()} {os.getpid()}\n")
+
+        @app.task(name="note")
+        def note_task(what: Any) -> Any:
+            note(what)
+            return what
+
+        @app.task(name="fail")
+        def fail(what: Any) -> None:
+            note(what)
+            raise ValueError(what)
+
+        @app.task(name="again", bind=True, max_retries=2)
+        def again(self: Task[..., Any], what: Any) -> str:
+            note(what)
+            if self.request.retries < 2:
+                raise self.retry(countdown=0.05)
+            return "third time lucky"
+
+        @app.task(name="hold")
+        def hold(name: str) -> str:
+            """Runs until there is a file of that name."""
+            note(name)
+            while not (directory / name).exists():
+                time.sleep(0.002)
+            return name
+
+        @app.task(name="slow", rate_limit="10/s")
+        def slow(what: Any) -> None:
+            note(what)
+
+        @app.task(name="once", acks_late=False)
+        def once(what: Any) -> None:
+            note(what)
+
+        @app.task(name="nap")
+        async def nap(seconds: float) -> float:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        @app.task(name="die", max_deliveries=2)
+        def die() -> None:
+            note("die")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return app
+
+    def task(self, name: str) -> Task[..., Any]:
+        return self.app.tasks[name]
+
+    def start(self, app: QWorker | None = None, **options: Any) -> Worker:
+        worker = Worker(app or self.app, **{"pool": self.pool, "concurrency": 2, **options})
+        self.workers.append(worker)
+        worker.start()
+        return worker
+
+    def release(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def log(self) -> list[tuple[str, float, int]]:
+        """What ran, when and in which process, in order."""
+        path = self.directory / "log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(what, float(at), int(pid)) for what, at, pid in (line.split() for line in lines)]
+
+    def ran(self) -> list[str]:
+        return [what for what, _, _ in self.log()]
+
+    def queues(self) -> dict[str, int]:
+        infos = self.app.broker.queues()
+        return {
+            name: sum(getattr(info, name) for info in infos)
+            for name in ("ready", "delayed", "leased", "dead")
+        }
+
+    def is_empty(self) -> bool:
+        return not any(self.queues().values())
+
+
+@pytest.fixture(params=["threads", "prefork"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    yield from opened(tmp_path, request.param)
+
+
+@pytest.fixture
+def forking(tmp_path: Path) -> Iterator[Shop]:
+    yield from opened(tmp_path, "prefork")
+
+
+def opened(directory: Path, pool: str) -> Iterator[Shop]:
+    shop = Shop(directory, pool)
+    yield shop
+    for name in "abcdefgh":
+        shop.release(name)  # whatever a test left behind: a thread cannot be killed
+    for worker in shop.workers:
+        worker.stop("cold")
+    for app in shop.apps:
+        app.close()
+
+
+def test_tasks_run_and_their_results_come_back(shop: Shop) -> None:
+    shop.start()
+    results = [shop.task("note").delay(n) for n in range(50)]
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(50))
+    until(shop.is_empty)
+    assert sorted(map(int, shop.ran())) == list(range(50))
+
+
+def test_what_was_sent_before_the_worker_started_runs(shop: Shop) -> None:
+    results = shop.task("note").apply_many([(n,) for n in range(20)])
+    shop.start()
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(20))
+
+
+def test_failures_come_back(shop: Shop) -> None:
+    shop.start()
+    with pytest.raises(ValueError, match="why"):
+        shop.task("fail").delay("why").get(timeout=PATIENCE)
+    assert shop.task("note").delay(1).get(timeout=PATIENCE) == 1
+
+
+def test_the_most_urgent_runs_first(shop: Shop) -> None:
+    for n in range(9):
+        shop.task("note").apply_async((n,), priority=n % 3)
+    shop.start(concurrency=1)
+    until(shop.is_empty)
+    assert shop.ran() == list("258147036")
+
+
+def test_an_eta_is_kept(shop: Shop) -> None:
+    shop.start()
+    sent = time.time()
+    result = shop.task("note").apply_async(("later",), countdown=0.3)
+    shop.task("note").delay("now").get(timeout=PATIENCE)
+    result.get(timeout=PATIENCE)
+    assert shop.ran() == ["now", "later"]
+    late = shop.log()[1][1] - (sent + 0.3)
+    assert 0 <= late < 1
+
+
+def test_retries_run_until_they_succeed(shop: Shop) -> None:
+    shop.start()
+    assert shop.task("again").delay("x").get(timeout=PATIENCE) == "third time lucky"
+    times = [at for _, at, _ in shop.log()]
+    assert len(times) == 3
+    assert all(later - earlier >= 0.05 for earlier, later in pairwise(times))
+
+
+def test_a_rate_limit_is_kept_and_holds_nobody_up(shop: Shop) -> None:
+    shop.start()
+    shop.task("slow").apply_many([(f"slow{n}",) for n in range(5)])
+    began = time.monotonic()
+    assert shop.task("note").delay("quick").get(timeout=PATIENCE) == "quick"
+    assert time.monotonic() - began < 0.3
+    until(shop.is_empty)
+    times = sorted(at for what, at, _ in shop.log() if what.startswith("slow"))
+    assert len(times) == 5
+    # Between the token and the start lies the way into a process, so the first may be later than the second.
+    assert all(later - earlier > 0.06 for earlier, later in pairwise(times))
+    assert times[-1] - times[0] > 0.36
+
+
+def test_what_is_revoked_does_not_run(shop: Shop) -> None:
+    before = shop.task("note").delay("before")
+    before.revoke()
+    shop.start(concurrency=1)
+    holding = shop.task("hold").delay("a")
+    until(lambda: "a" in shop.ran())
+    waiting = shop.task("note").delay("waiting")
+    soon = shop.task("note").apply_async(("soon",), countdown=0.2)
+    waiting.revoke()
+    soon.revoke()
+    shop.release("a")
+    holding.get(timeout=PATIENCE)
+    for result in (before, waiting, soon):
+        with pytest.raises(TaskRevoked):
+            result.get(timeout=PATIENCE)
+    assert shop.ran() == ["a"]
+    until(shop.is_empty)
+
+
+def test_a_running_task_is_terminated_on_request(forking: Shop) -> None:
+    forking.start()
+    result = forking.task("hold").delay("never")
+    until(forking.ran)
+    result.revoke(terminate=True, signal="SIGKILL")
+    with pytest.raises(Terminated):
+        result.get(timeout=PATIENCE)
+    assert forking.task("note").delay(1).get(timeout=PATIENCE) == 1
+    until(forking.is_empty)
+
+
+def test_what_expires_before_there_is_a_process_for_it_does_not_run(shop: Shop) -> None:
+    shop.start(concurrency=1)
+    holding = shop.task("hold").delay("a")
+    until(shop.ran)
+    late = shop.task("note").apply_async(("late",), expires=0.05)
+    time.sleep(0.06)  # the clock is real
+    shop.release("a")
+    holding.get(timeout=PATIENCE)
+    with pytest.raises(TaskRevoked, match="expired"):
+        late.get(timeout=PATIENCE)
+    assert shop.ran() == ["a"]
+
+
+def test_early_acks(shop: Shop) -> None:
+    shop.start()
+    results = [shop.task("once").delay(n) for n in range(10)]
+    for result in results:
+        result.get(timeout=PATIENCE)
+    assert sorted(shop.ran()) == sorted(map(str, range(10)))
+    until(shop.is_empty)
+
+
+def test_async_tasks_run_at_once(shop: Shop) -> None:
+    shop.start()
+    began = time.monotonic()
+    results = [shop.task("nap").delay(0.3) for _ in range(20)]
+    assert shop.task("note").delay("beside").get(timeout=PATIENCE) == "beside"
+    assert [result.get(timeout=PATIENCE) for result in results] == [0.3] * 20
+    assert time.monotonic() - began < 3  # one after the other they would take 6 s
+
+
+def test_bad_messages_become_dead_letters_and_the_good_ones_run(shop: Shop) -> None:
+    shop.app.conf.update(task_unknown_delays=())
+    shop.app.broker.push([Envelope("celery", "no json", None, b"")])
+    unknown = shop.app.send_task("nobody.knows")
+    cut = Envelope("celery", '{"task": "note", "id": "cut"}', None, b"[[1]")
+    shop.app.broker.push([cut])
+    good = shop.task("note").delay(1)
+    shop.start()
+    assert good.get(timeout=PATIENCE) == 1
+    until(lambda: shop.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 3})
+    assert {dead.headers for dead in shop.app.broker.dead()} >= {"no json", cut.headers}
+    for result in (unknown, shop.app.AsyncResult("cut")):
+        assert until(result.ready)
+        assert result.failed()
+
+
+def test_a_task_that_kills_its_process_is_a_dead_letter_in_the_end(forking: Shop) -> None:
+    worker = forking.start()
+    result = forking.task("die").delay()
+    until(lambda: forking.queues()["dead"] == 1)
+    assert forking.ran() == ["die"] * 2
+    assert result.failed()
+    assert "killed by SIGKILL" in forking.app.broker.dead()[0].reason
+    assert until(lambda: len(worker.info()["pool"]["processes"]) == 2)
+
+
+def test_results_in_a_store_of_their_own(shop: Shop, tmp_path: Path) -> None:
+    app = shop.make_app(backend=f"file://{tmp_path}/results")
+    (tmp_path / "results").mkdir()
+    shop.start(app)
+    done, failed = app.tasks["note"].delay(1), app.tasks["fail"].delay("why")
+    revoked = app.tasks["note"].apply_async((2,), countdown=0.1)
+    revoked.revoke()
+    assert done.get(timeout=PATIENCE) == 1
+    with pytest.raises(ValueError, match="why"):
+        failed.get(timeout=PATIENCE)
+    with pytest.raises(TaskRevoked):
+        revoked.get(timeout=PATIENCE)
+    until(shop.is_empty)
+
+
+def test_two_workers_on_one_file_share_the_work_and_run_nothing_twice(shop: Shop) -> None:
+    shop.start()
+    shop.start(shop.make_app())
+    for name in "abcdefgh":
+        shop.task("hold").delay(name)
+    until(lambda: len(shop.ran()) == 4)  # at once: it takes both
+    results = [shop.task("note").delay(n) for n in range(100)]
+    for name in "abcdefgh":
+        shop.release(name)
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(100))
+    assert sorted(shop.ran()) == sorted([*"abcdefgh", *map(str, range(100))])
+    until(shop.is_empty)
+    assert len(shop.app.broker.workers()) == 2
+
+
+def test_a_warm_stop_lets_running_tasks_end_and_gives_back_the_rest(shop: Shop) -> None:
+    worker = shop.start(concurrency=1, prefetch_multiplier=4)
+    running = shop.task("hold").delay("a")
+    rest = [shop.task("note").delay(n) for n in range(3)]
+    soon = shop.task("note").apply_async((9,), countdown=0.7)
+    until(lambda: shop.queues()["leased"] == 5)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    until(lambda: shop.queues()["leased"] == 1)
+    assert stopping.is_alive()
+    shop.release("a")
+    stopping.join(PATIENCE)
+    assert running.get(timeout=PATIENCE) == "a"
+    assert shop.ran() == ["a"]
+    left = shop.queues()
+    assert (left["ready"] + left["delayed"], left["leased"]) == (4, 0)
+    assert shop.app.broker.workers() == []
+    shop.start(shop.make_app())
+    assert [result.get(timeout=PATIENCE) for result in (*rest, soon)] == [0, 1, 2, 9]
+
+
+def test_an_idle_worker_stops_at_once_and_twice(shop: Shop) -> None:
+    worker = shop.start()
+    shop.task("note").delay(1).get(timeout=PATIENCE)
+    began = time.monotonic()
+    worker.stop()
+    worker.stop()
+    assert time.monotonic() - began < 2
+
+
+def test_the_report(shop: Shop) -> None:
+    worker = shop.start(hostname="w@h", queues=["celery", "mail"])
+    shop.task("note").delay(1).get(timeout=PATIENCE)
+    shop.task("note").apply_async((2,), queue="mail").get(timeout=PATIENCE)
+    info = until(lambda: (found := worker.info())["total"] == {"finished": 2} and found)
+    assert (info["hostname"], info["phase"], info["queues"]) == ("w@h", "running", ["celery", "mail"])
+    assert (info["pid"], info["reserved"], info["pool"]["in-flight"]) == (os.getpid(), 0, 0)
+
+
+def test_the_workers_signals_come_in_order(shop: Shop) -> None:
+    said: list[str] = []
+    names = (
+        "celeryd_init", "worker_init", "celeryd_after_setup", "worker_ready", "worker_shutting_down", "worker_shutdown",
+    )  # fmt: skip
+    receivers = []
+    for name in names:
+
+        def receiver(which: str = name, **given: Any) -> None:
+            said.append(which)
+
+        getattr(signals, name).connect(receiver)
+        receivers.append((name, receiver))
+    try:
+        shop.start().stop()
+    finally:
+        for name, receiver in receivers:
+            getattr(signals, name).disconnect(receiver)
+    assert said == list(names)
+
+
+# -- run(), as the command line does --
+
+
+def run(shop: Shop, meanwhile: Callable[[Worker], Any], **options: Any) -> int:
+    """Run a worker here, in the main thread, with *meanwhile* beside it once it is ready; return its exit code."""
+
+    def ready() -> None:
+        threading.Thread(target=meanwhile, args=(worker,), daemon=True).start()
+
+    worker = Worker(shop.app, **{"pool": shop.pool, "concurrency": 2, "on_ready": ready, **options})
+    return worker.run()
+
+
+@pytest.mark.parametrize("order", ["SIGTERM", "SIGINT", "warm"])
+def test_one_signal_stops_the_worker_warmly(shop: Shop, order: str) -> None:
+    def meanwhile(worker: Worker) -> None:
+        result = shop.task("hold").delay("a")
+        until(shop.ran)
+        if order == "warm":
+            worker.request_stop("warm")
+        else:
+            os.kill(os.getpid(), getattr(signal, order))
+        until(lambda: worker.phase == "draining")
+        shop.release("a")
+        results.append(result)
+
+    results: list[Any] = []
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(shop, meanwhile) == 0
+    assert results[0].get(timeout=PATIENCE) == "a"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("orders", [["SIGTERM", "SIGTERM"], ["SIGQUIT"]])
+def test_a_second_signal_gives_back_what_runs(forking: Shop, orders: list[str]) -> None:
+    def meanwhile(worker: Worker) -> None:
+        forking.task("hold").delay("never")
+        until(forking.ran)
+        for order in orders:
+            os.kill(os.getpid(), getattr(signal, order))
+            until(lambda: worker.phase != "running")
+
+    assert run(forking, meanwhile) == 3  # a task was abandoned
+    assert forking.queues() == {"ready": 1, "delayed": 0, "leased": 0, "dead": 0}
+    forking.app.broker.enlist("next@h", ["celery"], 1)
+    (leased,) = forking.app.broker.lease(["celery"], 1)
+    assert leased.deliveries == 0
+
+
+def test_past_the_deadline_tasks_are_interrupted_and_go_back(forking: Shop) -> None:
+    forking.app.conf.update(worker_shutdown_timeout=0.1, worker_soft_shutdown_timeout=5)
+
+    def meanwhile(worker: Worker) -> None:
+        forking.task("hold").delay("never")
+        until(forking.ran)
+        worker.request_stop("warm")
+
+    assert run(forking, meanwhile) == 0
+    assert forking.queues() == {"ready": 1, "delayed": 0, "leased": 0, "dead": 0}
+
+
+def test_a_component_that_crashes_stops_the_worker_with_its_reason(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def meanwhile(worker: Worker) -> None:
+        shop.task("note").delay(1).get(timeout=PATIENCE)
+
+        def broken(*given: Any, **more: Any) -> Any:
+            raise RuntimeError("a bug in the mediator")
+
+        worker.mediator.step = broken  # type: ignore[method-assign]
+        shop.task("note").delay(2)
+
+    with caplog.at_level(logging.ERROR):
+        assert run(shop, meanwhile) == 1
+    assert "the mediator failed, so the worker stops: a bug in the mediator" in caplog.text
+    assert shop.queues()["leased"] == 0
+
+
+def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    app = shop.make_app(broker=f"sqlite:///{tmp_path}/file/q.db")
+    threads = set(threading.enumerate())
+    worker = Worker(app, pool=shop.pool, concurrency=1)
+    with pytest.raises((ConfigurationError, BrokerUnavailable)) as caught:
+        worker.run()
+    assert str(tmp_path) in str(caught.value)
+    assert isinstance(caught.value, QWorkerError)
+    until(lambda: not [thread for thread in set(threading.enumerate()) - threads if thread.is_alive()])
