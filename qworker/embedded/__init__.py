@@ -9,13 +9,13 @@ named pipe in the directory beside it, and writers ring all bells of a kind afte
 """
 
 from qworker.embedded.bells import Bell, Ringer
-from qworker.embedded.database import BUSY_SECONDS, Database, boot_id, errors_explained, transaction
+from qworker.embedded.database import Database, boot_id, transaction
 from qworker.embedded.handle import Handle
 from qworker.embedded.place import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
 from qworker.embedded.schema import DELAYED, LEASED, READY, SCHEMA_VERSION, UPSERT_RESULT
 
 __all__ = [
-    "BUSY_SECONDS", "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "READY", "SCHEMA_VERSION",
-    "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path", "errors_explained",
+    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "READY", "SCHEMA_VERSION",
+    "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
     "file_system", "transaction",
 ]  # fmt: skip
