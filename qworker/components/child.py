@@ -34,6 +34,7 @@ from qworker.components.frames import (
 )
 from qworker.components.marks import Marks
 from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import MessageError, SoftTimeLimitExceeded
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ class Child:
         return self._token == sequence
 
     def _start(self, job: Job) -> None:
+        if CRASHING:
+            crash_point("token taken")
         sequence, tag, queue, priority, deliveries, redelivered, text, property_text, body_bytes = job
         app = self._app
         try:
@@ -129,10 +132,14 @@ class Child:
             row = execution.started(app, task, context)
             if row is not None:
                 self._send((STARTED, sequence, row))
+                if CRASHING:
+                    crash_point("started")
         if task.is_async:
             self._event_loop().start(self._run_async(sequence, tag, prepared))
             return
         self._marks.set(0, tag)
+        if CRASHING:
+            crash_point("running")
         self._running = True
         try:
             if soft:
@@ -142,8 +149,12 @@ class Child:
                 outcome = execution.execute(app, task, context, body, self._over)
         except SoftTimeLimitExceeded as error:  # it fired just as the body ended
             outcome = execution.cut_short(app, task, context, error)
+        if CRASHING:
+            crash_point("ran")
         self._marks.set(0, 0)
         self._tell(sequence, outcome)
+        if CRASHING:
+            crash_point("told")
 
     async def _run_async(self, sequence: int, tag: int, prepared: Prepared) -> None:
         slot = self._marks.begin(tag)

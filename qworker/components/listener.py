@@ -23,6 +23,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
+from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
 from qworker.retry import RECONNECT
@@ -203,6 +204,8 @@ class Listener(ThreadComponent):
         room = min(self._eta_limit, self._window.fits) - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
         messages = self._store.lease(self._queues, limit, near, self._eta_window)
+        if CRASHING and messages:
+            crash_point("claimed")
         large = self._window.measure(messages)
         wall = self.clock.now()
         ready: list[Request] = []
@@ -211,6 +214,8 @@ class Listener(ThreadComponent):
             if request is None:
                 continue
             if leased.due is not None and leased.due > wall:
+                if CRASHING:
+                    crash_point("heap push")
                 self._schedule.enter(leased.due, request)
                 near -= 1
             else:
@@ -277,7 +282,11 @@ class Listener(ThreadComponent):
             for letter in letters
             if letter.settlement is not None and not self._is_over(letter)
         ]
+        if CRASHING:
+            crash_point("settling")
         lost = self._store.settle(self._epoch, current) if current else set()
+        if CRASHING:
+            crash_point("settled")
         self._letters = []
         for letter in letters:
             request, settlement = letter.request, letter.settlement

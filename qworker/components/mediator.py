@@ -17,6 +17,7 @@ from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.crash_points import CRASHING, crash_point
 from qworker.request import EXPIRED, REVOKED, Request
 
 PATIENCE = 1.0
@@ -64,7 +65,11 @@ class Mediator(ThreadComponent):
         if slots.sync:
             self._blocked = False
         if requests:
+            if CRASHING:
+                crash_point("dispatching")
             refused = self._pool.submit(requests)
+            if CRASHING:
+                crash_point("dispatched")
             if any(request.is_async for request in requests):
                 self._fetch_more()  # they run beside whatever comes next
             if refused:

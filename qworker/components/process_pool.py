@@ -35,6 +35,7 @@ from qworker.components.pool import (
 from qworker.components.pool_child import ChildHandle, describe_exit
 from qworker.components.ready_queue import Slots
 from qworker.components.spawner import Spawner
+from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import QWorkerError
 from qworker.execution import Outcome
 from qworker.request import Request
@@ -245,6 +246,8 @@ class ProcessPool(TaskPool):
         for kind, *content in frames:
             if kind == OUTCOME:
                 sequence, fields, retire = content
+                if CRASHING:
+                    crash_point("heard")
                 outcome = Outcome(*fields)
                 request = self._crew.finished(child, sequence, outcome, retire, now)
                 if request is not None:
@@ -284,6 +287,8 @@ class ProcessPool(TaskPool):
             if len(ended) + len(stored) == before:
                 self._forget(child)
         unstarted, running = self._crew.remove(child)
+        if CRASHING:
+            crash_point("child buried")
         child.close()
         why, culprit, how = child.end or (LOST, None, describe_exit(status))
         ended.extend(Ended(request, None, UNSTARTED) for request in unstarted)

@@ -18,6 +18,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.pool import Ended
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.result_writer import ResultWriter
+from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import InvalidTaskMessage, TaskError
 from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Envelope, Release, Settlement, Store
@@ -96,6 +97,8 @@ class Settler:
 
         def runner(request: Request) -> Any:
             def run() -> None:
+                if CRASHING:
+                    crash_point("acked first")
                 request.acked = True
                 self._ready.put_back([request])
 
@@ -107,6 +110,8 @@ class Settler:
 
     def give_back(self, taken: Sequence[Request], due: float | None = None) -> None:
         """Return requests that have not started, as they came."""
+        if CRASHING:
+            crash_point("giving back")
         self.listener.post_many(
             Letter(request, Release(request.tag, due)) for request in taken if not request.acked
         )

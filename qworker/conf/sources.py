@@ -17,7 +17,7 @@ from qworker.naming import import_object, near
 
 ENVIRONMENT_PREFIX = "QWORKER_"
 # Variables of ours that are no settings.
-ENVIRONMENT_RESERVED = frozenset({"APP", "DEBUG"})
+ENVIRONMENT_RESERVED = frozenset({"APP", "CRASH_AT", "DEBUG"})
 _PACKAGE = str(Path(__file__).parents[1])
 PYPROJECT_RESERVED = frozenset({"app"})
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
+from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import DELAYED, READY, Database, Handle, Ringer, database_path, transaction
 from qworker.errors import BrokerUnavailable
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
@@ -158,8 +159,12 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
                         for message in pending.envelopes
                     ],
                 )
+                if CRASHING:
+                    crash_point("publishing")
         except Exception as error:
             return self._publisher.failed(error)
+        if CRASHING:
+            crash_point("published")
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:

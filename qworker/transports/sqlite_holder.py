@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker.clock import Clock
+from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import (
     DELAYED,
     LEASED,
@@ -41,7 +42,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.sqlite_bindings import drop_queues_of
-from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim
+from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim, tidy
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what waits.
@@ -144,8 +145,11 @@ class Holder:
                      self._clock.now(), self._marks.name),
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)
+                if CRASHING:
+                    crash_point("enlisting")
                 # Locked before anybody can see the row.
                 self._lock_file = lock(lock_path(self._database, epoch))
+                tidy(connection, self._database)
             self._epoch, self._handle.pinned = epoch, self._handle.file
         self._renew_at = now + self._lease_seconds / 3
         return self._epoch
@@ -181,6 +185,8 @@ class Holder:
                     found = connection.execute(CLAIM, (self._epoch, queue, limit)).fetchall()
                     limit -= len(found)
                     rows.extend(map(_leased, found))
+            if CRASHING and rows:
+                crash_point("claiming")
             if rows and self._uptime() >= self._renew_at:
                 self._renew(connection)
         rows.sort(key=_urgency)
@@ -196,6 +202,8 @@ class Holder:
             self._renew(connection)
 
     def _renew(self, connection: sqlite3.Connection) -> None:
+        if CRASHING:
+            crash_point("renewing")
         now = self._uptime()
         changed = connection.execute(
             "UPDATE owner SET lease_until = ? WHERE id = ?", (now + self._lease_seconds, self._epoch)
@@ -216,6 +224,8 @@ class Holder:
                         ACK, [(ack.tag, epoch) for ack in acks]
                     ).rowcount < len(acks):
                         raise _NotAllOursError
+                    if CRASHING:
+                        crash_point("acking")
                     connection.executemany(UPSERT_RESULT, rows)
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
                     lost = self._settle_each(connection, epoch, others)
@@ -236,12 +246,16 @@ class Holder:
         lost = set()
         for settlement in settlements:
             if isinstance(settlement, Store):
+                if CRASHING:
+                    crash_point("storing")
                 connection.execute(UPSERT_RESULT, settlement.row)
                 continue
             tag = settlement.tag
             if isinstance(settlement, Release):
                 due = settlement.due
                 state = DELAYED if due is not None and due > now else READY
+                if CRASHING:
+                    crash_point("releasing")
                 again = settlement.counted or settlement.redelivered
                 count = connection.execute(
                     RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, epoch)
@@ -249,6 +263,8 @@ class Holder:
             else:
                 if isinstance(settlement, Bury):
                     connection.execute(BURY, (settlement.reason, now, settlement.counted, tag, epoch))
+                    if CRASHING:
+                        crash_point("burying")
                 count = connection.execute(ACK, (tag, epoch)).rowcount
                 if count and settlement.row is not None:
                     connection.execute(UPSERT_RESULT, settlement.row)
@@ -350,6 +366,8 @@ class Holder:
         connection.execute(
             f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
         )
+        if CRASHING:
+            crash_point("resigning")
         connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
         drop_queues_of(connection, self._epoch)
 

@@ -18,6 +18,7 @@ import sqlite3
 import struct
 from pathlib import Path
 
+from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import READY, Database, boot_id, transaction
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sqlite_bindings import drop_queues_of
@@ -81,10 +82,31 @@ def reclaim(connection: sqlite3.Connection, database: Database, epoch: int, now:
             ).rowcount:
                 continue
             found.append(_put_back(connection, id, name, _read_marks(marks_file)))
+            if CRASHING:
+                crash_point("reclaiming")
         if dead:
             lock_file.unlink(missing_ok=True)
             marks_file.unlink(missing_ok=True)
     return found
+
+
+def tidy(connection: sqlite3.Connection, database: Database) -> None:
+    """Delete the marks of workers that died before they became holders: no row tells of those."""
+    known = {marks for (marks,) in connection.execute("SELECT marks FROM owner")}
+    for path in database.owners.glob("*.running"):
+        pid = path.name.partition(".")[0]
+        if path.name not in known and pid.isdecimal() and not _runs(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[int]) -> Reclaimed:
