@@ -91,6 +91,17 @@ def die_once(self: Any, number: int = 0) -> int:
     return number
 
 
+@app.task(name="send_and_die", bind=True)
+def send_and_die(self: Any, count: int) -> int:
+    """Send tasks, and kill the process at the first delivery."""
+    with run(self):
+        for number in range(count):
+            work.delay(number)
+        if self.request.deliveries == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return count
+
+
 @app.task(name="leave_grandchild", bind=True)
 def leave_grandchild(self: Any) -> None:
     """Start a process that inherits every file, and die at the first delivery."""

@@ -194,6 +194,29 @@ def test_a_storm_of_kills(site: Site) -> None:
     assert worker.log.count("it is being replaced") == kills, "I-14"
 
 
+def test_kills_among_short_tasks(site: Site) -> None:
+    """F-21b: a child dies with dozens of tasks in its hands: one of them was running, and only that one is counted."""
+    worker = site.start()
+    chance = random.Random(21)
+    kills = 0
+    for _ in range(4):
+        site.send_many("work", [(number,) for number in range(1000)])
+        while site.waiting():
+            pool = worker.pool()
+            if pool:
+                kill(chance.choice(pool))
+                kills += 1
+            time.sleep(0.05)
+    worker.wait_pool()
+    worker.stop()
+    check(site)
+    assert kills >= 4
+    assert site.dead() == {}
+    starts = site.records(kind=STARTED)
+    assert sum(record.attempt > 1 for record in starts) <= kills
+    assert len(starts) <= 4000 + kills * 130, "what a child had done and not yet told is one frame at most"
+
+
 def test_every_child_is_killed_at_once(site: Site) -> None:
     worker = site.start()
     go = site.path / "go"
