@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     )
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
-    from qworker.result import AsyncResult, allow_join_result
+    from qworker.result import AsyncResult
     from qworker.shared import shared_task
     from qworker.signature import Signature
     from qworker.task import Task
+    from qworker.waiting import allow_join_result
 
 __version__ = "0.1.0"
 
@@ -58,10 +59,11 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
-    "qworker.result": ("AsyncResult", "allow_join_result"),
+    "qworker.result": ("AsyncResult",),
     "qworker.shared": ("shared_task",),
     "qworker.signature": ("Signature",),
     "qworker.task": ("Task",),
+    "qworker.waiting": ("allow_join_result",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("errors", "signals", "states")

@@ -168,7 +168,4 @@ class Watcher:
                 with self._lock:
                     results = self._results.pop(task_id, [])
                 for result in results:
-                    try:
-                        result.keep(meta)
-                    except Exception:  # the callback is the user's
-                        logger.exception("a callback of result %s raised", task_id)
+                    result.keep(meta)

@@ -8,6 +8,7 @@ Thread:      the caller's.
 from __future__ import annotations
 
 from contextvars import copy_context
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
@@ -45,7 +46,9 @@ class EagerResult(AsyncResult[R]):
         super().__init__(id, app)
         self._meta = {"status": state, "result": value, "traceback": traceback, "name": name, "task_id": id}
 
-    def get(self, timeout: float | None = None, propagate: bool = True, *args: Any, **kwargs: Any) -> R:
+    def get(
+        self, timeout: float | timedelta | None = None, propagate: bool = True, *args: Any, **kwargs: Any
+    ) -> R:
         """Return the value, or raise the exception, at once."""
         return self._value(self._look(), propagate)
 
@@ -54,9 +57,6 @@ class EagerResult(AsyncResult[R]):
     def ready(self) -> bool:
         """True."""
         return True
-
-    def _final_meta(self) -> dict[str, Any] | None:
-        return self._meta
 
     async def _await(self) -> R:
         return self._value(self._look(), True)

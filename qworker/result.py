@@ -8,17 +8,17 @@ Thread:      any; one object may be shared.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from datetime import datetime
+import threading
+from collections.abc import Callable, Generator
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from qworker import states
 from qworker.clock import parse_iso
-from qworker.current import current_context, get_current_app
-from qworker.errors import ResultTimeout, TaskRevoked
+from qworker.current import get_current_app
+from qworker.errors import TaskRevoked
 from qworker.exceptions import exception_from_dict
+from qworker.waiting import HINT_AFTER, hint, patience, refuse_to_wait_in_a_task, wait_for
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -27,11 +27,8 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-HINT_AFTER = 2.0
-"""Seconds of waiting after which get() looks whether any worker is there, and says so if not."""
-
+_promising = threading.Lock()  # two threads may make the first promise of one result
 _NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
-_joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=False)
 
 
 class RemoteTraceback(Exception):
@@ -43,27 +40,6 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.text}"
-
-
-@contextmanager
-def allow_join_result() -> Iterator[None]:
-    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited for."""
-    token = _joins_allowed.set(True)
-    try:
-        yield
-    finally:
-        _joins_allowed.reset(token)
-
-
-def refuse_to_wait_in_a_task() -> None:
-    """Raise RuntimeError inside a task that a worker runs, unless allow_join_result() is in force."""
-    context = current_context()
-    if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
-        return
-    raise RuntimeError(
-        "a task must not wait for the result of another: when every worker process waits, none is left to run it. "
-        "Use link= to go on with the result, or get(disable_sync_subtasks=False) if another worker runs it"
-    )
 
 
 class AsyncResult(Generic[R]):
@@ -112,7 +88,7 @@ class AsyncResult(Generic[R]):
 
     def get(
         self,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         propagate: bool = True,
         interval: float = 0.5,
         on_interval: Callable[[], Any] | None = None,
@@ -122,69 +98,29 @@ class AsyncResult(Generic[R]):
     ) -> R:
         """Wait until the task has ended; return its value, or raise its exception.
 
-        timeout: seconds, None for ever. propagate: False returns the exception instead of raising it.
+        timeout: seconds or a timedelta, None for ever; what is below 0 is 0: do not wait.
+        propagate: False returns the exception instead of raising it.
         interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
         callback(id, value) is called with the value. no_ack is there for Celery's sake.
 
         The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it took too
-        long, RuntimeError inside of a task unless disable_sync_subtasks is False, NotSupported when results are
-        disabled. None, at once, for a call whose result is ignored.
+        long, TypeError for a timeout that is none, RuntimeError inside of a task unless disable_sync_subtasks is
+        False, NotSupported when results are disabled. None, at once, for a call whose result is ignored.
         """
+        limit = patience(timeout)
         if self.ignored:
             return cast(R, None)
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
         meta = self._final_meta()
         if meta is None:
-            meta = self._wait(timeout, interval, on_interval)
+            meta = self.keep(wait_for(self.app, self.id, self._queue, limit, interval, on_interval))
         value = self._value(meta, propagate)
         if callback is not None:
             callback(self.id, value)
         return value
 
     wait = get
-
-    def _wait(
-        self, timeout: float | None, interval: float, on_interval: Callable[[], Any] | None
-    ) -> dict[str, Any]:
-        clock = self.app.clock
-        started = clock.monotonic()
-        hinted = False
-        while True:
-            waited = clock.monotonic() - started
-            left = None if timeout is None else timeout - waited
-            if left is not None and left <= 0:
-                state = self.state
-                hint = "see qworker doctor" if state == states.PENDING else "it may still be running"
-                raise ResultTimeout(
-                    f"task {self.id} has not ended within {timeout:g} s (state: {state}); {hint}"
-                )
-            slice_ = None if hinted else max(0.0, HINT_AFTER - waited) or 0.01
-            patience = min(part for part in (left, slice_, 3600.0) if part is not None)
-            found = self.backend.wait([self.id], patience, on_interval=on_interval, interval=interval)
-            if self.id in found:
-                return self.keep(found[self.id])
-            if not hinted and clock.monotonic() - started >= HINT_AFTER:
-                hinted = True
-                self._hint()
-
-    def _hint(self) -> None:
-        """Say once in the log why there may never be a result."""
-        try:
-            workers = self.app.broker.workers()
-        except Exception as error:  # a hint must not break what it comments on
-            logger.debug("cannot tell whether workers are there: %s", error)
-            return
-        queues = {queue for worker in workers for queue in cast("list[str]", worker["queues"])}
-        if self._queue is not None and self._queue not in queues:
-            logger.warning(
-                "No worker is consuming queue %s: task %s waits until one does (qworker start -Q %s)",
-                self._queue,
-                self.id,
-                self._queue,
-            )
-        elif not workers:
-            logger.warning("No worker is running on this broker: task %s waits until one does", self.id)
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait without blocking the event loop; return the value or raise the exception, as get() does."""
@@ -203,7 +139,7 @@ class AsyncResult(Generic[R]):
                 async with asyncio.timeout(HINT_AFTER):
                     found = await waiter.meta(self.id)
             except TimeoutError:
-                await asyncio.to_thread(self._hint)
+                await asyncio.to_thread(hint, self.app, self.id, self._queue)
                 found = await waiter.meta(self.id)
             meta = self.keep(found)
         return self._value(meta, True)
@@ -213,16 +149,22 @@ class AsyncResult(Generic[R]):
     ) -> Any:
         """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine promise.
 
-        They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out.
+        They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out;
+        what they raise is logged. Raises TypeError for what cannot be called.
         """
+        for name, given in (("callback", callback), ("on_error", on_error)):
+            if not callable(given) and not (name == "on_error" and given is None):
+                taken = "the result" if name == "callback" else "the exception, or None"
+                raise TypeError(f"then() takes as {name} a function of {taken}, not {given!r:.200}")
         from vine import promise  # only for who uses it
 
         kept = promise()
         chained = kept.then(callback, on_error=on_error)
-        if self._promises is None:
-            self._promises = []
-        self._promises.append(kept)
         meta = self._final_meta()
+        with _promising:
+            if self._promises is None:
+                self._promises = []
+            self._promises.append(kept)
         if meta is None:
             self.app.watcher.watch(self)
         else:
@@ -233,11 +175,8 @@ class AsyncResult(Generic[R]):
 
     def _final_meta(self) -> dict[str, Any] | None:
         """The stored metadata if the task has ended, None if not."""
-        if self._meta is None:
-            meta = self.backend.get(self.id)
-            if meta is not None and meta["status"] in states.READY_STATES:
-                self.keep(meta)
-        return self._meta
+        meta = self._look()
+        return meta if meta["status"] in states.READY_STATES else None
 
     def keep(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Take in the metadata of the ended task, once and for all, and keep the promises made of it."""
@@ -248,14 +187,23 @@ class AsyncResult(Generic[R]):
                 kept = self._promises.pop(0)  # whoever takes one out keeps it, also when two threads find out
             except IndexError:
                 break
-            if meta["status"] in states.PROPAGATE_STATES:
-                kept.throw(self._exception(meta), propagate=False)
-            else:
-                kept(self)
+            try:
+                if meta["status"] in states.PROPAGATE_STATES:
+                    kept.throw(self._exception(meta), propagate=False)
+                else:
+                    kept(self)
+            except Exception:  # the callback's fault, and no matter of who happened to find out
+                logger.exception("a callback of result %s raised", self.id)
         return self._meta
 
     def _look(self) -> dict[str, Any]:
-        return self._meta or self._final_meta() or self.backend.get(self.id) or _NOTHING
+        """What is known now: stored metadata, or that there is none. It is kept once it is final."""
+        meta = self._meta
+        if meta is None:
+            meta = self.backend.get(self.id) or _NOTHING
+            if meta["status"] in states.READY_STATES:
+                self.keep(meta)
+        return meta
 
     def _value(self, meta: dict[str, Any], propagate: bool) -> R:
         if meta["status"] not in states.PROPAGATE_STATES:

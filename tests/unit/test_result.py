@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from qworker.current import Context, pop, push, set_default_app
 from qworker.eager import EagerResult
 from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
 from qworker.exceptions import exception_to_dict
-from qworker.result import AsyncResult, RemoteTraceback, allow_join_result, result_from_tuple
+from qworker.result import AsyncResult, RemoteTraceback, result_from_tuple
+from qworker.waiting import allow_join_result
 from tests.unit.stores import KeepingStore, make_app
 
 
@@ -112,6 +113,50 @@ def test_no_time_at_all_is_one_look(app: QWorker) -> None:
         result.get(timeout=0)
     end(app, result.id, value=1)
     assert result.get(timeout=0) == 1
+
+
+@pytest.mark.parametrize("timeout", [timedelta(milliseconds=20), timedelta(days=-1), -3, 0, 0.01])
+def test_a_timeout_is_a_number_or_a_timedelta(app: QWorker, timeout: Any) -> None:
+    with pytest.raises(ResultTimeout):
+        app.send_task("work").get(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["5", True, float("nan"), [1], datetime(2030, 1, 1)])
+def test_what_is_no_timeout(app: QWorker, timeout: Any) -> None:
+    ended, ignored = app.send_task("work"), app.send_task("work", ignore_result=True)
+    end(app, ended.id, value=1)
+    for result in (app.send_task("work"), ended, ignored):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds, a timedelta, or None"):
+            result.get(timeout=timeout)
+
+
+def test_what_ends_at_the_last_moment_is_not_late() -> None:
+    class JustThen(Never):
+        looks = 0
+
+        def get(self, task_id: str) -> Meta | None:
+            self.looks += 1
+            return {"status": "SUCCESS", "result": 5} if self.looks > 1 else None
+
+    app, store, clock = make_app()
+    backend = JustThen("just://", app.conf, clock)
+    app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
+    assert app.send_task("work").get(timeout=0) == 5
+
+
+def test_looking_asks_the_store_once() -> None:
+    class Counting(Never):
+        looks = 0
+
+        def get(self, task_id: str) -> Meta | None:
+            self.looks += 1
+            return None
+
+    app, store, clock = make_app()
+    backend = Counting("count://", app.conf, clock)
+    app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
+    assert app.AsyncResult("a").state == "PENDING"
+    assert backend.looks == 1
 
 
 def test_a_callback_gets_the_value(app: QWorker) -> None:
@@ -417,6 +462,31 @@ def test_a_failing_callback_does_not_stop_the_others(app: QWorker, caplog: pytes
     wait_until(lambda: "a callback of result" in caplog.text)
     end(app, second.id, value=2)
     wait_until(lambda: seen == [2])
+
+
+def test_a_failing_callback_is_none_of_who_finds_out(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
+    result = app.send_task("work")
+    seen: list[Any] = []
+    result.then(lambda result: 1 / 0)
+    result.then(lambda result: seen.append(result.id))
+    end(app, result.id, value=5)
+    assert result.get() == 5
+    wait_until(lambda: seen == [result.id])
+    result.then(lambda result: 1 / 0)
+    assert caplog.text.count("ZeroDivisionError: division by zero") == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ((5,), "callback a function of the result, not 5"),
+        ((None,), "callback"),
+        ((print, 5), "on_error a function"),
+    ],
+)
+def test_then_takes_functions(app: QWorker, given: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=f"then\\(\\) takes as {named}"):
+        app.send_task("work").then(*given)
 
 
 # -- eager --

@@ -1,0 +1,122 @@
+"""Waiting: the caller stands still until a result is there, and is told why when it may never be.
+
+Comes from:  ``result.get()``.
+Goes to:     the result store; and to the broker once, to see whether any worker is there.
+Thread:      the caller's. ``awaiting`` is for those who must not stand still.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from qworker import states
+from qworker.current import current_context
+from qworker.errors import ResultTimeout
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Meta
+
+logger = logging.getLogger(__name__)
+
+HINT_AFTER = 2.0
+"""Seconds of waiting after which it is looked whether any worker is there, and said if not."""
+
+_LONGEST_LOOK = 3600.0
+
+_joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=False)
+
+
+@contextmanager
+def allow_join_result() -> Iterator[None]:
+    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited for."""
+    token = _joins_allowed.set(True)
+    try:
+        yield
+    finally:
+        _joins_allowed.reset(token)
+
+
+def refuse_to_wait_in_a_task() -> None:
+    """Raise RuntimeError inside a task that a worker runs, unless allow_join_result() is in force."""
+    context = current_context()
+    if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
+        return
+    raise RuntimeError(
+        "a task must not wait for the result of another: when every worker process waits, none is left to run it. "
+        "Use link= to go on with the result, or get(disable_sync_subtasks=False) if another worker runs it"
+    )
+
+
+def patience(timeout: float | timedelta | None) -> float | None:
+    """Return *timeout* in seconds, 0 for what is below, None for ever. Raises TypeError for what is no time."""
+    if timeout is None:
+        return None
+    length = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(length, bool) or not isinstance(length, int | float) or math.isnan(length):
+        raise TypeError(
+            f"timeout must be a number of seconds, a timedelta, or None for ever, not {timeout!r}"
+        )
+    return max(0.0, length)
+
+
+def wait_for(
+    app: QWorker,
+    task_id: str,
+    queue: str | None,
+    timeout: float | None,
+    interval: float,
+    on_interval: Callable[[], Any] | None,
+) -> Meta:
+    """Return the metadata of the task once it has ended. timeout: seconds, None for ever.
+
+    Raises ResultTimeout when it has not ended by then.
+    """
+    clock, backend = app.clock, app.backend
+    started = clock.monotonic()
+    hinted = False
+    while True:
+        waited = clock.monotonic() - started
+        left = None if timeout is None else timeout - waited
+        if left is not None and left <= 0:
+            meta = backend.get(task_id)
+            state = states.PENDING if meta is None else meta["status"]
+            if meta is not None and state in states.READY_STATES:
+                return meta  # at the last moment
+            advice = "see qworker doctor" if state == states.PENDING else "it may still be running"
+            raise ResultTimeout(
+                f"task {task_id} has not ended within {timeout:g} s (state: {state}); {advice}"
+            )
+        until_hint = None if hinted else max(0.0, HINT_AFTER - waited) or 0.01
+        look = min(part for part in (left, until_hint, _LONGEST_LOOK) if part is not None)
+        found = backend.wait([task_id], look, on_interval=on_interval, interval=interval)
+        if task_id in found:
+            return found[task_id]
+        if not hinted and clock.monotonic() - started >= HINT_AFTER:
+            hinted = True
+            hint(app, task_id, queue)
+
+
+def hint(app: QWorker, task_id: str, queue: str | None) -> None:
+    """Say in the log why there may never be a result: no worker, or none for *queue*. Never raises."""
+    try:
+        workers = app.broker.workers()
+    except Exception as error:  # a hint must not break what it comments on
+        logger.debug("cannot tell whether workers are there: %s", error)
+        return
+    consumed = {name for worker in workers for name in cast("list[str]", worker["queues"])}
+    if queue is not None and queue not in consumed:
+        logger.warning(
+            "No worker is consuming queue %s: task %s waits until one does (qworker start -Q %s)",
+            queue,
+            task_id,
+            queue,
+        )
+    elif not workers:
+        logger.warning("No worker is running on this broker: task %s waits until one does", task_id)
