@@ -21,12 +21,13 @@ from qworker.awaiting import LoopWaiter, Watcher
 from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
+from qworker.control import Control
 from qworker.current import add_app, all_apps, set_default_app
 from qworker.decorators import BoundDecorator, Decorator
 from qworker.definition import adopt, make_task
 from qworker.errors import ConfigurationError
 from qworker.middleware import Middleware
-from qworker.naming import import_object, signal_name, task_name
+from qworker.naming import import_object, task_name
 from qworker.publishing import Publisher
 from qworker.registry import TaskRegistry
 from qworker.result import AsyncResult
@@ -40,30 +41,6 @@ from qworker.transports.lease import LeaseStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Control:
-    """Orders to all workers."""
-
-    def __init__(self, app: QWorker) -> None:
-        self._app = app
-
-    def revoke(
-        self,
-        task_id: str | AsyncResult[Any] | Iterable[str | AsyncResult[Any]],
-        terminate: bool = False,
-        signal: str | int = "SIGTERM",
-    ) -> None:
-        """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*.
-
-        Raises ValueError for a signal that does not exist.
-        """
-        given = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
-        self._app.broker.revoke([str(one) for one in given], terminate=terminate, signal=signal_name(signal))
-
-    def terminate(self, task_id: str | Iterable[str], signal: str | int = "SIGTERM") -> None:
-        """Revoke, and end what runs already."""
-        self.revoke(task_id, terminate=True, signal=signal)
 
 
 class QWorker:

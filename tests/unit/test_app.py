@@ -322,3 +322,33 @@ def test_the_id_of_a_result_is_text(given: Any) -> None:
     app = QWorker("proj", broker=KeepingStore())
     with pytest.raises(TypeError, match="id of a call, which is text"):
         app.AsyncResult(given)
+
+
+# -- control --
+
+
+@pytest.mark.parametrize(
+    ("order", "advice"),
+    [
+        ("inspect", "later version.*`qworker queues`"),
+        ("ping", "qworker doctor"),
+        ("broadcast", "revoke"),
+        ("shutdown", "TERM"),
+        ("pool_grow", "--concurrency"),
+        ("rate_limit", "rate_limit="),
+        ("purge", "`qworker purge`"),
+        ("add_consumer", "--queues"),
+        ("enable_events", "no events yet"),
+    ],
+)
+def test_celerys_other_orders_say_what_there_is_instead(order: str, advice: str) -> None:
+    control = make_app()[0].control
+    with pytest.raises(AttributeError, match=rf"app\.control\.{order}: .*{advice}"):
+        getattr(control, order)
+    assert not hasattr(control, order)
+
+
+def test_an_order_that_nobody_knows() -> None:
+    control = make_app()[0].control
+    with pytest.raises(AttributeError, match=r"has no 'revok'; it has revoke\(\) and terminate\(\)"):
+        control.revok("a")

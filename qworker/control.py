@@ -1,0 +1,81 @@
+"""Control: orders to all workers.
+
+Comes from:  ``app.control``.
+Goes to:     the broker, where every worker reads them.
+Thread:      any.
+
+This version knows one order, to revoke. Celery's other ones are told apart from misspellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from qworker.naming import signal_name
+from qworker.result import AsyncResult
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+_LOOK = "`qworker queues` shows what waits, `qworker doctor` whether workers are there"
+_EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"
+_CONCURRENCY = "say `qworker start --concurrency` and start the worker again"
+_QUEUES = "say `qworker start --queues` and start the worker again"
+
+INSTEAD: dict[str, str] = {
+    "inspect": _LOOK,
+    "ping": _LOOK,
+    "heartbeat": _LOOK,
+    "broadcast": f"there are revoke() and terminate(); {_LOOK}",
+    "purge": "`qworker purge` empties queues",
+    "discard_all": "`qworker purge` empties queues",
+    "shutdown": "send the worker the signal TERM, and it ends its tasks first",
+    "rate_limit": "say @app.task(rate_limit=…), or set task_annotations, and start the worker again",
+    "time_limit": "say @app.task(time_limit=…), or set task_annotations, and start the worker again",
+    "add_consumer": _QUEUES,
+    "cancel_consumer": _QUEUES,
+    "pool_grow": _CONCURRENCY,
+    "pool_shrink": _CONCURRENCY,
+    "autoscale": _CONCURRENCY,
+    "pool_restart": "start the worker again: the signal TERM lets it end its tasks first",
+    "enable_events": _EVENTS,
+    "disable_events": _EVENTS,
+    "revoke_by_stamped_headers": "revoke() takes ids",
+    "terminate_by_stamped_headers": "terminate() takes ids",
+    "election": "workers elect nobody here",
+}
+"""What Celery's control can besides, and what there is now in its place."""
+
+
+class Control:
+    """Orders to all workers."""
+
+    def __init__(self, app: QWorker) -> None:
+        self._app = app
+
+    def revoke(
+        self,
+        task_id: str | AsyncResult[Any] | Iterable[str | AsyncResult[Any]],
+        terminate: bool = False,
+        signal: str | int = "SIGTERM",
+    ) -> None:
+        """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*.
+
+        Raises ValueError for a signal that does not exist.
+        """
+        given = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
+        self._app.broker.revoke([str(one) for one in given], terminate=terminate, signal=signal_name(signal))
+
+    def terminate(self, task_id: str | Iterable[str], signal: str | int = "SIGTERM") -> None:
+        """Revoke, and end what runs already."""
+        self.revoke(task_id, terminate=True, signal=signal)
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError, so that hasattr() tells what this version can do.
+        if name in INSTEAD:
+            raise AttributeError(
+                f"app.control.{name}: remote control but for revoke() and terminate() comes in a later version; "
+                f"until then: {INSTEAD[name]}"
+            )
+        raise AttributeError(f"app.control has no {name!r}; it has revoke() and terminate()")
