@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch
 from qworker.current import Context, current_context
-from qworker.errors import PublishError
+from qworker.errors import ConfigurationError, PublishError
 from qworker.naming import near, task_id
 from qworker.protocol import TaskMessage, retry_headers
+from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router
 from qworker.signature import signatures
 from qworker.wire import HEADERS
@@ -110,6 +111,8 @@ def make_call(
     app: QWorker,
 ) -> Call:
     """Make the call of *task* (None: one only its name is known of). Raises PublishError for what cannot be."""
+    _check_priority(name, options, app.conf.task_queue_max_priority)
+    retry_policy = _retry_policy(name, options)
 
     def option(key: str) -> Any:
         value = options.get(key)
@@ -148,7 +151,7 @@ def make_call(
         shadow=shadow,
         group=options.get("group_id"),
         group_index=options.get("group_index"),
-        timelimit=(_limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")),
+        timelimit=_limits(name, options),
         root_id=options.get("root_id") or (parent.root_id if parent else None),
         parent_id=options.get("parent_id") or (parent.id if parent else None),
         ignore_result=bool(option("ignore_result")),
@@ -164,9 +167,7 @@ def make_call(
         compression=option("compression"),
     )
     add_to_parent = bool(options.get("add_to_parent", True))
-    return Call(
-        message, destination, due, expires, options.get("retry"), options.get("retry_policy"), add_to_parent
-    )
+    return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
 
 
 def next_call(
@@ -179,6 +180,8 @@ def next_call(
     app: QWorker,
 ) -> Call:
     """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry more."""
+    _check_priority(task.name, options, app.conf.task_queue_max_priority)
+    retry_policy = _retry_policy(task.name, options)
     now = app.clock.now()
     due = _due(task.name, options, now, app.conf.timezone)
     kept = retry_headers(request._headers, due, request.retries + 1, request.id)
@@ -201,7 +204,8 @@ def next_call(
     stamps = kept.get("stamps") or {}
     custom = {key: value for key, value in kept.items() if key not in HEADERS and key not in stamps}
     custom.pop("compression", None)
-    hard, soft = (*(kept.get("timelimit") or ()), None, None)[:2]
+    hard, soft = _limits(task.name, options)
+    kept_hard, kept_soft = (*(kept.get("timelimit") or ()), None, None)[:2]
     message = TaskMessage(
         task=task.name,
         id=str(request.id),
@@ -217,10 +221,7 @@ def next_call(
         group=kept.get("group"),
         group_index=kept.get("group_index"),
         retries=kept["retries"],
-        timelimit=(
-            _limit(task.name, options, "time_limit") or hard,
-            _limit(task.name, options, "soft_time_limit") or soft,
-        ),
+        timelimit=(hard or kept_hard, soft or kept_soft),
         root_id=kept.get("root_id"),
         parent_id=kept["parent_id"],
         ignore_result=bool(options.get("ignore_result", kept.get("ignore_result"))),
@@ -233,7 +234,7 @@ def next_call(
         serializer=options.get("serializer") or task.serializer or app.conf.task_serializer,
         compression=options.get("compression") or task.compression,
     )
-    return Call(message, destination, due, expires, options.get("retry"), options.get("retry_policy"), False)
+    return Call(message, destination, due, expires, options.get("retry"), retry_policy, False)
 
 
 def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> float | None:
@@ -281,6 +282,16 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
     return moment
 
 
+def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """(hard, soft) as the call says; the one that it leaves out is the task's."""
+    hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
+    if soft is not None and hard is not None and soft > hard:
+        raise PublishError(
+            f"calling {name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it smaller"
+        )
+    return hard, soft
+
+
 def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
     value = options.get(key)
     if value is None:
@@ -292,6 +303,30 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
     except (TypeError, ValueError):
         raise PublishError(f"calling {name}: {key}={value!r} must be a number of seconds above 0") from None
     return limit
+
+
+def _check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
+    """Refuse a priority that a caller cannot mean. Those that come with a message are cut down by the router."""
+    priority = options.get("priority")
+    if priority is None:
+        return
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= highest:
+        raise PublishError(
+            f"calling {name}: priority={priority!r} must be a whole number from 0 to {highest} (most urgent)"
+        )
+
+
+def _retry_policy(name: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    policy: Mapping[str, Any] | None = options.get("retry_policy")
+    if policy is None:
+        return None
+    if not isinstance(policy, Mapping):
+        raise PublishError(f"calling {name}: retry_policy={policy!r:.200} must be a mapping")
+    try:
+        RetryPolicy.from_mapping(policy)
+    except ConfigurationError as error:
+        raise PublishError(f"calling {name}: {error}") from None
+    return policy
 
 
 def _headers(name: str, headers: Any) -> Mapping[str, Any]:

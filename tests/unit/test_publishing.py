@@ -238,6 +238,13 @@ def test_a_naive_eta_is_in_the_zone_of_the_app() -> None:
         {"task_id": "a\nb"},
         {"queue": "a b"},
         {"priority": "high"},
+        {"priority": -1},
+        {"priority": 10},
+        {"priority": True},
+        {"retry_policy": {"max_retry": 3}},
+        {"retry_policy": {"max_retries": -1}},
+        {"retry_policy": 3},
+        {"time_limit": 5, "soft_time_limit": timedelta(seconds=6)},
     ],
     ids=str,
 )
@@ -247,6 +254,29 @@ def test_what_an_option_cannot_be_is_said_and_nothing_is_sent(options: dict[str,
         add.apply_async((1, 2), **options)
     assert "add" in str(caught.value) or "task_id" in str(caught.value)
     assert store.tries == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"priority": 12}, "priority=12 must be a whole number from 0 to 5"),
+        ({"retry_policy": {"max_retry": 3}}, "retry_policy has no 'max_retry'; did you mean 'max_retries'"),
+        ({"time_limit": 5, "soft_time_limit": 6}, r"soft_time_limit \(6 s\) comes after time_limit \(5 s\)"),
+    ],
+)
+def test_it_is_said_what_an_option_could_be(options: dict[str, Any], words: str) -> None:
+    app, store, add = with_add(task_queue_max_priority=5)
+    with pytest.raises(PublishError, match=words):
+        add.apply_async((1, 2), **options)
+    with pytest.raises(PublishError, match=words):
+        app.send_task("far", **options)
+    assert store.tries == 0
+
+
+def test_both_limits_may_be_one() -> None:
+    _, store, add = with_add()
+    add.apply_async((1, 2), time_limit=5, soft_time_limit=5)
+    assert only(store).headers["timelimit"] == [5, 5]
 
 
 def test_an_unknown_option_is_named_with_its_neighbour() -> None:

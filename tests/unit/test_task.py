@@ -13,7 +13,7 @@ import pytest
 from qworker import QWorker, Task, signals
 from qworker.clock import from_epoch
 from qworker.current import Context, pop, push, set_default_app
-from qworker.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Reject, Retry
+from qworker.errors import ConfigurationError, Ignore, MaxRetriesExceeded, PublishError, Reject, Retry
 from qworker.protocol import Body, TaskMessage, encode, parse_headers
 from tests.unit.stores import KeepingStore, make_app
 
@@ -432,6 +432,33 @@ def test_what_may_change_from_one_attempt_to_the_next(
         "expires": None,
         **expected,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"priority": 10}, "priority=10 must be a whole number from 0 to 9"),
+        ({"retry_policy": {"max_retry": 3}}, "retry_policy has no 'max_retry'"),
+        ({"time_limit": 2, "soft_time_limit": 3}, "comes after time_limit"),
+    ],
+)
+def test_what_the_next_attempt_cannot_have(flaky: Any, options: dict[str, Any], words: str) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task))
+    with pytest.raises(PublishError, match=words):
+        task.retry(throw=False, **options)
+    pop(token)
+    assert store.tries == 0
+
+
+def test_a_priority_that_the_message_came_with_is_cut_down(flaky: Any) -> None:
+    task, store, _ = flaky
+    context = request_of(task)
+    context.delivery_info = {"routing_key": "came-by", "priority": 200}
+    token = push(context)
+    task.retry(throw=False, countdown=1)
+    pop(token)
+    assert store.sent[0].envelope.priority == 9
 
 
 def test_after_the_last_retry_the_exception_is_raised(flaky: Any) -> None:
