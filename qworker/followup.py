@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.call_options import OPTIONS
-from qworker.errors import QWorkerError
+from qworker.errors import PublishError
 from qworker.signature import Signature
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def failed(app: QWorker, context: Context) -> None:
     for errback in context.errbacks or ():
         try:
             _call(app, context, errback, (context.id,))
-        except QWorkerError as error:  # the failure itself is told and stored already
+        except Exception as error:  # the failure itself is told and stored already, and must stand
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, error)
 
 
@@ -55,8 +55,14 @@ def _call(
 ) -> None:
     signature = Signature(call, app=app)
     # Whatever a Celery producer has put beside the options that we know is for its own eyes.
-    signature["options"] = {name: value for name, value in signature.options.items() if name in OPTIONS}
+    options = {name: value for name, value in signature.options.items() if name in OPTIONS}
+    if isinstance(priority := options.get("priority"), int):  # RabbitMQ has more of them
+        options["priority"] = max(0, min(priority, app.conf.task_queue_max_priority))
+    signature["options"] = options
     stamps = {"stamps": context.stamps, "stamped_headers": context.stamped_headers} if context.stamps else {}
-    signature.apply_async(
-        args, **{**stamps, **{name: value for name, value in more.items() if value is not None}}
-    )
+    try:
+        signature.apply_async(
+            args, **{**stamps, **{name: value for name, value in more.items() if value is not None}}
+        )
+    except TypeError as error:  # it does not take what is put before its arguments
+        raise PublishError(f"{signature.task}, which follows {context.task}, was not sent: {error}") from error

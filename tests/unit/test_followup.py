@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Signature
+from qworker import QWorker, Signature, Task
 from qworker.current import Context
 from qworker.errors import BrokerUnavailable
 from qworker.execution import FAILURE, SUCCESS, Outcome, execute
@@ -148,3 +148,42 @@ def test_links_of_an_eager_call(app_and_store: tuple[QWorker, KeepingStore]) -> 
     app.tasks["five"].apply(link=Signature("after"))
     app.tasks["fail"].apply(link_error=Signature("tell"))
     assert [sent.headers["task"] for sent in store.sent] == ["after", "tell"]
+
+
+def test_a_callback_that_does_not_take_the_value_fails_the_task(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, store = app_and_store
+    seen: list[str] = []
+
+    class Watched(Task[Any, Any]):
+        def on_failure(self, exc: BaseException, *rest: Any) -> None:
+            seen.append(str(exc))
+
+    app.task(name="six", base=Watched)(lambda: 6)
+    app.task(name="nothing")(lambda: None)
+    assert run(app, "six", callbacks=[Signature("nothing")]).kind == FAILURE
+    assert store.sent == []
+    (text,) = seen
+    assert text.startswith("nothing, which follows six, was not sent: ")
+
+
+def test_an_errback_that_does_not_take_the_id_leaves_the_failure_as_it_was(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, store = app_and_store
+    app.task(name="nothing")(lambda: None)
+    outcome = run(app, "fail", errbacks=[Signature("nothing"), Signature("after")])
+    assert (outcome.kind, outcome.text) == (FAILURE, "KeyError('no')")
+    assert repr(app.AsyncResult("parent").result) == "KeyError('no')"
+    assert "an errback of task fail[parent] was not sent" in caplog.text
+    assert [shown(sent)[:2] for sent in store.sent] == [("after", ("parent",))]
+
+
+@pytest.mark.parametrize(("given", "sent"), [(200, 9), (-3, 0), (4, 4)])
+def test_a_priority_of_another_broker_is_cut_down(
+    app_and_store: tuple[QWorker, KeepingStore], given: int, sent: int
+) -> None:
+    app, store = app_and_store
+    assert run(app, "five", callbacks=[Signature("after", options={"priority": given})]).kind == SUCCESS
+    assert store.sent[0].envelope.priority == sent
