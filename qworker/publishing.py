@@ -123,23 +123,22 @@ class Publisher:
             plan = self._plans.get(task.name) or self._make_plan(task)
             if plan.short:
                 return self._call_many_plain(task, plan, calls)
-        sent: list[tuple[Task[..., Any] | None, Call]] = []
+        if options.get("task_id") is not None:
+            raise PublishError("task_id is for one call: give each its own, in signatures")
+        eager = self.app.conf.task_always_eager and task is not None
+        sent: list[tuple[Call, dict[str, Any]]] = []
         ready: list[tuple[Envelope, Wire, Call]] = []
         for item in calls:
             one, name, args, kwargs, own = self._read_call(task, item)
             call = self._make_call(one, name, args, kwargs, {**own, **options})
-            sent.append((one, call))
-            if self.app.conf.task_always_eager and one is not None:
-                continue
-            self._through_middleware(call, partial(self._collect, ready, call))
-        if self.app.conf.task_always_eager:
-            return [
-                self._call_eagerly(one, call, options) if one else self._result(call, one)
-                for one, call in sent
-            ]
+            sent.append((call, {**own, **options}))
+            if not eager:
+                self._through_middleware(call, partial(self._collect, ready, call))
+        if eager and task is not None:
+            return [self._call_eagerly(task, call, asked) for call, asked in sent]
         if ready:
-            self._deliver(ready, sent[0][1])
-        return [self._result(call, one) for one, call in sent]
+            self._deliver(ready, ready[0][2])
+        return [self._result(call, task) for call, _ in sent]
 
     def _call_many_plain(
         self, task: Task[..., Any], plan: _Plan, calls: Iterable[Any]
@@ -193,9 +192,10 @@ class Publisher:
     def renew(self) -> None:
         """Forget what was derived from the settings and the middlewares."""
         conf = self.app.conf
+        resolution = conf._resolution  # looked at first: what changes meanwhile is seen at the next call
         self._router = Router(conf)
         self._plans = {}
-        self._resolution = conf._resolution
+        self._resolution = resolution
 
     def forget(self) -> None:
         """Forget it when the next call is made, and look at nothing now."""
@@ -331,16 +331,17 @@ class Publisher:
         )
         if largest > conf.message_warn_bytes:
             self._check_size(largest, name)
-        store, timeout = self.app.broker, conf.task_publish_timeout
+        store, timeout, clock = self.app.broker, conf.task_publish_timeout, self.app.clock
+        deadline = clock.monotonic() + timeout
         try:
             store.push(envelopes, timeout)
             return
         except BrokerUnavailable:
             if not (conf.task_publish_retry if retry is None else retry):
                 raise
-        clock = self.app.clock
-        deadline = clock.monotonic() + timeout
-        patience = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
+            patience = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
+            if not patience.allows(0):
+                raise
         attempt = 0
         while True:
             pause = patience.delay(attempt, random.random)

@@ -18,6 +18,7 @@ from qworker.current import Context, pop, push
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
 from qworker.protocol import TaskMessage, encode, parse_headers
 from qworker.task import Task
+from qworker.testing.clock import FakeClock
 from tests.unit.stores import KeepingStore, Sent, make_app
 
 AddTask = Task[[int, int], int]
@@ -467,6 +468,55 @@ def test_a_middleware_may_stop_a_call() -> None:
     assert store.tries == 0
 
 
+def test_calls_by_name_are_sent_although_calls_are_eager() -> None:
+    app, store, _ = make_app(task_always_eager=True)
+    first, second = app.send_many([("far.a",), Signature("far.b", (1,))])
+    assert [sent.headers["id"] for sent in store.sent] == [first.id, second.id]
+
+
+def test_many_eager_calls_keep_their_own_options() -> None:
+    app, _, _ = make_app(task_always_eager=True)
+
+    @app.task(bind=True)
+    def tell(self: Any) -> Any:
+        return self.request.get("tenant"), self.request.delivery_info["priority"]
+
+    calls = [tell.s().set(headers={"tenant": "acme"}), tell.s()]
+    assert [result.get() for result in tell.apply_many(calls, priority=4)] == [("acme", 4), (None, 4)]
+
+
+def test_many_calls_cannot_have_one_id() -> None:
+    app, store, add = with_add()
+    with pytest.raises(PublishError, match="task_id is for one call"):
+        add.apply_many([(1, 2), (3, 4)], task_id="same")
+    with pytest.raises(PublishError, match="task_id is for one call"):
+        app.send_many(["a", "b"], task_id="same")
+    assert store.tries == 0
+
+
+def test_settings_that_change_while_they_are_taken_over_are_seen_at_the_next_call() -> None:
+    app, store, _ = make_app()
+    app.send_task("work")
+
+    class Changing(dict[str, Any]):
+        """Routes that another thread replaces just after they were read."""
+
+        armed = False
+
+        def items(self) -> Any:
+            found = list(super().items())
+            if self.armed:
+                app.conf.task_routes = {"work": "new"}
+            return found
+
+    routes = Changing({"work": "old"})
+    app.conf.task_routes = [routes]
+    routes.armed = True
+    app.send_task("work")
+    app.send_task("work")
+    assert [sent.envelope.queue for sent in store.sent] == ["celery", "old", "new"]
+
+
 # -- a broker that is away --
 
 
@@ -499,7 +549,22 @@ def test_one_try_when_asked(options: dict[str, Any]) -> None:
     app, store, _ = make_app(failures=1000)
     with pytest.raises(BrokerUnavailable):
         app.send_task("work", **options)
-    assert store.tries <= 2
+    assert store.tries == 1
+
+
+def test_the_first_try_is_within_the_deadline_too() -> None:
+    class Slow(KeepingStore):
+        def push(self, envelopes: Any, timeout: float = 10.0) -> None:
+            self.tries += 1
+            clock.advance(timeout)
+            raise BrokerUnavailable("busy all the time")
+
+    clock = FakeClock()
+    app = QWorker("proj", broker=Slow(), clock=clock, set_as_current=False, task_publish_timeout=3)
+    before = clock.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        app.send_task("work")
+    assert clock.monotonic() - before < 3.2
 
 
 def test_queues_that_must_be_declared() -> None:
