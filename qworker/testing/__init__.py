@@ -8,6 +8,6 @@ Thread:      any.
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
 from qworker.testing.store import MemoryStore
-from qworker.testing.worker import StepWorker
+from qworker.testing.worker import StepWorker, stepping
 
-__all__ = ["FakeClock", "InlinePool", "MemoryStore", "StepWorker"]
+__all__ = ["FakeClock", "InlinePool", "MemoryStore", "StepWorker", "stepping"]

@@ -7,11 +7,16 @@ Thread:      the test's, and no other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from qworker.backends import open_backend
 from qworker.components.pool import TaskPool
+from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
+from qworker.testing.store import MemoryStore
 from qworker.worker import COLD, Worker
 
 if TYPE_CHECKING:
@@ -32,8 +37,8 @@ class StepWorker(Worker):
             assert result.get() == 3
 
     Tasks run in this process, one after the other; with ``on_demand`` they are held in ``worker.pool`` until the test
-    calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, ``clock.advance(60)``
-    and another run() is a minute later. The other arguments are those of Worker.
+    calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, by ``worker.advance(60)``.
+    The other arguments are those of Worker. For an app that has a broker already, see stepping().
     """
 
     pool: InlinePool
@@ -87,6 +92,16 @@ class StepWorker(Worker):
                 return self.state.totals.total() - before
         raise AssertionError(f"the worker does not come to rest within {MANY_TURNS:,} turns")
 
+    def advance(self, seconds: float) -> int:
+        """Let *seconds* pass on the app's FakeClock, with the worker at work; return how many messages were settled."""
+        clock = self.app.clock
+        assert isinstance(clock, FakeClock), "only a FakeClock can be moved"
+        settled, end = self.run(), clock.now() + seconds
+        while (left := end - clock.now()) > 0:
+            clock.advance(min(left, max(0.05, seconds / 1000)))
+            settled += self.run()
+        return settled
+
     def _picture(self) -> tuple[Any, ...]:
         written = 0 if self.writer is None else len(self.writer.mailbox)
         return (
@@ -120,3 +135,25 @@ class StepWorker(Worker):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop("warm" if error is None else "cold")
+
+
+@contextmanager
+def stepping(app: QWorker, **options: Any) -> Iterator[StepWorker]:
+    """A StepWorker of *app*, which meanwhile has broker, results and time of its own, all in memory::
+
+        with stepping(app) as worker:
+            result = add.apply_async((1, 2), countdown=3600)
+            worker.advance(3600)
+            assert result.get() == 3
+
+    Afterwards the app has its own again. options: as for StepWorker.
+    """
+    own = (app.clock, app._broker, app._backend, app._results_with_broker)
+    clock = FakeClock()
+    app.clock, app._broker, app._results_with_broker = clock, MemoryStore(clock), None
+    app._backend = open_backend("cache+memory://", app.conf, clock)
+    try:
+        with StepWorker(app, **options) as worker:
+            yield worker
+    finally:
+        app.clock, app._broker, app._backend, app._results_with_broker = own

@@ -17,7 +17,7 @@ import pytest
 from qworker import QWorker
 from qworker.components.pool import LOST, TIME_LIMIT
 from qworker.errors import TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
-from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore
 from qworker.transports.sqlite import SQLiteStore
 
@@ -106,6 +106,24 @@ def test_the_example_of_the_documentation() -> None:
         result = add.delay(1, 2)
         worker.run()
         assert result.get() == 3
+
+
+def test_an_app_with_a_broker_of_its_own_is_stepped_beside_it(tmp_path: Path) -> None:
+    app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    before = app.broker, app.backend, app.clock, app.results_with_broker
+    with stepping(app) as worker:
+        result = add.apply_async((1, 2), countdown=3600)
+        assert worker.advance(3599) == 0
+        assert not result.ready()
+        assert worker.advance(1) == 1
+        assert result.get() == 3
+    assert (app.broker, app.backend, app.clock, app.results_with_broker) == before
+    assert not (tmp_path / "q.db").exists()
 
 
 # -- ends --
