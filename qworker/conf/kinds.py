@@ -20,6 +20,7 @@ _FALSE = frozenset({"false", "no", "off", "0"})
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*\Z", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+_NO_KEY = re.compile(r"""[\s,;"']""")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _POLICY_KEYS = ("max_retries", "interval_start", "interval_step", "interval_max")
 
@@ -137,12 +138,28 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(value: Any) -> tuple[str, ...]:
-    """One key, or several of which the first signs and all verify, so that keys can be rotated."""
-    single = isinstance(value, str | bytes) and value[:1] not in ("[", b"[")
-    keys = (value,) if single else tuple(_list(value))
-    if not keys or not all(isinstance(key, (str, bytes)) and key for key in keys):
+    """One key, or several of which the first signs and all verify, so that keys can be rotated.
+
+    Text is one key or a JSON list. Quotes, spaces, commas and semicolons make it neither: whoever writes them means
+    several keys, or what a shell would have taken away, and messages signed with that verify nowhere else.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if text.startswith("["):
+        keys = tuple(_json(text, list, '["new key", "old key"]'))
+    elif isinstance(value, str) and _NO_KEY.search(value):
+        raise ValueError(
+            "must be one key without quotes, spaces, commas and semicolons, or a list of keys (in the environment "
+            'JSON: ["new key", "old key"]) of which the first signs'
+        )
+    else:
+        keys = (value,) if isinstance(value, str | bytes) else tuple(_list(value))
+    try:
+        keys = tuple(key.decode() if isinstance(key, bytes) else key for key in keys)
+    except UnicodeDecodeError:
+        raise ValueError("must be text; of random bytes take the .hex()") from None
+    if not keys or not all(isinstance(key, str) and key.strip() for key in keys):
         raise ValueError("must be a key, or a list of keys of which the first signs")
-    return tuple(key.decode() if isinstance(key, bytes) else key for key in keys)
+    return keys
 
 
 def _objects(value: Any) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class Declarations:
     security_key: tuple[str, ...] | None = _declare(
         kinds.SECRETS,
         None,
-        "Key that signs messages (HMAC-SHA256), at least 32 bytes, or a list of them: the first signs, all verify. Needed for pickle.",
+        'Key that signs messages (HMAC-SHA256), at least 32 bytes, or a list of them: the first signs, all verify, so that keys can be rotated. Several in the environment variable are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, spaces or quotes is refused. Needed for pickle.',
     )
     accept_content: tuple[str, ...] = _declare(
         kinds.NAMES, ("json",), "Serializers a worker accepts in messages; everything else is dead-lettered."
