@@ -159,14 +159,7 @@ class Settings(Declarations):
 
     def validate(self) -> None:
         """Raises one ConfigurationError that tells all errors; warnings and notes are let pass."""
-        errors = [problem for problem in self.problems() if problem.severity == "error"]
-        if not errors:
-            return
-        if len(errors) == 1:
-            message = str(errors[0])
-        else:
-            message = f"{len(errors)} settings are wrong:" + "".join(f"\n  - {problem}" for problem in errors)
-        raise ConfigurationError(message, setting=errors[0].setting or None, source=errors[0].source or None)
+        _refuse_errors(self.problems())
 
     def rows(self, changed_only: bool = False) -> list[Row]:
         """Every setting with its value and source, secrets masked."""
@@ -191,15 +184,11 @@ class Settings(Declarations):
     def _resolve(self) -> None:
         """Reads all sources and makes the values plain attributes; ConfigurationError when one is wrong."""
         resolution = self._read()
+        _refuse_errors(resolution.problems)
         hidden = self.__dict__
-        before, hidden["_resolution"] = hidden["_resolution"], resolution
-        try:
-            self.validate()
-        except ConfigurationError:
-            hidden["_resolution"] = before
-            raise
         hidden.update(resolution.extra)
         hidden.update(resolution.values)
+        hidden["_resolution"] = resolution  # last: whoever sees it, in any thread, finds the values in place
 
     def _read(self) -> _Resolution:
         hidden = self.__dict__
@@ -231,3 +220,14 @@ class Settings(Declarations):
             return given[name].source if name in given else DEFAULT_SOURCE
 
         return _Resolution(values, extra, given, problems + check(values, source_of))
+
+
+def _refuse_errors(problems: list[Problem]) -> None:
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if not errors:
+        return
+    if len(errors) == 1:
+        message = str(errors[0])
+    else:
+        message = f"{len(errors)} settings are wrong:" + "".join(f"\n  - {problem}" for problem in errors)
+    raise ConfigurationError(message, setting=errors[0].setting or None, source=errors[0].source or None)

@@ -1,5 +1,6 @@
 """Settings: strict values, one order of sources, provenance, all problems at once, Celery's names, secrets."""
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -63,6 +64,14 @@ def test_later_sources_win(make):
     assert conf.problems() == []
 
 
+def test_several_security_keys_in_the_environment_are_a_json_list(make):
+    conf = make(environ={"QWORKER_SECURITY_KEY": f'["{KEY}", "{KEY}2"]'})
+    assert conf.security_key == (KEY, f"{KEY}2")
+    (problem,) = make(environ={"QWORKER_SECURITY_KEY": f"{KEY},{KEY}2"}).problems()
+    assert (problem.source, problem.severity) == ("environment variable QWORKER_SECURITY_KEY", "error")
+    assert KEY not in str(problem)
+
+
 def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
     conf = make(task_default_queue="a")
     conf.load({"task_default_queue": "b"})
@@ -95,6 +104,7 @@ def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
         ("security_key", KEY, (KEY,)),
         ("security_key", [KEY, KEY + "2"], (KEY, KEY + "2")),
         ("security_key", f'["{KEY}", "{KEY}2"]', (KEY, KEY + "2")),
+        ("security_key", f'  ["{KEY}, ", "{KEY}2"]\n', (KEY + ", ", KEY + "2")),
         ("security_key", KEY.encode(), (KEY,)),
         ("task_compression", "gzip", "gzip"),
         ("result_backend", "disabled", "disabled://"),
@@ -124,6 +134,14 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
+        ("security_key", f"{KEY},{KEY}2", "one key without quotes"),
+        ("security_key", f"{KEY}\n{KEY}2", "JSON"),
+        ("security_key", f"{KEY};{KEY}2", '"new key", "old key"'),
+        ("security_key", f"{KEY} ", "without quotes, spaces"),
+        ("security_key", f'"{KEY}"', "without quotes"),
+        ("security_key", f"[{KEY}, {KEY}2]", "JSON"),
+        ("security_key", f'[["{KEY}"]]', "a key, or a list"),
+        ("security_key", b"\xff" * 32, "hex"),
         ("task_always_eager", "maybe", "true or false"),
         ("task_always_eager", 2, "true or false"),
         ("task_always_eager", None, "must not be None"),
@@ -385,3 +403,29 @@ def test_an_option_that_a_route_does_not_have_is_told(make):
 def test_the_old_name_of_a_setting_leads_to_the_new_one(make):
     with pytest.raises(KeyError, match="it is broker_url here"):
         make()["BROKER_URL"]
+
+
+def test_settings_are_in_force_only_when_all_are_in_place(make):
+    """Else another thread, at its first look, would be told that there is no such setting."""
+    conf = make(task_default_queue="a")
+    seen = []
+
+    def look(frame, event, argument):
+        if conf._resolution is not None:
+            announced = conf._resolution.values["task_default_queue"]
+            seen.append(
+                vars(conf).get("task_default_queue") in (announced, "b")
+            )  # it may be newer, never older
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        conf.validate()
+        assert conf.task_default_queue == "a"
+        conf.task_default_queue = "b"
+    finally:
+        sys.settrace(before)
+    assert conf.task_default_queue == "b"
+    assert seen
+    assert all(seen)
