@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -440,6 +441,26 @@ def test_the_result_is_described_only_for_a_log_that_is_kept(caplog: pytest.LogC
 
 def test_a_message_that_cannot_be_run_has_an_outcome_too() -> None:
     assert invalid(InvalidTaskMessage("the body is cut off")) == Outcome(INVALID, text="the body is cut off")
+
+
+def test_a_failure_holds_nothing_that_the_body_held() -> None:
+    class Large:
+        pass
+
+    alive: list[weakref.ref[Large]] = []
+
+    def body() -> None:
+        large = Large()
+        alive.append(weakref.ref(large))
+        raise ValueError("v")
+
+    bench = Bench()
+    task = bench.task(body)
+    bench.app.finalize()
+    context, message_body = bench.context(task)
+    execute(bench.app, task, context, message_body)
+    assert isinstance(context.ended[1], ValueError)
+    assert alive[0]() is None
 
 
 # -- hooks, signals, middleware, context --

@@ -540,6 +540,7 @@ def test_what_was_acked_early_survives_a_lost_lease() -> None:
     lose_lease(ears).lease(["celery"], 9)
     ears.turns()
     assert tags(ears.run()) == [once.tag]
+    assert ears.state.requests == {once.tag: once}  # where a revocation still finds it
     ears.pool.held.clear()
     ears.post(once, Store(ROW))  # its result is stored, whatever became of the lease
     ears.turns()

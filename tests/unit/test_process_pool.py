@@ -214,18 +214,18 @@ def test_a_limit_counts_from_the_start_of_the_task_not_from_its_assignment(one: 
     one.submit(one.rooms.request(1), one.rooms.request(2, timelimit=(5, None)))
     one.work()
     one.clock.advance(4)
-    one.children[0].finish(4.0)
-    one.children[0].work()
+    child = one.children[0]
+    child.finish(4.0)
+    child.work()
     one.step()
-    one.ends()
-    one.submit(one.rooms.request(2, timelimit=(5, None)))
-    one.work()
+    assert one.ends() == [(1, "success")]
     one.clock.advance(4.9)
     one.step()
-    assert one.children[0].signals == []
+    assert child.signals == []
     one.clock.advance(0.2)
     one.step()
-    assert (2, "time limit") in one.ends()
+    assert child.signals == [signal.SIGKILL]
+    assert one.ends() == [(2, "time limit")]
 
 
 def test_async_outcomes_do_not_put_a_limit_off(one: Pool) -> None:
