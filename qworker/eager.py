@@ -15,7 +15,7 @@ from qworker import states
 from qworker.call_options import check_options
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
-from qworker.execution import Outcome, execute, execute_async
+from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute, execute_async
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.protocol import Body
@@ -96,6 +96,7 @@ def apply_eagerly(
         context = _context(task, identity, body, retries, options)
         outcome = _run(app, task, context, body)
         state, value = context.ended
+        _pass_on(outcome, value)
         if not isinstance(value, Retry) or value.sig is None:
             break
         args, kwargs, retries = value.sig.args, value.sig.kwargs, retries + 1
@@ -122,6 +123,15 @@ def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Ou
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(copy_context().run, asyncio.run, run).result()
+
+
+def _pass_on(outcome: Outcome, value: Any) -> None:
+    """Raise what is not meant for the task but for the process that it was run in."""
+    if isinstance(value, KeyboardInterrupt):
+        raise value
+    if outcome.kind == INTERRUPTED:
+        # Of a task in a worker it ends the outer run as well; elsewhere it is how asyncio tells of Ctrl-C.
+        raise KeyboardInterrupt if current_context() is None else Interrupted
 
 
 def _context(

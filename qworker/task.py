@@ -226,8 +226,8 @@ class Task(Generic[P, R]):
             countdown = self.default_retry_delay
         when = countdown if eta is None else eta
         attempt = (
-            tuple(args) if args is not None else request.args,
-            dict(request.kwargs if kwargs is None else kwargs),
+            request.args if args is None else positional(self.name, args),
+            dict(request.kwargs) if kwargs is None else keywords(self.name, kwargs),
         )
         directive = Retry(exc=cause, when=when, is_eager=request.is_eager)
         if request.is_eager:
@@ -241,9 +241,13 @@ class Task(Generic[P, R]):
         return directive
 
     def autoretry_countdown(self, context: Context) -> float:
-        """Seconds to wait before the automatic retry of *context*: retry_backoff, else default_retry_delay."""
+        """Seconds to wait before the automatic retry of *context*.
+
+        retry_backoff says how many; without it the countdown of retry_kwargs, else default_retry_delay.
+        """
         if not self.retry_backoff:
-            return float(self.retry_kwargs.get("countdown", self.default_retry_delay))
+            given = self.retry_kwargs.get("countdown", self.default_retry_delay)
+            return given.total_seconds() if isinstance(given, timedelta) else float(given)
         factor = float(self.retry_backoff)  # True is 1 second
         return backoff_delay(
             factor, context.retries, self.retry_backoff_max, self.retry_jitter, random.random

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import signal
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from qworker import QWorker, Task, signals
 from qworker.clock import from_epoch
 from qworker.current import Context, pop, push, set_default_app
 from qworker.errors import ConfigurationError, Ignore, MaxRetriesExceeded, PublishError, Reject, Retry
+from qworker.execution import INTERRUPTED, Interrupted, execute
 from qworker.protocol import Body, TaskMessage, encode, parse_headers
 from tests.unit.stores import KeepingStore, make_app
 
@@ -349,11 +351,11 @@ def test_signals_of_an_eager_run() -> None:
         seen.append(signal.name)
 
     observed = (signals.task_prerun, signals.task_success, signals.task_postrun)
-    for signal in observed:
-        signal.connect(note, sender="work")
+    for sent in observed:
+        sent.connect(note, sender="work")
     work.apply()
-    for signal in observed:
-        signal.disconnect(note, sender="work")
+    for sent in observed:
+        sent.disconnect(note, sender="work")
     assert seen == ["task_prerun", "task_success", "task_postrun"]
 
 
@@ -496,6 +498,16 @@ def test_called_directly_there_is_nothing_to_retry(flaky: Any) -> None:
     assert store.tries == 0
 
 
+@pytest.mark.parametrize("given", [{"args": 5}, {"args": "text"}, {"kwargs": [1]}], ids=str)
+def test_what_is_no_row_of_arguments_for_retry(flaky: Any, given: dict[str, Any]) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task))
+    with pytest.raises(TypeError, match=f"calling flaky: {next(iter(given))}="):
+        task.retry(**given)
+    pop(token)
+    assert store.tries == 0
+
+
 def test_an_unknown_option_of_retry(flaky: Any) -> None:
     task, store, _ = flaky
     token = push(request_of(task))
@@ -525,6 +537,7 @@ def test_a_retry_is_signed_again() -> None:
         ({}, 0, 180),
         ({"default_retry_delay": 5}, 3, 5),
         ({"retry_kwargs": {"countdown": 7}}, 0, 7),
+        ({"retry_kwargs": {"countdown": timedelta(minutes=1)}}, 0, 60),
         ({"retry_backoff": True, "retry_jitter": False}, 3, 8),
         ({"retry_backoff": 0.5, "retry_jitter": False}, 2, 2),
         ({"retry_backoff": 5, "retry_backoff_max": 12, "retry_jitter": False}, 9, 12),
@@ -597,3 +610,46 @@ def test_what_a_countdown_may_be(flaky: Any) -> None:
 
 def test_keeping_store_is_a_store() -> None:
     assert KeepingStore().workers() == []
+
+
+# -- Ctrl-C while a task runs in the caller --
+
+
+def test_a_keyboard_interrupt_is_not_for_an_eager_task() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.apply()
+
+
+def test_a_keyboard_interrupt_ends_the_waiting_of_an_eager_async_task() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    async def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        work.apply()
+
+
+def test_an_interruption_of_the_worker_goes_through_an_eager_call() -> None:
+    app, _, _ = make_app()
+
+    @app.task
+    def inner() -> None:
+        raise Interrupted
+
+    @app.task
+    def outer() -> Any:
+        return inner.apply().state
+
+    app.finalize()
+    body = Body((), {}, {})
+    context = Context.from_message({"id": "i1", "task": outer.name}, body, task=outer)
+    assert execute(app, outer, context, body).kind == INTERRUPTED
