@@ -181,7 +181,7 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, 
 class _Run:
     """The steps of one run, in order: enter, call, returned or raised, leave."""
 
-    __slots__ = ("app", "context", "runtime", "start", "status", "task", "token", "value")
+    __slots__ = ("app", "context", "info", "runtime", "start", "status", "task", "token", "value")
 
     def __init__(self, app: QWorker, task: Task[..., Any], context: Context) -> None:
         self.app = app
@@ -190,6 +190,7 @@ class _Run:
         self.token: Any = None
         self.status = states.FAILURE
         self.value: Any = None
+        self.info: ExceptionInfo | None = None
         self.runtime = 0.0
         self.start = 0.0
 
@@ -224,14 +225,14 @@ class _Run:
                 signals.task_internal_error.send(
                     self.task, task_id=context.id, args=context.args, kwargs=context.kwargs, exception=error
                 )
-            self.status, self.value = states.FAILURE, error
-            row = None
+            row, text = None, _format(error)
+            self.status, self.value, self.info = states.FAILURE, error, ExceptionInfo(error, text)
             try:
                 # Without the context, which may be what cannot be stored.
-                row = self._store(states.FAILURE, exception_to_dict(error), _format(error), describe=False)
+                row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
             except Exception:
                 logger.exception("nor could its failure be stored")
-            return Outcome(FAILURE, self.runtime, safe_repr(error), _format(error), False, row)
+            return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row)
 
     def returned(self, value: Any) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -271,9 +272,9 @@ class _Run:
 
     def _autoretry(self, error: BaseException) -> Outcome:
         task = self.task
-        options = {"countdown": task.autoretry_countdown(self.context), **task.retry_kwargs}
         trace = error.__traceback__
         try:
+            options = {**task.retry_kwargs, "countdown": task.autoretry_countdown(self.context)}
             directive = task.retry(exc=error, throw=False, **options)
         except BaseException as final:  # no retry is left, or the next attempt could not be sent
             if final is error:
@@ -291,7 +292,7 @@ class _Run:
         row = None
         if not (context.ignore_result or task.ignore_result):
             row = self._store(states.RETRY, exception_to_dict(cause), text)
-        info = ExceptionInfo(cause, text)
+        self.info = info = ExceptionInfo(cause, text)
         if signals.task_retry.receivers:
             signals.task_retry.send(task, request=context, reason=directive, einfo=info)
         self._hook(task.on_retry, cause, context.id, context.args, context.kwargs, info)
@@ -307,7 +308,7 @@ class _Run:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks:
             followup.failed(self.app, context)
-        info = ExceptionInfo(error, text)
+        self.info = info = ExceptionInfo(error, text)
         if signals.task_failure.receivers:
             signals.task_failure.send(
                 task,
@@ -329,8 +330,8 @@ class _Run:
         """Whatever happened: the last hook, the last signal, the old context."""
         task, context = self.task, self.context
         context.ended = self.status, self.value  # for who called eagerly
-        info = ExceptionInfo(self.value, "") if isinstance(self.value, BaseException) else None
-        self._hook(task.after_return, self.status, self.value, context.id, context.args, context.kwargs, info)
+        arguments = context.id, context.args, context.kwargs, self.info
+        self._hook(task.after_return, self.status, self.value, *arguments)
         if signals.task_postrun.receivers:
             self._hook(
                 signals.task_postrun.send,
@@ -373,6 +374,9 @@ class _Run:
             except EncodeError:
                 raise
             except BackendError as error:
+                if context.is_eager:  # no message waits for it, and the caller has the value
+                    logger.warning("the result of %s is not stored: %s", context.id, error)
+                    return None
                 delay = RECONNECT.delay(attempt, random.random)
                 attempt += 1
                 logger.warning("the result of %s waits: %s; trying again in %.1f s", context.id, error, delay)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
+from qworker.backends.memory import MemoryBackend
 from qworker.current import Context, current_context
 from qworker.errors import BackendError, Ignore, InvalidTaskMessage, Reject, Retry, SoftTimeLimitExceeded
 from qworker.execution import (
@@ -734,3 +735,60 @@ def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
     asyncio.run(main())
     assert sorted(seen) == sorted((f"id-{n}", n) for n in range(20))
     assert bench.app.backend.get("id-7")["status"] == states.SUCCESS  # type: ignore[index]
+
+
+# -- hooks and retries, once more --
+
+
+@ASYNC
+def test_the_last_hook_gets_the_traceback(kind: str) -> None:
+    seen: list[Any] = []
+
+    class Watched(Task[Any, Any]):
+        def after_return(self, status: str, retval: Any, *rest: Any) -> None:
+            seen.append((status, str(rest[-1])))
+
+    bench = Bench()
+    bench.do(raiser(KeyError("no")), kind, base=Watched)
+    ((status, text),) = seen
+    assert status == "FAILURE"
+    assert text.startswith("Traceback")
+    assert "KeyError: 'no'" in text
+
+
+def test_backoff_goes_before_the_countdown_of_every_retry() -> None:
+    bench = Bench()
+    options = {"retry_backoff": 4, "retry_jitter": False, "retry_kwargs": {"countdown": 60, "max_retries": 9}}
+    assert bench.do(raiser(KeyError("no")), autoretry_for=(KeyError,), **options).kind == RETRY
+    assert bench.store.next_due(["celery"]) == bench.clock.now() + 4
+
+
+def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    outcome = bench.do(
+        raiser(KeyError("no")), autoretry_for=(KeyError,), retry_kwargs={"countdown": "soon"}, max_retries=3
+    )
+    assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
+    assert "KeyError: 'no'" in (outcome.traceback or "")
+    assert "could not be told" not in caplog.text
+
+
+def test_an_eager_call_does_not_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(MemoryBackend):
+        def store(self, task_id: str, meta: Meta) -> bool:
+            raise BackendError("the store is away")
+
+    bench = Bench()
+    backend = Away("away://", bench.app.conf, bench.clock)
+    app = QWorker(
+        "bench",
+        broker=bench.store,
+        backend=backend,
+        clock=bench.clock,
+        set_as_current=False,
+        task_store_eager_result=True,
+    )
+    result = app.task(name="five")(lambda: 5).apply()
+    assert (result.state, result.get()) == ("SUCCESS", 5)
+    assert "is not stored: the store is away" in caplog.text
+    assert bench.clock.slept == []
