@@ -249,9 +249,10 @@ class QWorker:
     def middleware(self) -> tuple[Middleware, ...]:
         """The middlewares, outermost first: those of the setting, then those added."""
         given = self.conf.middleware
-        if self._middleware[0] is not given:
-            self._middleware = (given, (*map(_middleware, given), *self._added))
-        return self._middleware[1]
+        kept = self._middleware  # looked at once: another thread may replace it
+        if kept[0] is not given:
+            kept = self._middleware = (given, (*map(_middleware, given), *self._added))
+        return kept[1]
 
     def middleware_options(self) -> frozenset[str]:
         """The task options that the middlewares have declared."""
@@ -321,9 +322,10 @@ class QWorker:
         keys = self.conf.security_key
         if keys is None:
             return None
-        if self._signer[0] is not keys:
-            self._signer = (keys, Signer(keys, self.clock))
-        return self._signer[1]
+        kept = self._signer  # looked at once: another thread may replace it
+        if kept[0] is not keys:
+            kept = self._signer = (keys, Signer(keys, self.clock))
+        return kept[1]
 
     @property
     def accept(self) -> frozenset[str]:
@@ -363,6 +365,7 @@ def _middleware(given: Any) -> Middleware:
 def _after_fork() -> None:
     for app in all_apps():
         app._lock = threading.RLock()  # a thread that the child does not have may have held it
+        app._watcher = None  # the promises are the parent's to keep
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -352,3 +353,13 @@ def test_an_order_that_nobody_knows() -> None:
     control = make_app()[0].control
     with pytest.raises(AttributeError, match=r"has no 'revok'; it has revoke\(\) and terminate\(\)"):
         control.revok("a")
+
+
+def test_a_forked_child_keeps_no_promises_of_its_parent() -> None:
+    app, _, _ = make_app()
+    app.send_task("work").then(print)
+    watcher = app.watcher
+    child = os.fork()
+    if not child:
+        os._exit(0 if app.watcher is not watcher else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
