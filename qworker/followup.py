@@ -65,4 +65,6 @@ def _call(
             args, **{**stamps, **{name: value for name, value in more.items() if value is not None}}
         )
     except TypeError as error:  # it does not take what is put before its arguments
-        raise PublishError(f"{signature.task}, which follows {context.task}, was not sent: {error}") from error
+        raise PublishError(
+            f"{signature.task}, which follows {context.task}, was not sent: {error}"
+        ) from error
