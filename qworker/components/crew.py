@@ -168,6 +168,9 @@ class Crew:
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
                 if limit is not None and limit[0] <= now:
+                    recalled.extend(child.recall())  # it may not even have begun
+                    limit = child.next_limit()
+                if limit is not None and limit[0] <= now:
                     child.end = child.end or (TIME_LIMIT, limit[1], "the hard time limit passed")
                     overdue.append(child)
                 elif not child.up and now - child.born > self._settings.alive_timeout:

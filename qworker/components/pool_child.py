@@ -46,6 +46,7 @@ class ChildHandle:
         self._monotonic = monotonic
         self._send_signal = send_signal
         self.pid = 0
+        self._owed: list[int] = []
         self.up = False
         self.gone = False
         self.retiring = False
@@ -228,8 +229,18 @@ class ChildHandle:
             return None
         return list(self._buffer.feed(data)) if data else None
 
+    def named(self, pid: int) -> None:
+        """Its process id is known now: send the signals that are owed to it."""
+        self.pid = pid
+        for number in self._owed:
+            self.kill(number)
+
     def kill(self, number: int) -> None:
-        if self.pid and not self.gone:
+        """Send a signal; as soon as the process id is known."""
+        if not self.pid:
+            if number not in self._owed:
+                self._owed.append(number)
+        elif not self.gone:
             try:
                 self._send_signal(self.pid, number)
             except ProcessLookupError:

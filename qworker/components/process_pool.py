@@ -271,7 +271,7 @@ class ProcessPool(TaskPool):
             if kind == "up":
                 child = self._crew.named(number)
                 if child is not None:
-                    child.pid = value
+                    child.named(value)
                 continue
             child = self._crew.named(-number - 1) if number < 0 else self._crew.with_pid(number)
             if child is not None:

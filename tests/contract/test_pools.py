@@ -193,7 +193,9 @@ class Rig:
         return until(lambda: next((end for end in self.ends if end.request is request), None))
 
     def run(self, task: str, *args: Any, **fields: Any) -> Ended:
-        return self.end_of(self.submit(task, *args, **fields))
+        while (end := self.end_of(self.submit(task, *args, **fields))).why == UNSTARTED:
+            pass  # on a busy machine a child may be slow to begin: the mediator would try again
+        return end
 
     def result(self, end: Ended) -> Any:
         """What is in the row that goes with the ack."""
@@ -371,9 +373,8 @@ def test_starting_twice_is_once(rig: Rig) -> None:
 
 def test_the_report(rig: Rig) -> None:
     rig.run("add", 1, 1)
-    info = until(lambda: (found := rig.pool.info())["in-flight"] == 0 and found)
+    info = until(lambda: (found := rig.pool.info())["in-flight"] == 0 and found["processes"] and found)
     assert info["max-concurrency"] == 2
-    assert info["processes"]
     assert rig.pool.alive
 
 
@@ -588,10 +589,11 @@ def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: R
 
 
 def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
-    """The first runs are short, so more are put into a frame; then one of them is not."""
+    """They were short so far, so several are put into a frame; then one of them is not."""
     rig = rig_of("processes", concurrency=1)
-    for _ in range(50):
-        rig.run("careful", 0)
+    rig.run("careful", 0)
+    for _ in range(100):
+        rig.pool.estimates.learn("careful", 0.0)
     long, *behind = [rig.request("careful", seconds) for seconds in (0.5, 0, 0, 0)]
     taken = len(behind) - len(rig.pool.submit([long, *behind]))
     assert taken == 3, "they were to be in one frame"

@@ -210,6 +210,14 @@ def test_the_hard_limit_kills_the_child_and_ends_its_task_only(one: Pool) -> Non
     assert len(one.children) == 1
 
 
+def test_a_task_that_has_not_begun_is_not_over_its_limit(one: Pool) -> None:
+    one.submit(one.rooms.request(1, timelimit=(5, None)))
+    one.clock.advance(6)
+    one.step()
+    assert one.ends() == [(1, "unstarted")]
+    assert one.children[0].signals == []
+
+
 def test_a_limit_counts_from_the_start_of_the_task_not_from_its_assignment(one: Pool) -> None:
     one.submit(one.rooms.request(1), one.rooms.request(2, timelimit=(5, None)))
     one.work()
@@ -274,6 +282,33 @@ def test_terminate_ends_the_task_by_its_signal(one: Pool) -> None:
     one.step()
     assert one.spawner.children[0].signals == [signal.SIGTERM]
     assert sorted(one.ends()) == [(1, "terminated"), (2, "unstarted")]
+
+
+def test_terminate_reaches_a_child_whose_number_is_not_known_yet(one: Pool) -> None:
+    one.spawner.holds_back = True
+    one.spawner.die(one.children[0])
+    one.step()
+    child, request = one.children[0], one.rooms.request(1)
+    one.submit(request)
+    one.work()
+    assert one.pool.terminate(request, "SIGTERM")
+    assert child.signals == []
+    one.spawner.holds_back = False
+    one.spawner.notify("up", child.index, child.pid)
+    one.step()
+    assert child.signals == [signal.SIGTERM]
+    assert one.ends() == [(1, "terminated")]
+
+
+def test_interrupt_does_too(one: Pool) -> None:
+    one.spawner.holds_back = True
+    one.spawner.die(one.children[0])
+    one.step()
+    one.submit(one.rooms.request(1))
+    one.pool.interrupt()
+    one.spawner.notify("up", 0, one.children[0].pid)
+    one.step()
+    assert one.children[0].signals == [signal.SIGUSR1]
 
 
 def test_terminating_what_is_not_here_is_refused(one: Pool) -> None:
