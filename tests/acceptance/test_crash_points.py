@@ -16,6 +16,7 @@ import pytest
 
 from tests.acceptance.harness import REPOSITORY, Site
 from tests.acceptance.invariants import check
+from tests.acceptance.ledger import ENDED
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -74,8 +75,7 @@ def test_a_crash_at(site: Site, point: str) -> None:
     if not hit.exists():  # a point of the shutdown, or of a longer life
         slow = [site.send("work", number, 0.8) for number in range(6)]
         site.send("work", 1, countdown=0.7)
-        site.started(slow[0])
-        site.ended(slow[0])
+        site.until(lambda: hit.exists() or site.records(slow[0], ENDED), "the first of them to end")
         worker.signal(signal.SIGTERM)
         site.until(lambda: not worker.alive, "the worker to end")
     assert hit.exists(), f"{point} was never reached"
