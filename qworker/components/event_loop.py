@@ -18,7 +18,14 @@ class EventLoop:
 
         self._loop = asyncio.new_event_loop()
         self._tasks: set[Any] = set()  # the loop's thread
-        threading.Thread(target=self._loop.run_forever, name="async tasks", daemon=True).start()
+        self._stopped = False
+        threading.Thread(target=self._run, name="async tasks", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run *coroutine* beside the others."""
@@ -34,4 +41,7 @@ class EventLoop:
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End the thread; what runs is left where it is. Safe to call twice."""
+        if not self._stopped:
+            self._stopped = True
+            self._loop.call_soon_threadsafe(self._loop.stop)

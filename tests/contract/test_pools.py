@@ -359,6 +359,7 @@ def test_what_is_not_running_cannot_be_terminated(rig: Rig) -> None:
 
 def test_an_idle_pool_stops_at_once_and_twice(rig: Rig) -> None:
     rig.run("add", 1, 1)
+    rig.run("nap", 0)
     began = time.monotonic()
     assert rig.pool.stop(began + 20) == []
     assert rig.pool.stop(began + 20) == []
