@@ -168,7 +168,12 @@ class Crew:
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
                 if limit is not None and limit[0] <= now:
-                    recalled.extend(child.recall())  # it may not even have begun
+                    unbegun = child.recall()
+                    recalled.extend(unbegun)
+                    if limit[1] in unbegun:  # the child had nothing else to do: it is frozen, or stuck
+                        child.end = child.end or (LOST, None, "it did not begin what it was given")
+                        overdue.append(child)
+                        continue
                     limit = child.next_limit()
                 if limit is not None and limit[0] <= now:
                     child.end = child.end or (TIME_LIMIT, limit[1], "the hard time limit passed")

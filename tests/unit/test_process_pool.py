@@ -215,7 +215,17 @@ def test_a_task_that_has_not_begun_is_not_over_its_limit(one: Pool) -> None:
     one.clock.advance(6)
     one.step()
     assert one.ends() == [(1, "unstarted")]
+
+
+def test_a_child_that_does_not_begin_what_it_was_given_is_replaced(one: Pool) -> None:
+    one.submit(one.rooms.request(1, timelimit=(5, None)))
+    one.clock.advance(4.9)
+    one.step()
     assert one.children[0].signals == []
+    one.clock.advance(0.2)
+    one.step()
+    assert one.spawner.children[0].signals == [signal.SIGKILL]
+    assert len(one.children) == 1
 
 
 def test_a_limit_counts_from_the_start_of_the_task_not_from_its_assignment(one: Pool) -> None:
