@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
@@ -290,8 +292,7 @@ def test_a_frozen_worker_loses_its_lease(site: Site, what: str) -> None:
     ids = [site.send("work", number, 0.4) for number in range(6)]
     site.started(ids[0])
     frozen = first.tree() if what == "tree" else [first.pid]
-    for pid in frozen:
-        kill(pid, signal.SIGSTOP)
+    freeze(site, frozen)
     second = site.start(name="two")
     site.drained()
     taken = len(site.records(kind=STARTED))
@@ -312,6 +313,21 @@ def test_a_frozen_worker_loses_its_lease(site: Site, what: str) -> None:
     assert len(site.records(kind=STARTED)) <= taken + 10 + 2, (
         "what had not started when it froze is not run twice"
     )
+
+
+def freeze(site: Site, pids: list[int]) -> None:
+    """Stop the processes, but not while one of them is writing: then nobody could write until it goes on."""
+    while True:
+        for pid in pids:
+            kill(pid, signal.SIGSTOP)
+        with closing(sqlite3.connect(site.database, isolation_level=None, timeout=0.2)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                for pid in pids:
+                    kill(pid, signal.SIGCONT)
+            else:
+                return
 
 
 def test_a_task_longer_than_the_lease(site: Site) -> None:

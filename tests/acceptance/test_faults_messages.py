@@ -28,7 +28,7 @@ def properties(**changes: object) -> str:
     return json.dumps({"content_type": "application/json", "content_encoding": "utf-8", **changes})
 
 
-KEY = "a key of this site, as long as it has to be"
+KEY = "a-key-of-this-site-as-long-as-it-has-to-be"
 GZIPPED_BOMB = gzip.compress(b"[[" + b'"' + b"x" * (80 << 20) + b'"' + b"],{},{}]")
 NOT_TEXT = "CAST(x'7bff' AS TEXT)"
 
