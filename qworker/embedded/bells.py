@@ -15,6 +15,7 @@ import time
 import weakref
 from pathlib import Path
 
+NEWS, REVOKED = b"!", b"r"
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -39,14 +40,14 @@ class Bell:
     def fileno(self) -> int:
         return self._fd
 
-    def drain(self) -> bool:
-        """Take all rings; True if there was any."""
+    def drain(self) -> bytes:
+        """Take all rings: the words that were rung; b"" when there was none."""
         if self._fd < 0:
-            return False
+            return b""
         try:
-            return bool(os.read(self._fd, 65536))
+            return os.read(self._fd, 65536)
         except OSError:
-            return False
+            return b""
 
     def wait(self, timeout: float) -> bool:
         """Wait up to *timeout* seconds for a ring; True if it rang."""
@@ -55,7 +56,7 @@ class Bell:
             return True
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
-        return bool(ready.poll(max(0.0, timeout * 1000))) and self.drain()
+        return bool(ready.poll(max(0.0, timeout * 1000)) and self.drain())
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -85,23 +86,25 @@ class Ringer:
 
     def __init__(self, directory: Path, kind: str) -> None:
         self._directory = directory
+        self._place = str(directory)  # a Path would be turned into text at each ring
         self._prefix = f"{kind}."
         self._lock = threading.Lock()
         self._pipes: dict[str, int] = {}  # under _lock
         self._seen = -1  # under _lock
         _ringers.add(self)
 
-    def ring(self) -> None:
+    def ring(self, word: bytes = NEWS) -> None:
+        """Ring them all. word: one byte that says what for; it is lost on a pipe that is full of others."""
         with self._lock:
             try:
-                changed = os.stat(self._directory).st_mtime_ns
+                changed = os.stat(self._place).st_mtime_ns
             except OSError:
                 return
             if changed != self._seen:
                 self._look(changed)
             for name, pipe in list(self._pipes.items()):
                 try:
-                    os.write(pipe, b"!")
+                    os.write(pipe, word)
                 except BlockingIOError:
                     pass  # full: it has rung 65,536 times and is sure to look
                 except OSError:

@@ -37,6 +37,7 @@ class Handle:
         """Who holds this has the connection: take it by ``with handle``, or by hand for opened() and failed()."""
         self._database = database
         self._synchronous = synchronous
+        self._place = str(database.path)  # a Path would be turned into text at each look
         self._look_seconds = look_seconds
         self._connection: sqlite3.Connection | None = None  # under turn, as all below
         self._look_at = 0.0
@@ -63,7 +64,7 @@ class Handle:
 
     def _number(self) -> int:
         try:
-            return os.stat(self._database.path).st_ino
+            return os.stat(self._place).st_ino
         except OSError:
             return 0
 

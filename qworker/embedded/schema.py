@@ -7,7 +7,7 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
@@ -15,7 +15,7 @@ READY, DELAYED, LEASED = 0, 1, 2
 # A file of an older version gets what it lacks: so far every version only added to the one before.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS message (
-    tag INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, priority INTEGER NOT NULL DEFAULT 0, due REAL,
+    tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, priority INTEGER NOT NULL DEFAULT 0, due REAL,
     state INTEGER NOT NULL DEFAULT 0, owner INTEGER, deliveries INTEGER NOT NULL DEFAULT 0,
     redelivered INTEGER NOT NULL DEFAULT 0, parked INTEGER NOT NULL DEFAULT 0, sent REAL NOT NULL,
     headers TEXT NOT NULL, properties TEXT, body BLOB NOT NULL);
@@ -44,7 +44,16 @@ CREATE TABLE IF NOT EXISTS result (
     task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL, expires REAL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS result_expires ON result (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS key_value (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS highest (tag INTEGER NOT NULL);
+INSERT INTO highest SELECT ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'message'), 0)
+    WHERE NOT EXISTS (SELECT 1 FROM highest);
+CREATE TRIGGER IF NOT EXISTS message_highest AFTER DELETE ON message
+    WHEN old.tag > ifnull((SELECT max(tag) FROM message), 0) BEGIN UPDATE highest SET tag = max(tag, old.tag); END;
 """
+
+NEXT_TAG = "max(ifnull((SELECT max(tag) FROM message), 0), (SELECT tag FROM highest)) + 1"
+"""The tag of a new message: never one that was given before. AUTOINCREMENT would promise the same, but for a page more
+in every publisher's commit; this way it is who deletes the last message that writes, once a batch."""
 
 UPSERT_RESULT = """
 INSERT INTO result (task_id, status, payload, expires) VALUES (?, ?, ?, ?)

@@ -7,13 +7,38 @@ Thread:      any.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from qworker.errors import ConfigurationError
+from qworker.naming import near
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
     from qworker.transports.lease import LeaseStore
+
+SCHEMES = {
+    "sqlite": "qworker.transports.sqlite",
+    "redis": "qworker.transports.redis",
+    "rediss": "qworker.transports.redis",
+    "valkey": "qworker.transports.redis",
+    "valkeys": "qworker.transports.redis",
+    "unix": "qworker.transports.redis",
+    "sentinel": "qworker.transports.redis",
+    "amqp": "qworker.transports.amqp",
+    "amqps": "qworker.transports.amqp",
+    "pyamqp": "qworker.transports.amqp",
+    "postgresql": "qworker.transports.sql",
+    "postgres": "qworker.transports.sql",
+    "mysql": "qworker.transports.sql",
+    "mariadb": "qworker.transports.sql",
+    "sqs": "qworker.transports.sqs",
+}
+"""The module for each scheme; it has ``open_store(url, conf)``, which returns the store and opens nothing yet."""
+
+
+PLAIN = "qworker.transports.plain"
+"""The module for every other scheme that kombu has a transport for."""
 
 
 def register() -> None:
@@ -23,23 +48,42 @@ def register() -> None:
     TRANSPORT_ALIASES["sqlite"] = "qworker.transports.channel:Transport"
 
 
+def broker_urls(url: str | None) -> list[str]:
+    """The URL of each broker that the setting ``broker_url`` names; [] for None. Sentinels are one broker together."""
+    if url is None:
+        return []
+    return [url] if url.startswith("sentinel:") else url.split(";")
+
+
 def open_store(url: str | None, conf: Settings) -> LeaseStore:
     """Return the store at *url* (None: the embedded broker at its default place); nothing is opened yet.
 
-    Raises ConfigurationError for a scheme that there is no store for.
+    Several URLs, with ";" between them, make one store that goes to the next when one does not answer.
+    Raises ConfigurationError for a scheme that there is no store for, or when the extra that it needs is missing.
     """
+    urls = broker_urls(url)
+    if len(urls) > 1:
+        several = import_module("qworker.transports.failover").FailoverStore
+        stores = [open_store(one, conf) for one in urls]
+        together: LeaseStore = several(stores, conf.broker_failover_strategy)
+        return together
     scheme = (url or "sqlite://").partition(":")[0]
-    if scheme != "sqlite":
+    module = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
+    if module is None and _kombu_has(scheme):
+        module = PLAIN
+    if module is None:
+        guesses = near(scheme, SCHEMES)
+        hint = f"did you mean {guesses[0]}://?" if guesses else f"there are {', '.join(SCHEMES)}"
         raise ConfigurationError(
-            f"broker_url: there is no broker for {scheme}:// in this version; use sqlite:///path/to/file.db, or leave "
-            "broker_url unset for the embedded broker",
+            f"broker_url: there is no broker for {scheme}://; {hint}. Leave broker_url unset for the embedded broker",
             setting="broker_url",
         )
-    from qworker.transports.sqlite import SQLiteStore
+    store: LeaseStore = import_module(module).open_store(url, conf)
+    return store
 
-    return SQLiteStore(
-        url,
-        synchronous=conf.embedded_synchronous,
-        lease_seconds=conf.worker_lease_seconds,
-        revoke_expires=conf.revoke_expires,
-    )
+
+def _kombu_has(scheme: str) -> bool:
+    """Whether kombu has a transport for *scheme*."""
+    from kombu.transport import TRANSPORT_ALIASES
+
+    return scheme in TRANSPORT_ALIASES or scheme.partition("+")[0] in TRANSPORT_ALIASES

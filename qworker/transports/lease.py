@@ -12,10 +12,15 @@ settles for the old epoch finds nothing to settle. That is the fence.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from qworker.errors import ConfigurationError, NotSupported
+
+MARK = struct.Struct("=q")
+"""One slot of the file at running_path(): the tag that a child runs, 0 for none."""
 MAX_LEASE_BYTES = 32 * 1024**2
 """Of bodies in what one lease() returns: the message that goes over it is the last."""
 
@@ -68,11 +73,11 @@ class QueueInfo(NamedTuple):
     """How a queue stands. oldest: epoch seconds at which the oldest ready message was sent, None if none is."""
 
     queue: str
-    ready: int
-    delayed: int
-    leased: int
-    dead: int
-    oldest: float | None
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    oldest: float | None = None
 
 
 class Ack(NamedTuple):
@@ -133,10 +138,24 @@ class Revocation(NamedTuple):
     signal: str
 
 
+class Sink(Protocol):
+    """Something to publish to: a broker, or a transaction that the caller has open on it."""
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        """See LeaseStore.push."""
+
+
 class LeaseStore(ABC):
     """A broker that leases. A forked child must not use its parent's: stores see to that themselves."""
 
     url: str
+    lacks: frozenset[str] = frozenset()
+    """What this broker cannot do. workers: workers() is always []. results: rows of settlements are not stored (a result
+    store of another kind is used). counts: queues() knows nothing of what is delayed or leased, nor since when, and depths()
+    nothing of the dead either. whole_push: a push that raises may have stored some messages. revoked: workers hear of no revocations."""
+
+    lowest_first: bool = False
+    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
 
     # -- any thread --
 
@@ -144,8 +163,20 @@ class LeaseStore(ABC):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         """Store all or none of *envelopes*; they are durable when this returns.
 
-        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored.
+        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored. Where
+        ``lacks`` says whole_push, some may have been, and *timeout* is for each portion of very many.
         """
+
+    def join(self, connection: Any) -> Sink:
+        """Publish by *connection*, within whatever transaction it is in.
+
+        Raises ConfigurationError when this broker is none that such a connection leads to.
+        """
+        raise ConfigurationError(
+            f"publishing_in needs a broker in the database of its connection: set broker_url to postgresql:// or mysql://; "
+            f"{self.url.partition(':')[0]}:// is another kind",
+            setting="broker_url",
+        )
 
     @abstractmethod
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
@@ -172,6 +203,10 @@ class LeaseStore(ABC):
     @abstractmethod
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
         """Carry out *settlements* in one step; return the tags that were no longer ours (nothing was done)."""
+
+    def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
+        """Return once the broker is known to have carried out what settle() told it: a task that is acknowledged first
+        starts only then. Raises BrokerUnavailable when that cannot be known."""
 
     @abstractmethod
     def extend(self) -> None:
@@ -215,6 +250,11 @@ class LeaseStore(ABC):
     def queues(self) -> list[QueueInfo]:
         """All queues that hold anything, by name."""
 
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few seconds."""
+        found = {info.queue: info for info in self.queues()}
+        return [found.get(queue) or QueueInfo(queue) for queue in queues]
+
     @abstractmethod
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue* (not what is being run); return how many messages that were."""
@@ -230,6 +270,21 @@ class LeaseStore(ABC):
     @abstractmethod
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         """Delete dead letters (None: all); return how many."""
+
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        """Store all of *letters*, which come from another broker, as dead letters with tags of their own.
+
+        Raises NotSupported, having stored none, where dead letters cannot be taken from elsewhere.
+        """
+        raise NotSupported(f"{self.url} takes no dead letters from elsewhere")
+
+    def flush_delayed(self, queue: str) -> int:
+        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain queue
+        find; return how many. Their headers still say when they are meant to run.
+
+        Raises NotSupported where delayed messages cannot be reached.
+        """
+        raise NotSupported(f"{self.url} gives out delayed messages when they are due, and not before")
 
     @abstractmethod
     def workers(self) -> list[dict[str, object]]:

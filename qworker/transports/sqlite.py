@@ -15,44 +15,54 @@ taken for dead too. Leases run on the clock that all processes of one boot share
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.crash_points import CRASHING, crash_point
-from qworker.embedded import DELAYED, READY, Database, Handle, Ringer, database_path, transaction
-from qworker.errors import BrokerUnavailable
+from qworker.embedded import (
+    DELAYED,
+    NEXT_TAG,
+    READY,
+    REVOKED,
+    Database,
+    Handle,
+    Ringer,
+    boot_id,
+    database_path,
+    transaction,
+    write,
+)
+from qworker.transports.forked import forgetful
+from qworker.transports.group_commit import GroupCommit
+from qworker.transports.holding import died, lock_beside
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
 from qworker.transports.sqlite_bindings import Bindings
 from qworker.transports.sqlite_holder import Holder
-from qworker.transports.sqlite_reclaim import lives, lock_path
 
-INSERT = """INSERT INTO message (queue, priority, due, state, sent, headers, properties, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-TO_MESSAGE = f"""INSERT INTO message (queue, priority, state, sent, redelivered, headers, properties, body)
-SELECT queue, priority, {READY}, ?, 1, headers, properties, body FROM dead"""
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
+VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
+VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
+FLUSH = f"UPDATE message SET state = {READY}, due = NULL WHERE queue = ? AND state = {DELAYED}"
+TO_MESSAGE = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties, body)
+SELECT {NEXT_TAG}, queue, priority, {READY}, ?, 1, headers, properties, body FROM dead WHERE tag = ?"""
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN (
 SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM dead"""
 """Who waits for a retried task is to see its new end, not the old one."""
 REVOKE = "INSERT INTO revoked (task_id, terminate, signal, expires) VALUES (?, ?, ?, ?)"
-QUEUES = """SELECT queue, sum(state = 0), sum(state = 1), sum(state = 2), 0, min(CASE state WHEN 0 THEN sent END)
-FROM message GROUP BY queue UNION ALL SELECT queue, 0, 0, 0, count(*), NULL FROM dead GROUP BY queue"""
+QUEUES = """SELECT queue, 'ready', count, (SELECT sent FROM message WHERE tag = first)
+FROM (SELECT queue, count(*) AS count, min(tag) AS first FROM message WHERE state = 0 GROUP BY queue)
+UNION ALL SELECT queue, 'delayed', count(*), NULL FROM message WHERE state = 1 GROUP BY queue
+UNION ALL SELECT queue, 'leased', count(*), NULL FROM message WHERE state = 2 GROUP BY queue
+UNION ALL SELECT queue, 'dead', count(*), NULL FROM dead GROUP BY queue"""
+"""Counted in the indexes alone: the messages themselves are not read."""
 
-_stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
-
-
-class _Pending:
-    """Envelopes of one push that wait for the next commit."""
-
-    __slots__ = ("done", "envelopes", "error")
-
-    def __init__(self, envelopes: Sequence[Envelope]) -> None:
-        self.envelopes = envelopes
-        self.done = False
-        self.error: Exception | None = None
+_stores = forgetful()
 
 
 class SQLiteStore(Holder, Bindings, LeaseStore):
@@ -82,96 +92,57 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         self._publisher = Handle(self._database)
         self._messages = Ringer(self._database.bells, "message")
         self._results = Ringer(self._database.bells, "result")
-        self._pending: deque[_Pending] = (
-            deque()
-        )  # filled by any thread, emptied by who has the publisher's turn
+        self._commits = GroupCommit(self._publisher, self._store, str(self.path))
         super().__init__(lease_seconds, uptime)
         _stores.add(self)
 
     def _after_fork(self) -> None:
         """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
-        self._pending = deque()
+        self._commits.forget()
         self._disown()
 
     # -- any thread --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        mine = _Pending(envelopes)
-        self._pending.append(mine)
-        turn = self._publisher.turn
-        deadline = time.monotonic() + timeout
-        if not turn.acquire(timeout=timeout):
-            try:
-                self._pending.remove(mine)
-            except ValueError:
-                pass  # its commit is under way: only that can tell
-            else:
-                raise BrokerUnavailable(
-                    f"{self.path} took no message within {timeout:g} s; nothing was published"
-                )
-            turn.acquire()
-        try:
-            if not mine.done:
-                self._publish(mine, deadline)
-        finally:
-            turn.release()
-        if mine.error is not None:
-            raise mine.error
+        self._commits.push(envelopes, timeout)
 
-    def _publish(self, mine: _Pending, deadline: float) -> None:
-        """Store all that is pending in one transaction: the caller's, and what others brought meanwhile."""
-        others: list[_Pending] = []
-        while self._pending:
-            pending = self._pending.popleft()
-            if pending is not mine:
-                others.append(pending)
-        batch = [mine, *others]
-        error = self._store(batch, deadline)
-        if error is not None and others:
-            # One bad message, or one caller's short patience, is not the others' failure: they try for themselves.
-            self._pending.extendleft(reversed(others))
-            batch = [mine]
-            error = self._store(batch, deadline)
-        for pending in batch:
-            pending.error, pending.done = error, True
-        if error is None:
-            self._messages.ring()
-
-    def _store(self, batch: Sequence[_Pending], deadline: float) -> Exception | None:
-        """Store *batch* in one transaction; return the error for which nothing of it was stored."""
+    def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
+        """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
         now = self._clock.now()
         try:
-            with transaction(self._publisher.opened(), max(0.0, deadline - time.monotonic())) as connection:
-                connection.executemany(
-                    INSERT,
-                    [
-                        (
-                            message.queue,
-                            message.priority,
-                            message.due,
-                            DELAYED if message.due is not None and message.due > now else READY,
-                            now,
-                            message.headers,
-                            message.properties,
-                            message.body,
-                        )
-                        for pending in batch
-                        for message in pending.envelopes
-                    ],
+            connection = self._publisher.opened()
+            rows = [
+                (
+                    queue,
+                    priority,
+                    due,
+                    READY if due is None or due <= now else DELAYED,
+                    now,
+                    headers,
+                    properties,
+                    body,
                 )
-                if CRASHING:
-                    crash_point("publishing")
+                for queue, headers, properties, body, priority, due, _ in envelopes
+            ]
+            if CRASHING:
+                crash_point("publishing")
+            if len(rows) == 1:
+                write(connection, INSERT, rows[0], deadline - time.monotonic())
+            else:
+                with transaction(connection, deadline - time.monotonic()):
+                    connection.executemany(INSERT, rows)
         except Exception as error:
             return self._publisher.failed(error)
         if CRASHING:
             crash_point("published")
+        self._messages.ring()
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires
         with self._publisher as connection, transaction(connection):
             connection.executemany(REVOKE, [(task_id, terminate, signal, until) for task_id in ids])
-        self._messages.ring()
+        self._messages.ring(REVOKED)
 
     # -- administration --
 
@@ -179,9 +150,9 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         with self._publisher as connection:
             rows = connection.execute(QUEUES).fetchall()
         found: dict[str, QueueInfo] = {}
-        for row in rows:
-            known = found.get(row[0])
-            found[row[0]] = known._replace(dead=row[4]) if known else QueueInfo(*row)
+        for queue, state, count, oldest in rows:
+            info = found.get(queue) or QueueInfo(queue, 0, 0, 0, 0, None)
+            found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
 
     def purge(self, queue: str) -> int:
@@ -199,13 +170,29 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             ).fetchall()
         return [Dead(*row) for row in rows]
 
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        with self._publisher as connection, transaction(connection):
+            (first,) = connection.execute(f"SELECT {NEXT_TAG}").fetchone()
+            rows = [(first + offset, *letter[1:]) for offset, letter in enumerate(letters)]
+            connection.executemany(INSERT_DEAD, rows)
+            if rows:  # no message is to get the tag of a dead letter: it would replace it when it dies
+                connection.execute("UPDATE highest SET tag = ?", (rows[-1][0],))
+
+    def flush_delayed(self, queue: str) -> int:
+        with self._publisher as connection, transaction(connection):
+            count = connection.execute(FLUSH, (queue,)).rowcount
+        self._messages.ring()
+        return count
+
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         now = self._clock.now()
         with self._publisher as connection, transaction(connection):
             count = 0
             for where, values in _selections(tags):
                 connection.execute(f"{FORGET_FAILURE} {where})", values)
-                count += connection.execute(f"{TO_MESSAGE} {where} ORDER BY tag", (now, *values)).rowcount
+                found = connection.execute(f"SELECT tag FROM dead {where} ORDER BY tag", values).fetchall()
+                connection.executemany(TO_MESSAGE, [(now, tag) for (tag,) in found])
+                count += len(found)
                 connection.execute(f"DELETE FROM dead {where}", values)
         self._messages.ring()
         return count
@@ -220,7 +207,9 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
     def workers(self) -> list[dict[str, object]]:
         with self._publisher as connection:
             rows = connection.execute(
-                "SELECT id, name, pid, queues, concurrency, started FROM owner WHERE concurrency > 0"
+                "SELECT name, pid, queues, concurrency, started, boot, marks FROM owner "
+                "WHERE concurrency > 0 AND lease_until > ?",
+                (self._uptime() - self._lease_seconds,),
             ).fetchall()
         return [
             {
@@ -230,8 +219,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
                 "concurrency": concurrency,
                 "started": started,
             }
-            for id, name, pid, queues, concurrency, started in rows
-            if lives(lock_path(self._database, id))
+            for name, pid, queues, concurrency, started, boot, marks in rows
+            if boot == boot_id() and not died(lock_beside(str(self._database.owners / marks)), boot)
         ]
 
     def close(self) -> None:
@@ -244,18 +233,19 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             self._results.close()
 
 
+def open_store(url: str | None, conf: Settings) -> SQLiteStore:
+    """The embedded broker at *url* with the settings *conf*; the file is opened at the first use."""
+    return SQLiteStore(
+        url,
+        synchronous=conf.embedded_synchronous,
+        lease_seconds=conf.worker_lease_seconds,
+        revoke_expires=conf.revoke_expires,
+    )
+
+
 def _selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
     """The WHERE clauses that select *tags*, in portions that SQLite's limit of variables allows."""
     if tags is None:
         return [("", ())]
     portions = [tuple(tags[start : start + 500]) for start in range(0, len(tags), 500)]
     return [(f"WHERE tag IN ({','.join('?' * len(portion))})", portion) for portion in portions]
-
-
-def _forked() -> None:
-    for store in list(_stores):
-        store._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)

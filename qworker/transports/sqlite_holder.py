@@ -7,11 +7,10 @@ Thread:      listener only, but for wake().
 
 from __future__ import annotations
 
-import math
 import os
-import select
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from qworker.embedded import (
     DELAYED,
     LEASED,
     READY,
+    REVOKED,
     UPSERT_RESULT,
     Bell,
     Database,
@@ -30,6 +30,7 @@ from qworker.embedded import (
     transaction,
 )
 from qworker.errors import LeaseLost
+from qworker.transports.holding import Holding
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
@@ -42,7 +43,8 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.sqlite_bindings import drop_queues_of
-from qworker.transports.sqlite_reclaim import lock, lock_path, reclaim, tidy
+from qworker.transports.sqlite_reclaim import reclaim
+from qworker.transports.waker import Waker
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what waits.
@@ -95,31 +97,31 @@ class Holder:
         self._lease_seconds = lease_seconds
         self._uptime = uptime
         self._handle = Handle(self._database, "NORMAL", LOOK_SECONDS)
-        self._waker: tuple[int, int] | None = None
+        self._waker = Waker()
         self._turn_of_queues = 0
         self._new_holder()
 
     def _new_holder(self) -> None:
         self._bell: Bell | None = None
         self._epoch = 0  # 0: no holder
-        self._lock_file = -1
+        self._listened = False
+        """Nobody can have revoked anything since the last look without our having heard of it."""
+        self._revoked = False
+        owners = self._database.owners
+        self._holding = Holding(lambda: owners)
         self._renew_at = 0.0
-        self._marks = self._database.owners / f"{os.getpid()}.{os.urandom(4).hex()}.running"
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
         if self._bell is not None:
             self._bell.close()
-        if self._lock_file >= 0:
-            os.close(self._lock_file)  # else the parent's lock would outlive it, in us
+        self._holding.let_go()
         self._close_holder()
         self._handle.pinned = None
         self._new_holder()
 
     def _close_holder(self) -> None:
-        waker, self._waker = self._waker, None
-        for end in waker or ():
-            os.close(end)
+        self._waker.close()
         self._handle.close()
 
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
@@ -130,26 +132,23 @@ class Holder:
             if self._bell is not None:
                 self._bell.close()
             self._bell = Bell(self._database.bells, "message")
-            if self._waker is None:
-                self._waker = os.pipe()
-                for end in self._waker:
-                    os.set_blocking(end, False)
+            self._waker.open()
             now = self._uptime()
             with transaction(connection):
                 self._give_back(connection)
-                self._drop_lock()
                 cursor = connection.execute(
                     "INSERT INTO owner (name, pid, boot, queues, concurrency, lease_until, started, marks) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
-                     self._clock.now(), self._marks.name),
+                     self._clock.now(), Path(self._holding.marks).name),
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)
                 if CRASHING:
                     crash_point("enlisting")
-                # Locked before anybody can see the row.
-                self._lock_file = lock(lock_path(self._database, epoch))
-                tidy(connection, self._database)
+                self._holding.take()
+                known = [marks for (marks,) in connection.execute("SELECT marks FROM owner")]
+                # There is no lock whose row is still to come: who makes one has the turn to write, as we have.
+                self._holding.tidy(known, age=0.0)
             self._epoch, self._handle.pinned = epoch, self._handle.file
         self._renew_at = now + self._lease_seconds / 3
         return self._epoch
@@ -160,7 +159,7 @@ class Holder:
         return self._handle
 
     def running_path(self) -> str | None:
-        return str(self._marks)
+        return self._holding.marks
 
     # -- leasing --
 
@@ -279,9 +278,14 @@ class Holder:
             found = reclaim(connection, self._database, self._epoch, self._uptime())
         if any(dead.returned for dead in found):
             self._messages.ring()
+        self._listened = False  # who revoked something may have died before it could ring
         return found
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        listened, self._listened = self._listened, False
+        if listened and not self._revoked:
+            return cursor, []  # else each message that finds us idle would wait for this look
+        self._revoked = False
         with self._held() as connection:
             rows = connection.execute(
                 "SELECT seq, task_id, terminate, signal FROM revoked WHERE seq > ? AND expires > ? ORDER BY seq",
@@ -311,47 +315,33 @@ class Holder:
     # -- waiting --
 
     def wait(self, timeout: float) -> bool:
-        if self._bell is None or self._waker is None:
+        if self._bell is None:
             raise LeaseLost("this process holds no leases: enlist first")
         if self._bell.fileno() < 0:
             return self._bell.wait(timeout)
-        ready = select.poll()
-        ready.register(self._bell.fileno(), select.POLLIN)
-        ready.register(self._waker[0], select.POLLIN)
-        bell = self._bell.fileno()
-        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with 0.
-        events = [file for file, _ in ready.poll(math.ceil(max(0.0, timeout) * 1000))]
-        if len(events) > (bell in events):
-            try:
-                os.read(self._waker[0], 65536)
-            except BlockingIOError:
-                pass
-        return bell in events and self._bell.drain()
+        _, ready = self._waker.sleep(timeout, self._bell.fileno())
+        words = self._bell.drain() if self._bell.fileno() in ready else b""
+        self._listened = True
+        self._revoked = self._revoked or REVOKED in words
+        return bool(words)
 
     def wake(self) -> None:
-        waker = self._waker
-        if waker is not None:
-            try:
-                os.write(waker[1], b"!")
-            except (BlockingIOError, OSError):
-                pass  # full: it is awake; closed: it has gone
+        self._waker.wake()
 
     def resign(self) -> None:
         if not self._epoch:
-            try:
-                self._marks.unlink(missing_ok=True)  # children may have begun before we could enlist
-            except OSError:
-                pass  # there is no such place
-            return
+            with self._holding.ending():
+                return  # children may have begun before we could enlist
         try:
-            with self._held() as connection, transaction(connection):
+            # A lease that is lost leaves nothing to give back.
+            with (
+                self._holding.ending(),
+                suppress(LeaseLost),
+                self._held() as connection,
+                transaction(connection),
+            ):
                 self._give_back(connection)
-        except LeaseLost:
-            pass  # then there is nothing to give back
         finally:
-            # Whatever the file said: without its lock the holder is dead to others.
-            self._drop_lock()
-            self._marks.unlink(missing_ok=True)
             if self._bell is not None:
                 self._bell.close()
             self._handle.close()
@@ -370,12 +360,6 @@ class Holder:
             crash_point("resigning")
         connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
         drop_queues_of(connection, self._epoch)
-
-    def _drop_lock(self) -> None:
-        if self._lock_file >= 0:
-            lock_path(self._database, self._epoch).unlink(missing_ok=True)
-            os.close(self._lock_file)
-            self._lock_file = -1
 
 
 def _leased(row: tuple[Any, ...]) -> Leased:

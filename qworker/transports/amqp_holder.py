@@ -1,0 +1,360 @@
+"""The leasing side of RabbitMQ: a worker's consumers, what they were sent, and its acks.
+
+Comes from:  ``amqp.py``; the server, which pushes messages.
+Goes to:     ``amqp_inbox.py``, where they wait until they are asked for; acks and returns to the server.
+Thread:      the listener's.
+
+The lease is the channel: whatever was delivered on it and not acknowledged goes back when the connection falls, at once.
+An epoch is a connection; when it is lost every call says LeaseLost until enlist() has made a new one. A message keeps its
+tag over that (it comes from its message id), so the worker knows it again when it comes back to it.
+
+What must change when it goes back (its counts, or when it is due) is sent anew and confirmed before the old one is
+acknowledged. A crash between the two leaves both.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from amqp.exceptions import ChannelError
+
+from qworker.clock import Clock
+from qworker.crash_points import CRASHING, crash_point
+from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.transports.amqp_codec import ack_frame, content_header, requeue_frame
+from qworker.transports.amqp_dead import buried
+from qworker.transports.amqp_inbox import Held, Inbox, Prefetch
+from qworker.transports.amqp_link import Link
+from qworker.transports.amqp_publisher import DUE, Outgoing, Publisher
+from qworker.transports.amqp_queues import Queues
+from qworker.transports.amqp_revoked import RevokedStream
+from qworker.transports.lease import (
+    Ack,
+    Bury,
+    Dead,
+    Leased,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
+from qworker.transports.waker import Waker
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = 1
+HOPELESS = 1.0
+"""Seconds: what is due later than that is not kept here, but goes back into a queue of delays."""
+EPOCHS = count(1)
+
+
+class Holder:
+    """connect: makes a Link with heartbeats, within so many seconds."""
+
+    _clock: Clock
+    _publisher: Publisher
+    _queues: Queues
+    _timeout: float
+
+    def __init__(self, connect: Callable[[float], Link]) -> None:
+        self._connect = connect
+        self._link: Link | None = None  # listener only, as all below
+        self._epoch = 0
+        self._name = ""
+        self._inbox = Inbox(Prefetch(1))
+        self._consumers: dict[str, str] = {}  # consumer tag → queue
+        self._consumed: tuple[str, ...] = ()
+        self._gone: set[str] = set()
+        self._tags = count(1)
+        self._news = False
+        self._revoked: RevokedStream | None = None
+        self._waker = Waker()
+
+    def _disown(self) -> None:
+        """In a forked child: the parent's leases are not ours."""
+        if self._link is not None:
+            self._link.abandon()
+        self._link = self._revoked = None
+        self._epoch = 0
+        self._waker.close()
+
+    @contextmanager
+    def _held(self) -> Any:
+        """The link; LeaseLost when it is gone, or goes."""
+        link = self._link
+        if link is None or not link.alive:
+            raise LeaseLost("there is no connection to RabbitMQ: what was held goes to others")
+        try:
+            yield link
+        except ChannelError as error:
+            link.drop()
+            raise LeaseLost(f"RabbitMQ closed the channel: {error}; what was held goes to others") from error
+        except BrokerUnavailable as error:
+            if link.alive:
+                raise  # it was the publishing side
+            raise LeaseLost(f"{error}; what was held goes to others") from error
+
+    # -- enlisting --
+
+    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._let_go()
+        self._waker.open()
+        link = self._connect(self._timeout)
+        self._inbox = Inbox(Prefetch(4 * max(1, concurrency)))
+        self._consumers, self._gone, self._news = {}, set(), False
+        self._consumed = tuple(queues)
+        link.on_message = self._arrived
+        link.on_cancel = self._cancelled
+        try:
+            channel = link.channel()
+            link.call(channel.basic_qos, 0, self._inbox.prefetch.size, False)
+            for queue in queues:
+                self._queues.declare(link, queue)
+                self._consume(link, queue)
+            if self._revoked is None:
+                self._revoked = RevokedStream(self._clock, self._queues.revoke_expires)
+            self._revoked.open(link, self._queues, self._publisher, self._timeout)
+        except ChannelError as error:
+            link.drop()
+            raise BrokerUnavailable(f"RabbitMQ at {link.address.shown}: {error}") from error
+        except BaseException:
+            link.drop()
+            raise
+        self._link = link
+        self._name = name
+        self._epoch = next(EPOCHS)
+        return self._epoch
+
+    def _consume(self, link: Link, queue: str) -> None:
+        tag = f"qworker.{next(self._tags)}"
+        self._consumers[tag] = queue
+        link.call(link.connection.channels[CHANNEL].basic_consume, self._queues.prefix + queue, tag)
+
+    def _arrived(self, message: Any) -> None:
+        if message.consumer in self._consumers:
+            self._news = True
+            self._inbox.put(self._consumers[message.consumer], message, self._clock.now())
+        elif self._revoked is not None and self._revoked.take(message):
+            self._news = True
+
+    def _cancelled(self, consumer: str) -> None:
+        queue = self._consumers.pop(consumer, None)
+        if queue is not None:
+            self._news = True
+            self._gone.add(queue)
+
+    def _come_back(self, link: Link) -> None:
+        """Make the queues that were deleted under us anew."""
+        for queue in list(self._gone):
+            logger.warning("queue %s was deleted in RabbitMQ; it is made anew", queue)
+            self._queues.declare(link, queue)
+            if not self._inbox.prefetch.paused:
+                self._consume(link, queue)
+            self._gone.discard(queue)
+
+    # -- leasing --
+
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        with self._held() as link:
+            self._read(link)
+            if self._gone:
+                self._come_back(link)
+            inbox = self._inbox
+            if inbox.prefetch.ask(limit, len(inbox.leased)):
+                self._resize(link)
+            now = self._clock.now()
+            inbox.ripen(now)
+            late = inbox.later_than(now + max(HOPELESS, min(horizon, HOPELESS)))
+            if late:
+                self._send_anew(link, [(held, {}, held.leased.due) for held in late])
+            taken = inbox.take(queues, limit, near, now + horizon)
+            self._news = False
+            if CRASHING and taken:
+                crash_point("claiming")
+            return taken
+
+    def _read(self, link: Link) -> None:
+        """Take in what has come, as long as there is room for it."""
+        while self._inbox.roomy() and link.read(0):
+            pass
+
+    def _resize(self, link: Link) -> None:
+        """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues there is
+        no other way. What was pushed beyond it goes back."""
+        channel = link.connection.channels[CHANNEL]
+        for tag in list(self._consumers):
+            link.call(channel.basic_cancel, tag)
+        surplus = self._inbox.surplus()
+        if surplus:
+            link.write(b"".join(requeue_frame(CHANNEL, number) for number in surplus))
+        self._consumers = {}
+        if not self._inbox.prefetch.paused:
+            link.call(channel.basic_qos, 0, self._inbox.prefetch.size, False)
+            for queue in self._consumed:
+                if queue not in self._gone:
+                    self._consume(link, queue)
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        return self._inbox.next_due()
+
+    def extend(self) -> None:
+        with self._held() as link:
+            link.tick()
+
+    def reclaim(self) -> list[Reclaimed]:
+        """The server gives back what the dead held; here the own connection is looked after."""
+        with self._held() as link:
+            self._read(link)
+            link.tick()
+            if self._gone:
+                self._come_back(link)
+            if self._inbox.prefetch.relax(time.monotonic(), self._inbox.waiting):
+                self._resize(link)
+        return []
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        with self._held() as link:
+            self._read(link)
+            assert self._revoked is not None
+            return self._revoked.since(cursor)
+
+    # -- settling --
+
+    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        with self._held() as link:
+            inbox = self._inbox
+            lost: set[int] = set()
+            gone: list[Held] = []
+            back: list[Held] = []
+            anew: list[tuple[Held, dict[str, Any], float | None]] = []
+            dead: list[tuple[Held, Bury]] = []
+            seen: set[int] = set()
+            for settlement in settlements:
+                if isinstance(settlement, Store):
+                    continue  # results are kept elsewhere
+                tag = settlement.tag
+                held = inbox.leased.get(tag) if epoch == self._epoch and tag not in seen else None
+                if held is None:
+                    lost.add(tag)
+                    continue
+                seen.add(tag)
+                if isinstance(settlement, Ack):
+                    gone.append(held)
+                elif isinstance(settlement, Bury):
+                    dead.append((held, settlement))
+                elif settlement.counted or settlement.parked or self._later(settlement.due):
+                    anew.append((held, _counts(held, settlement), settlement.due))
+                else:
+                    back.append(held)
+            if anew or dead:
+                # First, since only this can fail without the lease being lost: then nothing was done.
+                self._publisher.send(
+                    [self._anew(*one) for one in anew] + [self._buried(*one) for one in dead], self._timeout
+                )
+            if CRASHING:
+                crash_point("acking")
+            frames = inbox.acks([*gone, *(one[0] for one in anew), *(one[0] for one in dead)], _ack)
+            frames += [requeue_frame(CHANNEL, inbox.forget(held)) for held in back]
+            if frames:
+                link.write(b"".join(frames))
+            return lost
+
+    def confirm(self) -> None:
+        """Acks have no answer, but what is asked after them has: the server does one thing after the other."""
+        with self._held() as link:
+            link.call(link.connection.channels[CHANNEL].basic_qos, 0, self._inbox.prefetch.size, False)
+
+    def _later(self, due: float | None) -> bool:
+        return due is not None and due > self._clock.now()
+
+    def _send_anew(self, link: Link, messages: list[tuple[Held, dict[str, Any], float | None]]) -> None:
+        self._publisher.send([self._anew(*one) for one in messages], self._timeout)
+        link.write(b"".join(self._inbox.acks([one[0] for one in messages], _ack)))
+
+    def _anew(self, held: Held, changed: dict[str, Any], due: float | None) -> Outgoing:
+        """The message of *held* as it is sent back to its queue."""
+        leased = held.leased
+        more = {**held.own, **changed}
+        more.pop(DUE, None)
+        if due is not None and self._later(due):
+            more[DUE] = float(due)
+        return self._publisher.address(
+            leased.queue,
+            due if DUE in more else None,
+            lambda expiration: content_header(
+                leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more,
+                expiration,
+            ),
+            leased.body,
+        )  # fmt: skip
+
+    def _buried(self, held: Held, bury: Bury) -> Outgoing:
+        leased = held.leased
+        dead = Dead(
+            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted, leased.headers,
+            leased.properties, leased.body,
+        )  # fmt: skip
+        more = {name: value for name, value in held.own.items() if name != DUE}
+        return buried(dead, self._queues, held.message_id, leased.priority, more)
+
+    # -- waiting --
+
+    def wait(self, timeout: float) -> bool:
+        link = self._link
+        if link is None:
+            raise LeaseLost("this process holds no leases: enlist first")
+        deadline = time.monotonic() + timeout
+        while not self._news:
+            left = deadline - time.monotonic()
+            if not self._inbox.roomy():  # there is enough to be asked for
+                self._waker.sleep(left)
+                return False
+            try:
+                came = link.alive and link.read(max(0.0, left), self._waker.fileno())
+            except BrokerUnavailable:
+                return True  # the next call will say so
+            if not link.alive:
+                return True
+            if self._waker.hush() or (left <= 0 and not came):
+                break
+        news, self._news = self._news, False
+        return news
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    # -- the end --
+
+    def resign(self) -> None:
+        self._let_go()
+        self._epoch = 0
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()  # which gives back everything that was not acknowledged
+
+    def _close_holder(self) -> None:
+        self._let_go()
+        self._waker.close()
+
+
+def _ack(number: int, multiple: bool) -> bytes:
+    return ack_frame(CHANNEL, number, multiple)
+
+
+def _counts(held: Held, release: Release) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    if release.counted:
+        changed["x-qworker-deliveries"] = held.leased.deliveries + 1
+    if release.parked:
+        changed["x-qworker-parked"] = held.leased.parked + 1
+    if release.counted or release.redelivered or held.leased.redelivered:
+        changed["x-qworker-redelivered"] = True
+    return changed

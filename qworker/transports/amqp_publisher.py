@@ -1,0 +1,377 @@
+"""The publishing side of RabbitMQ: what is pushed is confirmed by the server before push returns.
+
+Comes from:  ``amqp.py``: push, and what a worker sends to a queue instead of settling it in place.
+Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
+Thread:      any, one at a time; callers that wait together share one round of confirms.
+
+AMQP has no step that takes several messages or none: when some of a push were confirmed and the rest were not, it raises,
+and calling again may send some twice. So nothing is lost by sending a large push in portions, each confirmed within the
+time that is given: very many messages need no patience that grows with them, and others' go between.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from amqp.exceptions import ChannelError
+
+from qworker.crash_points import CRASHING, crash_point
+from qworker.errors import BrokerUnavailable, QueueNotFound
+from qworker.naming import task_id
+from qworker.transports.amqp_codec import OWN, content_header, message_frames, publish_method
+from qworker.transports.amqp_delays import Delay, delay
+from qworker.transports.amqp_link import Link
+from qworker.transports.amqp_queues import Queues
+from qworker.transports.lease import Envelope
+
+logger = logging.getLogger(__name__)
+
+DUE = OWN + "due"
+WRITE_BYTES = 128 * 1024
+"""What is sent before confirms are looked at: without that both sides could wait for each other."""
+MOST_DELAYS = 10_000
+
+
+PORTION = 2000
+"""Messages of one push that are confirmed together."""
+PARKED_TOGETHER = 1000
+"""Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted from when the
+server gets it, so they must not lie about on the way."""
+
+
+class Outgoing(NamedTuple):
+    """A message to be sent to *queue* (its name in the server). parking: its delay, if any; then header() makes the header
+    for an expiration in milliseconds."""
+
+    queue: str
+    header: bytes | Callable[[int], bytes]
+    body: bytes
+    parking: Delay | None = None
+
+
+class _Pending:
+    """Messages of one push that wait for their turn."""
+
+    __slots__ = ("done", "error", "messages")
+
+    def __init__(self, messages: Sequence[Outgoing]) -> None:
+        self.messages = messages
+        self.done = False
+        self.error: Exception | None = None
+
+
+class _ReturnedError(Exception):
+    """No queue took some messages. queues: where they were to go."""
+
+    def __init__(self, queues: set[str]) -> None:
+        super().__init__(queues)
+        self.queues = queues
+
+
+class Publisher:
+    """connect: makes a Link within so many seconds. confirms: wait for the server's word. now: epoch seconds. silence:
+    seconds without a word after which a server that owes us one is taken for dead."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], Link],
+        queues: Queues,
+        confirms: bool,
+        now: Callable[[], float],
+        silence: float = math.inf,
+    ) -> None:
+        self._connect = connect
+        self._queues = queues
+        self._confirms = confirms
+        self._now = now
+        self._silence_seconds = silence
+        self.turn = threading.Lock()
+        self._pending: deque[_Pending] = deque()  # filled by any thread, emptied by who has the turn
+        self._link: Link | None = None  # under the turn, as all below
+        self._channel: Any = None
+        self._sent = self._confirmed = 0
+        self._above: set[int] = set()
+        self._refused = False
+        self._returned: set[str] = set()
+        self._declared: set[str] = set()
+        self._methods: dict[str, bytes] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's is ours."""
+        if self._link is not None:
+            self._link.abandon()
+        self.turn = threading.Lock()
+        self._pending = deque()
+        self._link = None
+
+    # -- making --
+
+    def outgoing(self, envelope: Envelope) -> Outgoing:
+        """*envelope* as it is to be sent. TypeError or ValueError for what is no message."""
+        queue, headers, properties, body, priority, due, _ = envelope
+        if type(body) is not bytes:
+            raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
+        more = None if due is None or due <= self._now() else {DUE: float(due)}
+        return self.address(
+            queue,
+            due if more else None,
+            lambda expiration: content_header(
+                headers, properties, len(body), task_id(), priority, more, expiration
+            ),
+            body,
+        )
+
+    def address(
+        self, queue: str, due: float | None, header: Callable[[int | None], bytes], body: bytes
+    ) -> Outgoing:
+        """A message to *queue*, by way of a queue of delays if it is due later. header: makes it for an expiration."""
+        target = self._queues.prefix + queue
+        parked = None if due is None else delay(target, due, self._now())
+        if parked is None:
+            return Outgoing(target, header(None), body)
+        return Outgoing(parked.queue, header, body, parked)
+
+    # -- sending --
+
+    def send(self, messages: Sequence[Outgoing], timeout: float) -> None:
+        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that could not be had within
+        *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none could be made."""
+        for start in range(0, len(messages), PORTION):
+            try:
+                self._send(messages[start : start + PORTION], timeout)
+            except BrokerUnavailable as error:
+                if not start:
+                    raise
+                raise BrokerUnavailable(
+                    f"{start} of {len(messages)} messages were published; of the rest: {error}"
+                ) from error
+
+    def _send(self, messages: Sequence[Outgoing], timeout: float) -> None:
+        mine = _Pending(messages)
+        self._pending.append(mine)
+        deadline = time.monotonic() + timeout
+        if not self.turn.acquire(timeout=timeout):
+            try:
+                self._pending.remove(mine)
+            except ValueError:
+                pass  # it is being sent: only that can tell
+            else:
+                raise BrokerUnavailable(
+                    f"RabbitMQ took no message within {timeout:g} s; nothing was published"
+                )
+            self.turn.acquire()
+        try:
+            if not mine.done:
+                self._take_turn(mine, deadline)
+        finally:
+            self.turn.release()
+        if mine.error is not None:
+            raise mine.error
+
+    def _take_turn(self, mine: _Pending, deadline: float) -> None:
+        """Send all that is pending: the caller's, and what others brought meanwhile."""
+        batch = [mine]
+        while self._pending:
+            pending = self._pending.popleft()
+            if pending is not mine:
+                batch.append(pending)
+        error: Exception | None = None
+        returned: set[str] = set()
+        try:
+            self._deliver([message for pending in batch for message in pending.messages], deadline)
+        except _ReturnedError as unroutable:
+            returned = unroutable.queues
+        except Exception as failure:  # every caller is to hear of it
+            error = failure
+        for pending in batch:
+            lost = returned & {message.queue for message in pending.messages}
+            pending.error = error or (self._not_found(lost) if lost else None)
+            pending.done = True
+
+    def _not_found(self, queues: set[str]) -> QueueNotFound:
+        names = ", ".join(repr(queue) for queue in sorted(queues))
+        return QueueNotFound(
+            f"RabbitMQ returned the message: there is no queue {names}, and it went away again"
+        )
+
+    def _deliver(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        try:
+            self._transmit(messages, deadline)
+        except _ReturnedError as unroutable:
+            # The queue was deleted since we saw it: once more, with a new one.
+            self._declared -= unroutable.queues
+            again = [message for message in messages if message.queue in unroutable.queues]
+            self._transmit(again, deadline)
+
+    def _transmit(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        link = self._opened(deadline)
+        for message in messages:
+            if message.queue not in self._declared:
+                link.timeout = max(0.1, deadline - time.monotonic())
+                self._declare(link, message)
+        self._refused = False
+        self._returned = set()
+        if CRASHING:
+            crash_point("publishing")
+        parts: list[bytes] = []
+        size = parked = 0
+        for message in messages:
+            method = self._methods.get(message.queue)
+            if method is None:
+                method = publish_method("", message.queue, True)
+                if message.parking is None:
+                    self._methods[message.queue] = method
+            header, parking = message.header, message.parking
+            if parking is not None and not isinstance(header, bytes):
+                header = header(max(0, parking.begins - int(self._now() * 1000)))
+                parked += 1
+            assert isinstance(header, bytes)
+            parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
+            size += len(parts[-1])
+            self._sent += 1
+            if size >= WRITE_BYTES or parked >= PARKED_TOGETHER:
+                self._write(link, b"".join(parts), deadline)
+                if parked and self._confirms:
+                    self._await_confirms(link, deadline)
+                parts, size, parked = [], 0, 0
+        if parts:
+            self._write(link, b"".join(parts), deadline)
+        if self._confirms:
+            self._await_confirms(link, deadline)
+        if CRASHING:
+            crash_point("published")
+        if self._returned:
+            raise _ReturnedError(self._returned)
+
+    def _write(self, link: Link, data: bytes, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            link.drop()
+            raise BrokerUnavailable(self._silence(link))
+        try:
+            link.write(data, left)
+        except BrokerUnavailable:
+            if time.monotonic() >= deadline:
+                raise BrokerUnavailable(self._silence(link)) from None
+            raise
+        while link.read(0):
+            pass
+
+    def _await_confirms(self, link: Link, deadline: float) -> None:
+        heard = time.monotonic()
+        while self._confirmed < self._sent:
+            now = time.monotonic()
+            dead = heard + self._silence_seconds if not link.blocked else math.inf
+            if now >= min(deadline, dead):
+                silence = self._silence(link)
+                link.drop()  # what it may still confirm is no longer waited for
+                raise BrokerUnavailable(silence)
+            if link.read(min(deadline, dead) - now):
+                heard = time.monotonic()
+        if self._refused:
+            raise BrokerUnavailable(
+                f"RabbitMQ at {link.address.shown} refused a message (nack): its queue is full or failing"
+            )
+
+    def _silence(self, link: Link) -> str:
+        why = f": {link.blocked}" if link.blocked else ""
+        return f"RabbitMQ at {link.address.shown} did not confirm in time{why}; it may have been published"
+
+    # -- the link --
+
+    def _opened(self, deadline: float) -> Link:
+        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*."""
+        link = self._link
+        if link is not None and link.alive:
+            try:
+                while link.read(0):
+                    pass  # also notices that the server has gone meanwhile
+            except BrokerUnavailable:
+                pass
+        if link is None or not link.alive:
+            link = self._open(deadline)
+        while link.blocked:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {link.address.shown}: {link.blocked}; nothing was published"
+                )
+            link.read(left)
+        return link
+
+    def _open(self, deadline: float) -> Link:
+        self._link = None
+        link = self._connect(max(0.1, deadline - time.monotonic()))
+        link.on_confirm = self._confirm
+        link.on_return = self._note_return
+        self._sent = self._confirmed = 0
+        self._above = set()
+        self._declared = set()
+        self._methods = {}
+        self._channel = link.channel()
+        if self._channel.channel_id != 1:
+            raise BrokerUnavailable("RabbitMQ gave an unexpected channel")
+        if self._confirms:
+            link.call(self._channel.confirm_select)
+        self._link = link
+        return link
+
+    def _declare(self, link: Link, message: Outgoing) -> None:
+        if message.parking is None:
+            self._queues.declare(link, message.queue.removeprefix(self._queues.prefix))
+        else:
+            channel = self._parking(link)
+            arguments = message.parking.arguments
+            try:
+                link.call(
+                    channel.queue_declare, message.queue, durable=True, auto_delete=False, arguments=arguments
+                )
+            except ChannelError as error:
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {link.address.shown} makes no queue for delayed messages: {error.reply_text}"
+                ) from None
+            if len(self._declared) > MOST_DELAYS:
+                self._declared = set()  # most of them are past
+        self._declared.add(message.queue)
+
+    def _parking(self, link: Link) -> Any:
+        channel = link.connection.channels.get(2)
+        return channel if channel is not None and channel.is_open else link.call(link.connection.channel, 2)
+
+    def _confirm(self, number: int, multiple: bool, stored: bool) -> None:
+        if not stored:
+            self._refused = True
+        above = self._above
+        if multiple:
+            if number > self._confirmed:
+                self._confirmed = number
+                if above:
+                    self._above = above = {one for one in above if one > number}
+        elif number == self._confirmed + 1:
+            self._confirmed = number
+        elif number > self._confirmed:
+            above.add(number)
+        while self._confirmed + 1 in above:
+            self._confirmed += 1
+            above.remove(self._confirmed)
+
+    def _note_return(self, queue: str) -> None:
+        self._returned.add(queue)
+
+    def targets(self) -> set[str]:
+        """The queues that were published to."""
+        with self.turn:
+            return {name.removeprefix(self._queues.prefix) for name in self._methods}
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to call twice."""
+        with self.turn:
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()

@@ -1,0 +1,28 @@
+"""What a forked child must forget: the connections and leases of its parent's stores.
+
+Comes from:  each module of a store, once.
+Goes to:     the stores, in the child and before anything else runs there.
+Thread:      the one that forked, which is the child's only one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from weakref import WeakSet
+
+
+def forgetful() -> WeakSet[Any]:
+    """A set for stores, each of which has its ``_after_fork()`` called in every forked child for as long as it lives.
+
+    Children do that in the order in which modules asked for such a set: who uses another's connections asks later.
+    """
+    stores: WeakSet[Any] = WeakSet()
+
+    def forked() -> None:
+        for store in list(stores):
+            store._after_fork()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forked)
+    return stores

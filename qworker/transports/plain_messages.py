@@ -1,0 +1,172 @@
+"""Messages as kombu's channels carry them, to our three columns and back.
+
+Comes from:  ``plain.py``.
+Goes to:     kombu's Producer and Message.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from qworker.json_dialect import dumps
+from qworker.naming import task_id
+from qworker.serialization import JSON
+from qworker.transports.lease import Dead, Envelope, Leased
+
+OWN = "x-qworker-"
+TEXT, DUE = OWN + "headers", OWN + "due"
+DELIVERIES, PARKED, REDELIVERED = OWN + "deliveries", OWN + "parked", OWN + "redelivered"
+QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
+KEPT = frozenset({DELIVERIES, PARKED, REDELIVERED, DUE})
+_NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
+
+
+class Outgoing(NamedTuple):
+    """What Producer.publish is given, besides the queue."""
+
+    queue: str
+    body: bytes
+    options: dict[str, Any]
+
+
+class Read(NamedTuple):
+    """What a message of kombu's says. own: the headers that are ours alone."""
+
+    tag: int
+    text: str
+    properties: str | None
+    body: bytes
+    priority: int
+    redelivered: bool
+    own: dict[str, Any]
+    message_id: str | None
+
+
+def outgoing(
+    queue: str,
+    text: str,
+    properties: str | None,
+    body: bytes,
+    priority: int,
+    more: Mapping[str, Any],
+    message_id: str | None = None,
+) -> Outgoing:
+    """A message for kombu. TypeError or ValueError for what is no message."""
+    if type(body) is not bytes:
+        raise TypeError(f"a body of type {type(body).__name__}: brokers support bytes only")
+    try:
+        headers = json.loads(text)
+    except (ValueError, RecursionError):
+        headers = None
+    if type(headers) is not dict:
+        headers = {TEXT: text}
+    given = {} if properties is None else json.loads(properties)
+    options = {
+        "headers": {**headers, **more},
+        "content_type": given.get("content_type") or JSON,
+        "content_encoding": given.get("content_encoding") or "utf-8",
+        "delivery_mode": 2,
+        "message_id": message_id or task_id(),
+        "priority": priority,
+    }
+    if properties is None and type(headers.get("id")) is str:
+        options["correlation_id"] = headers["id"]
+    options.update({name: given[name] for name in ("correlation_id", "reply_to", "type") if given.get(name)})
+    return Outgoing(queue, body, options)
+
+
+def of_envelope(envelope: Envelope, now: float) -> Outgoing:
+    queue, headers, properties, body, priority, due, _ = envelope
+    more = {DUE: float(due)} if due is not None and due > now else {}
+    return outgoing(queue, headers, properties, body, priority, more)
+
+
+def of_leased(
+    leased: Leased, own: Mapping[str, Any], message_id: str | None, queue: str | None = None
+) -> Outgoing:
+    """The message of *leased*, to be sent anew with *own* headers; to *queue* if not to its own."""
+    return outgoing(
+        queue or leased.queue,
+        leased.headers,
+        leased.properties,
+        leased.body,
+        leased.priority,
+        own,
+        message_id,
+    )
+
+
+def read(message: Any) -> Read:
+    """What kombu's *message* says."""
+    headers = dict(message.headers or {})
+    own = {name: headers.pop(name) for name in [name for name in headers if str(name).startswith("x-")]}
+    given = message.properties or {}
+    found: dict[str, Any] = {
+        "content_type": message.content_type or JSON,
+        "content_encoding": message.content_encoding or "utf-8",
+        **{name: given[name] for name in _NAMES if given.get(name) is not None},
+    }
+    message_id = found.pop("message_id", None)
+    info = message.delivery_info or {}
+    if info.get("exchange"):
+        found["delivery_info"] = {name: info.get(name) or "" for name in ("exchange", "routing_key")}
+    text = own.get(TEXT)
+    if not isinstance(text, str):
+        text = dumps(headers)
+    plain = {"content_type": JSON, "content_encoding": "utf-8"}
+    if headers.get("id") is not None:
+        plain["correlation_id"] = headers["id"]
+    body = message.body
+    body = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+    identity = str(message_id or message.delivery_tag)
+    digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    priority = given.get("priority")
+    return Read(
+        int.from_bytes(digest) >> 1 or 1,
+        text,
+        None if found == plain else dumps(found),
+        body,
+        priority if isinstance(priority, int) else 0,
+        bool(info.get("redelivered")),
+        own,
+        message_id,
+    )
+
+
+def leased(queue: str, content: Read, tag: int) -> Leased:
+    """*content* as it is leased from *queue*, under *tag*."""
+    own = content.own
+    due = own.get(DUE)
+    deliveries, parked = own.get(DELIVERIES, 0), own.get(PARKED, 0)
+    return Leased(
+        tag,
+        queue,
+        content.priority,
+        due if isinstance(due, float) else None,
+        deliveries if isinstance(deliveries, int) else 0,
+        content.redelivered or bool(own.get(REDELIVERED)),
+        parked if isinstance(parked, int) else 0,
+        content.text,
+        content.properties,
+        content.body,
+    )
+
+
+def dead(content: Read) -> Dead:
+    own = content.own
+    died = own.get(DIED)
+    deliveries = own.get(DELIVERIES, 0)
+    return Dead(
+        content.tag,
+        str(own.get(QUEUE, "")),
+        str(own.get(REASON, "not put here by qworker")),
+        float(died) if isinstance(died, int | float) else 0.0,
+        deliveries if isinstance(deliveries, int) else 0,
+        content.text,
+        content.properties,
+        content.body,
+    )

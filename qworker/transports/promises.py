@@ -1,0 +1,178 @@
+"""What each broker promises, and what it does not: one row a transport.
+
+Comes from:  nothing; it says in words what the stores do, and what the servers behind them do.
+Goes to:     ``qworker config check``, ``docs/reference/transports.md``.
+Thread:      any; never changed.
+
+An empty ``lacks`` means that every promise of LeaseStore is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT = (
+    "eta", "priority", "fanout", "dead_letters", "delivery_count",
+)  # fmt: skip
+"""The words in ``Promises.lacks``."""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back. eta,
+    priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead where the word is in
+    ``lacks``. note: what else one should know."""
+
+    name: str
+    schemes: tuple[str, ...]
+    accepted: str
+    redelivered: str
+    eta: str
+    priority: str
+    fanout: str
+    dead_letters: str
+    delivery_count: str
+    note: str = ""
+    lacks: frozenset[str] = frozenset()
+
+
+_HELD = "held unacknowledged by the worker that got it, up to worker_eta_task_limit; safe, but it is redelivered if that worker stops"
+_SENT_AGAIN = "sent to the queue `qworker.dead`, then acknowledged"
+_IN_A_HEADER = (
+    "in a header, when a worker sees the death of a process; the death of a whole worker is not counted"
+)
+_NO_FANOUT = "none: only the worker that is told hears of it"
+
+
+def _plain(name: str, schemes: tuple[str, ...], accepted: str, redelivered: str, **words: str) -> Promises:
+    """A transport of kombu's without a store of ours."""
+    return Promises(
+        name,
+        schemes,
+        accepted,
+        redelivered,
+        eta=_HELD,
+        priority=words.pop("priority", "none: first come, first served"),
+        fanout=_NO_FANOUT,
+        dead_letters=_SENT_AGAIN,
+        delivery_count=_IN_A_HEADER,
+        lacks=frozenset({ETA, PRIORITY, FANOUT, DELIVERY_COUNT}),
+        **words,
+    )
+
+
+PROMISES: tuple[Promises, ...] = (
+    Promises(
+        "SQLite (embedded)",
+        ("sqlite",),
+        accepted="committed to the file, on the disk (`embedded_synchronous`)",
+        redelivered="at once: the kernel drops a dead worker's lock; a frozen worker's after worker_lease_seconds",
+        eta="a column; fetched when due",
+        priority="0 to 9",
+        fanout="a table, read by all workers, also those that start later",
+        dead_letters="a table",
+        delivery_count="counted for what was running, whether a process or a whole worker died",
+        note="One host; not on a network file system.",
+    ),
+    Promises(
+        "Redis, Valkey",
+        ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"),
+        accepted="the server has it; on its disk as its `appendfsync` says (everysec: up to 1 s is lost with the power)",
+        redelivered="when the worker's lease ran out (worker_lease_seconds)",
+        eta="a sorted set; fetched when due",
+        priority="0 to 9",
+        fanout="kept for all workers, also those that start later",
+        dead_letters="kept in the server",
+        delivery_count="counted for every death",
+        note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction.",
+    ),
+    Promises(
+        "PostgreSQL, MariaDB, MySQL",
+        ("postgresql", "postgres", "mysql", "mariadb"),
+        accepted="committed",
+        redelivered="at once for a worker on the same machine; for one elsewhere when its lease ran out (worker_lease_seconds)",
+        eta="a column; fetched when due",
+        priority="0 to 9",
+        fanout="a table, read by all workers, also those that start later",
+        dead_letters="a table",
+        delivery_count="counted for what was running, whether a process or a whole worker died",
+        note="`app.publishing_in(session)` publishes within the caller's own transaction.",
+    ),
+    Promises(
+        "RabbitMQ",
+        ("amqp", "amqps", "pyamqp"),
+        accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent together, some may be accepted although an error was raised",
+        redelivered="at once, when the worker's connection falls; half-open connections after the heartbeat",
+        eta="in queues of their own in the server, until it is due (at most 0.1 s ahead in a worker)",
+        priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
+        fanout="a stream `qworker.revoked`, read by all workers, also those that start later (RabbitMQ 3.9)",
+        dead_letters="the queue `qworker.dead`",
+        delivery_count="in a header, when a worker sees the death of a process; quorum queues count every delivery",
+        note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 min): raise it for longer tasks.",
+        lacks=frozenset({DELIVERY_COUNT}),
+    ),
+    Promises(
+        "Amazon SQS",
+        ("sqs", "sqs+https"),
+        accepted="SQS has answered that it has the message; of many sent together, some may be accepted although an error was raised",
+        redelivered="when it is hidden no longer (`visibility_timeout`, 30 s if not set); a live worker renews that, so tasks may take longer",
+        eta="in SQS, which delays a message by 15 minutes at most, so it is sent on until it is due (30 s ahead in a worker); FIFO queues: as the plain transports do",
+        priority="none: first come, first served",
+        fanout=_NO_FANOUT,
+        dead_letters=_SENT_AGAIN,
+        delivery_count=_IN_A_HEADER,
+        note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should its worker die.",
+        lacks=frozenset({PRIORITY, FANOUT, DELIVERY_COUNT}),
+    ),
+    _plain(
+        "Kafka",
+        ("confluentkafka", "kafka"),
+        "handed to the producer's library, which sends it in the background",
+        "when the partition is given to another consumer",
+        note="Acknowledging one message acknowledges all before it in its partition.",
+    ),
+    _plain(
+        "MongoDB",
+        ("mongodb", "mongodb+srv"),
+        "written, as the connection's write concern says",
+        "never: kombu removes a message when it is read; what a killed worker held is lost",
+    ),
+    _plain(
+        "SQLAlchemy (kombu's own)",
+        ("sqla", "sqlalchemy"),
+        "committed",
+        "never: kombu hides a message when it is read; what a killed worker held is lost",
+        note="Use postgresql:// or mysql:// instead.",
+    ),
+    _plain(
+        "Files",
+        ("filesystem",),
+        "written to a file, not forced to the disk",
+        "never: kombu removes the file when it is read; what a killed worker held is lost",
+    ),
+    _plain(
+        "Memory",
+        ("memory",),
+        "in the memory of this process",
+        "never: it ends with the process",
+        priority="0 to 9",
+        note="For tests in one process.",
+    ),
+)
+OTHER = _plain(
+    "Any other transport of kombu",
+    (),
+    "kombu's transport returned",
+    "as kombu's transport does it; many remove a message when it is read",
+    note="Try it with `kill -9` before trusting it.",
+)
+
+
+def promises_of(url: str | None) -> Promises:
+    """The row for the broker at *url* (None: the embedded one)."""
+    scheme = (url or "sqlite://").partition(":")[0].lower()
+    for wanted in (scheme, scheme.partition("+")[0]):
+        for promises in PROMISES:
+            if wanted in promises.schemes:
+                return promises
+    return OTHER

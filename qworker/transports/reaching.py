@@ -1,0 +1,121 @@
+"""Reaching: why a server could not be reached, in words that say what to do.
+
+Comes from:  the transports, the result stores and `qworker doctor`, with what their driver said.
+Goes to:     the texts of BrokerUnavailable, BackendError and ConfigurationError.
+Thread:      any; pure functions.
+
+Each driver wraps what OpenSSL, the resolver or the server said in errors of its own kinds, and all keep the words; so the
+words are what is looked at. OpenSSL is not imported for that: most workers need none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qworker.errors import ConfigurationError
+
+
+class Spelling(NamedTuple):
+    """How TLS is written for one kind of server. authority: the option for the certificates that we trust; own: those
+    for our own certificate and its key; by_tls, without: what is written to have TLS, and to have none."""
+
+    authority: str
+    own: str
+    by_tls: str
+    without: str
+
+
+REDIS = Spelling("ssl_ca_certs", "ssl_certfile and ssl_keyfile", "rediss://", "redis://")
+RABBITMQ = Spelling("ssl_ca_certs", "ssl_certfile and ssl_keyfile", "amqps://", "amqp://")
+POSTGRESQL = Spelling("sslrootcert", "sslcert and sslkey", "sslmode=verify-full", "sslmode=disable")
+MYSQL = Spelling("ssl_ca", "ssl_cert and ssl_key", "ssl_ca", "a URL with no ssl_ parameters")
+
+_MEANINGS = (
+    # What the server says of us comes first: its words hold those of the others.
+    (
+        r"alert (unknown.ca|bad.certificate|certificate.(expired|revoked|unknown))|tlsv1 alert decrypt",
+        "it refuses our certificate: {own} must name one that is valid and signed by an authority that it knows",
+    ),
+    (
+        r"certificate.required|alert handshake.failure|requires a valid client certificate",
+        "it wants a certificate of ours: name it and its key in {own}",
+    ),
+    (
+        r"hostname mismatch|ip address mismatch|does not match host name",
+        "its certificate is made for another name: write that name into the URL, or have a certificate made for this one",
+    ),
+    (
+        r"certificate has expired|certificate is not yet valid",
+        "its certificate is not valid today: renew it, and look at the clocks of both machines",
+    ),
+    (
+        r"certificate.verify.failed|certificate verify error",
+        "its certificate is signed by no authority that we know: name the file of that authority's certificate in {authority}",
+    ),
+    (
+        r"wrong.version.number|packet.length.too.long|record.layer.failure|http.request|"
+        r"does not support ssl|doesn't support it",
+        "it speaks no TLS there: write the port on which it does, or {without} if it is to go unencrypted",
+    ),
+    (
+        r"no answer to TLS",
+        "it does not answer by TLS: if it runs, write the port on which it speaks TLS, or {without} if it is to go unencrypted",
+    ),
+    (
+        r"hung up on TLS",
+        "it hung up when it was greeted by TLS: it may want a certificate of ours, or another one, in {own}",
+    ),
+    (
+        r"hung up on plain words",
+        "it hung up at our first words: if it wants TLS, write {by_tls}",
+    ),
+    (
+        r"name or service not known|name resolution|nodename nor servname|no address associated|"
+        r"failed to resolve host|could not translate host name|getaddrinfo failed",
+        "nobody knows this host name: look for a slip in the URL, and at the name service of this machine",
+    ),
+)
+_HANGING_UP = re.compile(r"reset by peer|broken pipe|EOF occurred|closed (by|the connection)", re.IGNORECASE)
+_WAITING = re.compile(r"in time|timed out|timeout", re.IGNORECASE)
+_LIBPQ_FILES = ("sslrootcert", "sslcert", "sslkey")
+_PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _MEANINGS]
+
+
+def explained(text: str, spelling: Spelling) -> str:
+    """What a driver said on one line, and before it what that means and what to do, where it is known."""
+    line = " ".join(text.split())
+    for pattern, meaning in _PATTERNS:
+        if pattern.search(line):
+            return f"{meaning.format(**spelling._asdict())} ({line})"
+    return line
+
+
+def while_connecting(text: str, tls: bool) -> str:
+    """*text* of an error that came while connecting, marked for explained() where it may be about TLS that there is none, or
+    that the server does not like ours. (After a handshake in TLS 1.3 the reason may get lost on the way.)"""
+    if _HANGING_UP.search(text):
+        return f"hung up on {'TLS' if tls else 'plain words'}: {text}"
+    return f"no answer to TLS: {text}" if tls and _WAITING.search(text) else text
+
+
+def unreadable(files: Iterable[tuple[str, str]]) -> str:
+    """What is wrong with the first of these (option, path) that cannot be read; "" when all can."""
+    for option, path in files:
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            return f"{option} names {path}, which cannot be read: {error.strerror}"
+    return ""
+
+
+def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
+    """ConfigurationError when parameters of PostgreSQL's library name files that cannot be read. (A certificate of ours
+    that is not there it would go without.)"""
+    named = ((name, str(parameters[name])) for name in _LIBPQ_FILES if parameters.get(name))
+    wrong = unreadable((name, path) for name, path in named if (name, path) != ("sslrootcert", "system"))
+    if wrong:
+        raise ConfigurationError(
+            f"{setting}: {wrong}; name a file that the user of this process may read", setting=setting
+        )

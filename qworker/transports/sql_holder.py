@@ -1,0 +1,397 @@
+"""The leasing side of the SQL broker: who holds which message, and the end of each.
+
+Comes from:  the Listener.
+Goes to:     the tables of ``sql_schema.py``, by a connection of the listener's own.
+Thread:      listener only, but for wake().
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from qworker.clock import Clock, boottime
+from qworker.crash_points import CRASHING, crash_point
+from qworker.embedded import boot_id
+from qworker.errors import LeaseLost
+from qworker.transports.holding import Holding, runtime_directory
+from qworker.transports.lease import (
+    Ack,
+    Bury,
+    Leased,
+    Reclaimed,
+    Release,
+    ResultRow,
+    Revocation,
+    Settlement,
+    Store,
+)
+from qworker.transports.sql_link import Handle, Link
+from qworker.transports.sql_memory import Memory
+from qworker.transports.sql_reclaim import HELD, NOW, forget_silent, reclaim
+from qworker.transports.sql_results import PORTION, ResultTable
+from qworker.transports.sql_schema import DELAYED, READY
+from qworker.transports.sql_waker import QUICKEST, Looker
+
+RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
+deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
+WHERE tag = %s AND owner = %s"""
+BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
+SELECT tag, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
+WHERE tag = %s AND owner = %s"""
+NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
+NEW_OWNER = """INSERT INTO qworker_owner (name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
+armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
+PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
+WHERE tag = ANY(%s) AND owner = %s"""
+ARMED_SECONDS = 60.0
+"""For how long publishers ring for a holder that says no more."""
+FULL_BEFORE_DISARMED = 3
+SECOND_LOOK = 0.015
+"""Whoever published while we were about to say that we listen was not heard: look once more, so much later."""
+SLICE = 0.05
+"""How soon in a wait the marks are looked at: children have begun by then what they were given."""
+
+
+T = TypeVar("T")
+
+
+class Holder:
+    """The leasing half of SQLStore, which supplies clock, handle and results."""
+
+    _clock: Clock
+    _results: ResultTable
+
+    def __init__(self, handle: Handle, lease_seconds: float, uptime: Callable[[], float] | None) -> None:
+        self._handle = handle
+        self._lease_seconds = lease_seconds
+        self._uptime = uptime  # None: leases are on the clock of the database
+        self._waker = Looker()
+        self._turn_of_queues = 0
+        self._new_holder()
+
+    def _new_holder(self) -> None:
+        self._holding = Holding(runtime_directory)
+        self._epoch = 0  # 0: no holder
+        self._renew_at = 0.0
+        self._generation = 0
+        self._news = False
+        self._memory = Memory()
+        self._armed = False
+        self._look_again = False
+        self._full = 0
+
+    def _disown(self) -> None:
+        """In a forked child: what the parent holds stays its own, and dies with it."""
+        self._holding.let_go()
+        self._waker.close()
+        self._handle.abandon()
+        self._new_holder()
+
+    # -- being a holder --
+
+    def _local(self) -> float:
+        return boottime() if self._uptime is None else self._uptime()
+
+    def _until(self) -> tuple[str, tuple[float, ...]]:
+        """The end of a lease from now on, as an expression and its values."""
+        if self._uptime is None:
+            return f"{NOW} + %s", (self._lease_seconds,)
+        return "%s", (self._uptime() + self._lease_seconds,)
+
+    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._waker.open()
+        self._holding.take()
+        self._holding.tidy()
+        old = self._epoch
+        until, values = self._until()
+        statement = NEW_OWNER.format(until=until, armed=f"{NOW} + %s")
+        row = (name, os.getpid(), boot_id(), self._holding.lock, self._holding.marks, "\n".join(queues), concurrency,
+               self._clock.now(), *values, ARMED_SECONDS)  # fmt: skip
+
+        def work(link: Link) -> int:
+            with link.transaction():
+                link.durably()  # no crash of the server may give our number to another
+                if old:
+                    self._give_back(link, old)
+                epoch = link.add(statement, row)
+                if CRASHING:
+                    crash_point("enlisting")
+            link.listen()
+            return epoch
+
+        began = self._local()
+        self._results.forget_layout()
+        self._epoch = self._handle.run(work)
+        self._generation = self._handle.generation
+        self._memory = Memory()
+        self._armed = True
+        self._renew_at = began + self._lease_seconds / 3
+        return self._epoch
+
+    def _run(self, work: Callable[[Link], T]) -> T:
+        """What *work* makes of the connection; when that is a new one, what the server lost with the old is redone."""
+        if not self._epoch:
+            raise LeaseLost("this process holds no leases: enlist first")
+        self._handle.open()
+        if self._generation != self._handle.generation:
+            self._handle.run(self._reconnected)
+            self._generation = self._handle.generation
+            self._news = True  # what was rung on the old connection, nobody heard
+        return self._handle.run(work)
+
+    def _reconnected(self, link: Link) -> None:
+        link.listen()
+        with link.transaction():
+            stray = {tag for (tag,) in link.ask(HELD, (self._epoch,))} - self._memory.held
+            for settlements in self._memory.recent(stray):
+                acks = {each.tag: each for each in settlements if type(each) is Ack}
+                self._settle_all(
+                    link, self._epoch, acks, [each for each in settlements if type(each) is not Ack]
+                )
+            if stray:
+                link.do(PUT_BACK, (list(stray), self._epoch))
+
+    def running_path(self) -> str | None:
+        return self._holding.marks or None
+
+    def _renew(self, link: Link) -> None:
+        if CRASHING:
+            crash_point("renewing")
+        began = self._local()
+        until, values = self._until()
+        armed = f", armed_until = {NOW} + {ARMED_SECONDS}" if self._armed else ""
+        if not link.do(
+            f"UPDATE qworker_owner SET lease_until = {until}{armed} WHERE id = %s", (*values, self._epoch)
+        ):
+            raise LeaseLost(
+                f"worker {self._epoch} was silent for over {self._lease_seconds:g} s and taken for dead"
+            )
+        self._renew_at = began + self._lease_seconds / 3
+
+    def _mirror(self, link: Link) -> None:
+        """Copy the marks to our row, where they can be read if this whole machine is gone."""
+
+        def write(tags: set[int]) -> None:
+            text = " ".join(map(str, sorted(tags)))
+            link.do("UPDATE qworker_owner SET running = %s WHERE id = %s", (text, self._epoch))
+
+        self._holding.copy_marks(write)
+
+    def extend(self) -> None:
+        def work(link: Link) -> None:
+            self._renew(link)
+            self._mirror(link)
+
+        self._run(work)
+
+    # -- leasing --
+
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
+        order = (*queues[start:], *queues[:start])
+        now = self._clock.now()
+
+        def work(link: Link) -> list[Leased]:
+            if self._local() >= self._renew_at:
+                self._renew(link)
+            self._mirror(link)
+            rows: list[Leased] = []
+            room, ahead = limit, near
+            for queue in order:
+                ready, early = link.claim(self._epoch, queue, now, room, now + horizon, ahead)
+                room -= len(ready)
+                ahead -= len(early)
+                rows += ready
+                rows += early
+            if CRASHING and rows:
+                crash_point("claiming")
+            self._full = self._full + 1 if limit > 0 and room <= 0 else 0
+            if self._armed and self._full >= FULL_BEFORE_DISARMED:
+                self._arm(link, False)
+            return rows
+
+        rows = self._run(work)
+        self._memory.took(rows)
+        rows.sort(key=_urgency)
+        return rows
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        def work(link: Link) -> list[float | None]:
+            return [link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues]
+
+        return min((due for due in self._run(work) if due is not None), default=None)
+
+    # -- settling --
+
+    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        acks = {each.tag: each for each in reversed(settlements) if type(each) is Ack}
+        others = [each for each in settlements if type(each) is not Ack]
+        twice = {each.tag for each in settlements if type(each) is Ack and acks[each.tag] is not each}
+        plain = not others and not any(ack.row for ack in acks.values())
+
+        def work(link: Link) -> set[int]:
+            if plain:
+                lost = acks.keys() - link.remove(list(acks), epoch)
+            else:
+                with link.transaction():
+                    lost = self._settle_all(link, epoch, acks, others)
+            if epoch == self._epoch:
+                self._mirror(link)
+            return lost
+
+        lost = self._run(work)
+        if epoch == self._epoch:
+            self._memory.settled(settlements)
+        return lost | twice
+
+    def confirm(self) -> None:
+        self._run(lambda link: link.flush())
+
+    def _settle_all(
+        self, link: Link, epoch: int, acks: dict[int, Ack], others: Sequence[Settlement]
+    ) -> set[int]:
+        gone = link.remove(list(acks), epoch) if acks else set()
+        if CRASHING:
+            crash_point("acking")
+        rows: list[ResultRow] = [ack.row for tag, ack in acks.items() if ack.row is not None and tag in gone]
+        lost = acks.keys() - gone
+        for settlement in others:
+            if isinstance(settlement, Store):
+                if CRASHING:
+                    crash_point("storing")
+                rows.append(settlement.row)
+            elif isinstance(settlement, Release):
+                if not self._release(link, epoch, settlement):
+                    lost.add(settlement.tag)
+            elif isinstance(settlement, Bury):
+                if not self._bury(link, epoch, settlement):
+                    lost.add(settlement.tag)
+                elif settlement.row is not None:
+                    rows.append(settlement.row)
+        self._results.store(link, rows)
+        if any(isinstance(each, Release) for each in others):
+            link.ring()
+        return lost
+
+    def _release(self, link: Link, epoch: int, release: Release) -> bool:
+        if CRASHING:
+            crash_point("releasing")
+        due = release.due
+        state = DELAYED if due is not None and due > self._clock.now() else READY
+        again = int(release.counted or release.redelivered)
+        values = (state, due, int(release.counted), int(release.parked), again, release.tag, epoch)
+        return link.do(RELEASE, values) > 0
+
+    def _bury(self, link: Link, epoch: int, bury: Bury) -> bool:
+        values = (bury.reason, self._clock.now(), int(bury.counted), bury.tag, epoch)
+        if not link.do(BURY, values):
+            return False
+        if CRASHING:
+            crash_point("burying")
+        return bool(link.remove([bury.tag], epoch))
+
+    # -- now and then --
+
+    def reclaim(self) -> list[Reclaimed]:
+        now = None if self._uptime is None else self._uptime()
+        return self._run(lambda link: reclaim(link, self._epoch, now))
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        statement = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked
+        WHERE seq > %s AND expires > %s ORDER BY seq"""
+        now = self._clock.now()
+        rows = self._run(lambda link: link.ask(statement, (cursor, now)))
+        return (rows[-1][0] if rows else cursor), [Revocation(row[1], row[2] == 1, row[3]) for row in rows]
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        now = self._clock.now()
+
+        def work(link: Link) -> int:
+            count = forget_silent(link) if self._uptime is None else 0
+            old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
+            tags = {tag for (tag,) in link.ask(old, (now - dead_expires,))}
+            newest = "SELECT died_at, tag FROM qworker_dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"
+            for died_at, tag in link.ask(newest, (dead_max,)):
+                beyond = f"""SELECT tag FROM qworker_dead WHERE died_at < %s OR (died_at = %s AND tag <= %s)
+                LIMIT {PORTION}"""
+                tags |= {tag for (tag,) in link.ask(beyond, (died_at, died_at, tag))}
+            if tags:
+                count += link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),))
+            count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
+            if ids := self._results.expired(link, now):
+                count += self._results.delete(link, ids)
+            return count
+
+        return self._run(work)
+
+    # -- waiting --
+
+    def _arm(self, link: Link, armed: bool) -> None:
+        """Let publishers ring for us, or not."""
+        until = f"{NOW} + {ARMED_SECONDS}" if armed else "0"
+        link.do(f"UPDATE qworker_owner SET armed_until = {until} WHERE id = %s", (self._epoch,))
+        self._armed = armed
+
+    def wait(self, timeout: float) -> bool:
+        if not self._armed:
+            self._run(lambda link: self._arm(link, True))
+            self._look_again = True
+            return True
+        until = time.monotonic() + max(0.0, timeout)
+        again = math.inf
+        if self._look_again:
+            self._look_again = False
+            again = time.monotonic() + SECOND_LOOK
+        marks_at = time.monotonic() + SLICE
+        while True:
+            if self._run(lambda link: link.heard()) or self._news:
+                self._news = False
+                self._waker.pause = QUICKEST
+                return True
+            now = time.monotonic()
+            if now >= marks_at:
+                marks_at = math.inf
+                self._run(self._mirror)
+            if now >= again:
+                return True
+            if now >= until:
+                return False
+            link = self._handle.open()
+            if self._waker.rest(link.fileno(), min(until, again, marks_at) - now):
+                return False
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    # -- the end --
+
+    def resign(self) -> None:
+        epoch, self._epoch = self._epoch, 0
+
+        def work(link: Link) -> None:
+            with link.transaction():
+                self._give_back(link, epoch)
+                link.ring()
+
+        try:
+            with self._holding.ending():
+                if epoch:
+                    self._handle.run(work)
+        finally:
+            self._handle.close()
+            self._new_holder()
+
+    def _give_back(self, link: Link, epoch: int) -> None:
+        """Hold nothing any more, under the epoch that was; not counted."""
+        link.do("UPDATE qworker_message SET state = 0, owner = NULL WHERE owner = %s AND state = 2", (epoch,))
+        if CRASHING:
+            crash_point("resigning")
+        link.do("DELETE FROM qworker_owner WHERE id = %s", (epoch,))
+
+
+def _urgency(leased: Leased) -> tuple[int, int]:
+    return (-leased.priority, leased.tag)

@@ -1,0 +1,287 @@
+"""A connection to the database that is the broker, whatever its kind; and who keeps one open.
+
+Comes from:  ``sql_postgresql.py`` and ``sql_mysql.py``, which make a Link each.
+Goes to:     ``sql.py`` (publishing, under its turn) and ``sql_holder.py`` (the listener's).
+Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
+from qworker.transports.lease import Leased
+from qworker.transports.sql_schema import VERSION
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+MessageRow = tuple[Any, ...]
+"""queue, urgency, due, state, sent, headers, properties, body."""
+
+TRIES = 8
+"""How often a transaction is tried that another one stood in the way of."""
+
+
+class Trouble(NamedTuple):
+    """What an error of the driver means. passing: the same again may well succeed. broken: not on this connection."""
+
+    error: QWorkerError
+    passing: bool = False
+    broken: bool = False
+
+
+class Link(ABC):
+    """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few words
+    that differ. now: the server's clock, as an expression in epoch seconds."""
+
+    errors: tuple[type[Exception], ...]
+    table: str = ""
+    """What tells this broker from others in the same server."""
+    deadline: float | None = None
+    """On the monotonic clock: when to give up on the server. None: after the Link's own patience."""
+
+    @staticmethod
+    @abstractmethod
+    def check(url: str) -> None:
+        """Raise ConfigurationError when *url* asks for TLS in a way that can never work, such as by a file that is not there."""
+
+    @abstractmethod
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        """The rows of *statement*."""
+
+    @abstractmethod
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Carry out *statement*; return how many rows it changed."""
+
+    @abstractmethod
+    def add(self, statement: str, values: Sequence[Any]) -> int:
+        """Insert one row; return the number that it was given."""
+
+    @abstractmethod
+    def new_tag(self) -> int:
+        """A tag that no message will ever have."""
+
+    @abstractmethod
+    def remove(self, tags: Sequence[int], owner: int) -> set[int]:
+        """Delete those messages of *tags* that *owner* holds; return which these were."""
+
+    @abstractmethod
+    def begin(self) -> None: ...
+
+    @abstractmethod
+    def durably(self) -> None:
+        """Within a transaction: let its commit be on the disk when it returns, also where that is not the rule."""
+
+    @abstractmethod
+    def commit(self) -> None: ...
+
+    @abstractmethod
+    def rollback(self) -> None: ...
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what the block does."""
+        self.begin()
+        yield  # when it fails, its Handle rolls back
+        self.commit()
+
+    def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
+        """Return when all that was committed before is on the disk."""
+
+    @contextmanager
+    def within(self, deadline: float) -> Iterator[None]:
+        """Give up on the server at *deadline*, as far as the driver can."""
+        self.deadline = deadline
+        try:
+            yield
+        finally:
+            self.deadline = None
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Set the connection up, and make the tables; see ``sql_schema.py``."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the tables, if they are not there, also beside others who do."""
+
+    def _make_tables(self, there: bool) -> None:
+        """create() them unless they are *there*, as this version has them. Raises ConfigurationError for a newer one's."""
+        version = int(self.ask("SELECT max(version) FROM qworker_schema")[0][0] or 0) if there else 0
+        if version > VERSION:
+            raise ConfigurationError(
+                f"the tables in this database were made by a newer qworker (version {version}, this one knows "
+                f"{VERSION}): upgrade qworker, or use another database",
+                setting="broker_url",
+            )
+        if version < VERSION:
+            self.create()
+
+    @abstractmethod
+    def place(self) -> tuple[str, str]:
+        """The full name of the table of messages, and the channel to ring on ('': there is none)."""
+
+    @abstractmethod
+    def insert(self, rows: Sequence[MessageRow]) -> None:
+        """Store messages in one transaction, and ring for them."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Within a transaction: wake those who wait, once it is committed."""
+
+    @abstractmethod
+    def listen(self) -> None:
+        """From now on heard() tells of rings."""
+
+    @abstractmethod
+    def heard(self) -> bool:
+        """Whether there was a ring since the last call."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """What to poll for rings; -1: heard() must be asked again and again."""
+
+    @abstractmethod
+    def claim(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
+    ) -> tuple[list[Leased], list[Leased]]:
+        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives."""
+
+    @abstractmethod
+    def columns(self, table: str) -> dict[str, bool]:
+        """The columns of a table; for each, whether the server fills it when it is left out. {} when there is none."""
+
+    @abstractmethod
+    def make_results(self, table: str) -> None:
+        """Make a table of results as Celery makes it."""
+
+    @abstractmethod
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
+        """Store results of different tasks by ``sql_upserts.py``. makes_ids: the server gives a new row its id."""
+
+    @abstractmethod
+    def trouble(self, error: Exception) -> Trouble: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Safe to call twice."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: close it without a word, since the parent goes on talking."""
+
+
+class Handle:
+    """Keeps a Link open, and opens it again. turn: held by the thread that uses it, where several may."""
+
+    def __init__(self, connect: Callable[[], Link], url: str) -> None:
+        self.turn = threading.Lock()
+        self._connect = connect
+        self._url = url
+        self._link: Link | None = None  # who has the turn
+        self.generation = 0
+        """Counts the connections: what was set up on an older one is gone."""
+
+    def open(self) -> Link:
+        """The connection, made if need be, with the tables in place."""
+        if self._link is None:
+            link = self._connect()
+            try:
+                for attempt in range(TRIES):
+                    try:
+                        link.prepare()
+                        break
+                    except link.errors as error:
+                        self._settle_trouble(link, error, attempt)
+            except BaseException:
+                link.close()
+                raise
+            self._link = link
+            self.generation += 1
+        return self._link
+
+    def run(self, work: Callable[[Link], T]) -> T:
+        """What *work* makes of the connection; it is called again when another transaction was in its way.
+
+        Raises BrokerUnavailable when the server does not answer, or refuses.
+        """
+        for attempt in range(TRIES):
+            link = self.open()
+            try:
+                return work(link)
+            except link.errors as error:
+                try:
+                    self._settle_trouble(link, error, attempt)
+                except QWorkerError:
+                    raise
+            except BaseException:
+                self._undo(link)
+                raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _settle_trouble(self, link: Link, error: Exception, attempt: int) -> None:
+        """Return when it is worth another try; raise what is wrong otherwise."""
+        trouble = link.trouble(error)
+        if trouble.broken:
+            self._drop(link)
+        else:
+            self._undo(link)
+        if not trouble.passing or attempt == TRIES - 1:
+            raise trouble.error from error
+        time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
+
+    def _undo(self, link: Link) -> None:
+        try:
+            link.rollback()
+        except Exception:  # whatever it is, this connection is of no more use
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+        link.close()
+
+    @contextmanager
+    def taken(self, timeout: float) -> Iterator[None]:
+        """Have the turn within the block."""
+        if not self.turn.acquire(timeout=timeout):
+            raise BrokerUnavailable(f"{self._url} was kept busy by other threads for {timeout:g} s")
+        try:
+            yield
+        finally:
+            self.turn.release()
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another. Safe to call twice."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+        self.turn = threading.Lock()
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+
+
+def blind(file: int) -> None:
+    """Let *file* lead nowhere in this process; whoever else has it keeps it."""
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.dup2(nowhere, file, inheritable=False)
+    finally:
+        os.close(nowhere)
+
+
+def leased(row: Row) -> Leased:
+    """A Leased of the columns that sql_schema.COLUMNS names."""
+    tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body = row
+    return Leased(tag, queue, -urgency, due, deliveries, redelivered == 1, parked, headers, properties, body)

@@ -1,0 +1,294 @@
+"""MariaDB and MySQL as a broker: a Link by PyMySQL.
+
+Comes from:  ``sql.py``, for ``mysql://`` and ``mariadb://`` URLs.
+Goes to:     the tables of ``sql_schema.py``.
+Thread:      one at a time.
+
+These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
+waits looks at the sum: often when there was traffic lately, rarely when not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from qworker.backends.sql_upserts import mysql_upsert
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.transports.lease import MAX_LEASE_BYTES, Leased
+from qworker.transports.reaching import MYSQL as SPELLING
+from qworker.transports.reaching import explained
+from qworker.transports.sql_link import Link, MessageRow, Row, Trouble, blind, leased
+from qworker.transports.sql_schema import BELLS, COLUMNS, MYSQL, NEW_COLUMNS, VERSION
+from qworker.transports.tls import Tls, divided, tls_of
+
+try:
+    import pymysql
+except ImportError as error:
+    raise ConfigurationError(
+        f'{error.name or "pymysql"} is not installed, which mysql:// needs: pip install "qworker[mysql]"',
+        setting="broker_url",
+    ) from error
+
+PATIENCE = 30.0
+"""Seconds after which a server that says nothing is given up."""
+NOW = "UNIX_TIMESTAMP(NOW(6))"
+ARMED = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
+CLAIM = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 0
+ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED"""
+CLAIM_NEAR = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
+ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"""
+RIPE = """SELECT tag FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
+ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED"""
+FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
+PASSING = (1205, 1213, 3572)
+MISSING_TABLE = (1146, 1054, 1049)
+REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
+UNFIT = (1366, 1406, 1264, 1265, 1153, 3988)
+
+
+def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
+    """What PyMySQL connects to *url* with, and what is asked of TLS; ConfigurationError for options there are none of."""
+    parts = urlsplit(url)
+    asked, query = divided(parse_qsl(parts.query))
+    fields: dict[str, Any] = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+        "charset": "utf8mb4",
+    }
+    fields |= {name: query[name] for name in ("charset", "unix_socket") if name in query}
+    return fields, tls_of("mysql", asked)
+
+
+class MySQLLink(Link):
+    """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are understood."""
+
+    errors = (pymysql.err.Error,)
+
+    def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
+        fields, tls = connection_fields(url)
+        if not fields["database"]:
+            raise ConfigurationError(
+                "broker_url names no database: mysql://user@host/database", setting="broker_url"
+            )
+        try:
+            self._connection = pymysql.connect(
+                autocommit=True,
+                connect_timeout=max(1, round(connect_timeout)),
+                read_timeout=PATIENCE,
+                write_timeout=PATIENCE,
+                ssl=None if tls is None else tls.context(),
+                **fields,
+            )
+        except (pymysql.err.Error, OSError) as error:
+            code = error.args[0] if error.args else 0
+            if code in REFUSED or code == 1049:
+                raise ConfigurationError(
+                    f"MySQL refuses this URL: {error.args[-1]}", setting="broker_url"
+                ) from error
+            why = explained(str(error.args[-1] if error.args else error), SPELLING)
+            raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
+        self._texts: dict[str, str] = {}
+        self._rung = 0
+
+    @staticmethod
+    def check(url: str) -> None:
+        _, tls = connection_fields(url)
+        if tls is not None:
+            tls.checked("broker_url")
+
+    def prepare(self) -> None:
+        self.do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self.do("SET SESSION innodb_lock_wait_timeout = 10")
+        self._make_tables(bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'")))
+
+    def create(self) -> None:
+        name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
+        if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
+            raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
+        try:
+            for statement in MYSQL:
+                self.do(statement)
+            self._connection.cursor().executemany(
+                "INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, 0)",
+                [(slot,) for slot in range(BELLS)],
+            )
+            self.do("INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, %s)", (VERSION,))
+        finally:
+            self.ask(name.format("release_lock", ""))
+
+    def _text(self, statement: str) -> str:
+        text = self._texts.get(statement)
+        if text is None:
+            text = statement.replace("= ANY(%s)", "IN %s")
+            text = text.replace("extract(epoch FROM clock_timestamp())", NOW)
+            self._texts[statement] = text
+        return text
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._text(statement), values or None)
+            return list(cursor.fetchall())
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        with self._connection.cursor() as cursor:
+            return int(cursor.execute(self._text(statement), values or None))
+
+    def add(self, statement: str, values: Sequence[Any]) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._text(statement), values or None)
+            return int(cursor.lastrowid or 0)
+
+    def new_tag(self) -> int:
+        empty = "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, 0, '', '')"
+        tag = self.add(empty, ())
+        self.do("DELETE FROM qworker_message WHERE tag = %s", (tag,))
+        return tag
+
+    def remove(self, tags: Sequence[int], owner: int) -> set[int]:
+        if not tags:
+            return set()
+        held = {tag for (tag,) in self.ask(f"SELECT tag {FROM_HELD} FOR UPDATE", (tags, owner))}
+        if held:
+            self.do(f"DELETE {FROM_HELD}", (list(held), owner))
+        return held
+
+    def begin(self) -> None:
+        self._connection.begin()
+
+    def durably(self) -> None:
+        pass  # a setting of the server's holds for all commits
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    # -- publishing --
+
+    def place(self) -> tuple[str, str]:
+        database = str(self.ask("SELECT database()")[0][0]).replace("`", "``")
+        return f"`{database}`.qworker_message", ""
+
+    def insert(self, rows: Sequence[MessageRow]) -> None:
+        with self.transaction():
+            self.copy(rows)
+            self.ring()
+
+    def copy(self, rows: Sequence[MessageRow]) -> None:
+        for row in rows:
+            if not isinstance(row[-1], bytes):  # PyMySQL would store its repr()
+                raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+        with self._connection.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", rows
+            )
+
+    def ring(self) -> None:
+        slot = random.randrange(BELLS)
+        self.do(f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {ARMED}", (slot,))
+
+    # -- hearing --
+
+    def listen(self) -> None:
+        self.heard()
+
+    def heard(self) -> bool:
+        before, self._rung = self._rung, int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0])
+        return self._rung != before
+
+    def fileno(self) -> int:
+        return -1
+
+    # -- leasing --
+
+    def claim(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
+    ) -> tuple[list[Leased], list[Leased]]:
+        with self.transaction():
+            ahead: list[Row] = []
+            # Whoever takes us for dead deletes this row first, and so waits until what we take can be seen.
+            if not self.ask("SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE", (epoch,)):
+                return [], []
+            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))]
+            if ripe:
+                self.do("UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)", (ripe,))
+            if near > 0:
+                ahead = _fitting(self.ask(CLAIM_NEAR, (queue, until, near)))
+            ready = _fitting(self.ask(CLAIM, (queue, limit))) if limit > 0 else []
+            tags = [tag for tag, _ in (*ready, *ahead)]
+            if not tags:
+                return [], []
+            self.do("UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)", (epoch, tags))
+            rows = self.ask(f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)", (tags,))
+        early = {tag for tag, _ in ahead}
+        found = [leased(row) for row in rows]
+        return [each for each in found if each.tag not in early], [
+            each for each in found if each.tag in early
+        ]
+
+    # -- results --
+
+    def columns(self, table: str) -> dict[str, bool]:
+        rows = self.ask(
+            "SELECT column_name, extra LIKE '%%auto_increment%%' OR column_default IS NOT NULL "
+            "FROM information_schema.columns WHERE table_schema = database() AND table_name = %s",
+            (table,),
+        )
+        return {str(name): bool(filled) for name, filled in rows}
+
+    def make_results(self, table: str) -> None:
+        self.do(
+            f"""CREATE TABLE IF NOT EXISTS {table} (id integer AUTO_INCREMENT PRIMARY KEY,
+            task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime, traceback mediumtext,
+            children longblob, KEY ix_{table}_date_done (date_done))"""
+        )
+
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
+        for statement, values in mysql_upsert(table, tuple(columns), rows, makes_ids):
+            with self._connection.cursor() as cursor:
+                cursor.execute(statement, values)
+
+    # -- trouble --
+
+    def trouble(self, error: Exception) -> Trouble:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = str(error.args[-1]) if error.args else str(error)
+        if code in PASSING:
+            return Trouble(BrokerUnavailable(f"MySQL was too busy: {text}"), passing=True)
+        if code in UNFIT or isinstance(error, pymysql.err.DataError):
+            return Trouble(PublishError(f"MySQL cannot take this message: {text}"))
+        if code in REFUSED:
+            return Trouble(
+                ConfigurationError(f"MySQL refuses this user: {text}", setting="broker_url"), broken=True
+            )
+        if code in MISSING_TABLE:
+            return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
+        return Trouble(BrokerUnavailable(f"MySQL does not answer: {text}"), broken=True)
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except (pymysql.err.Error, OSError):
+            pass
+
+    def abandon(self) -> None:
+        socket = getattr(self._connection, "_sock", None)
+        if socket is not None:
+            blind(socket.fileno())
+
+
+def _fitting(rows: list[Row]) -> list[Row]:
+    """Those of (tag, size) that MAX_LEASE_BYTES allows."""
+    total = 0
+    for number, (_, size) in enumerate(rows):
+        if total >= MAX_LEASE_BYTES:
+            return rows[:number]
+        total += size
+    return rows

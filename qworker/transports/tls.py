@@ -1,0 +1,224 @@
+"""TLS: what is asked of a connection's encryption, whoever writes it how, and what each driver is given of it.
+
+Comes from:  parameters of URLs (``ssl_ca_certs=…``), and the settings ``broker_use_ssl`` and ``redis_backend_use_ssl``.
+Goes to:     redis-py, py-amqp, PyMySQL and kombu. (libpq reads its own parameters.)
+Thread:      any; a Tls is never changed.
+
+The names are Celery's, redis-py's and MySQL's, with ``ssl_`` before them or without. Certificates and host names are
+looked at unless it is said that they are not to be. Files are read again at every connect, so that they may be renewed.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from qworker.conf import kinds
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+from qworker.transports.reaching import unreadable
+
+_NAMES = {
+    "ca": "ca_certs",
+    "capath": "ca_path",
+    "cert": "certfile",
+    "key": "keyfile",
+    "key_password": "password",
+    "cipher": "ciphers",
+    "verify_cert": "cert_reqs",
+    "verify_identity": "check_hostname",
+}
+"""MySQL's names for options → ours, which are those of redis-py and of Python's ssl module."""
+_PLAIN = ("ca_certs", "ca_path", "ca_data", "certfile", "keyfile", "password", "ciphers")
+_OPTIONS = (*_PLAIN, "cert_reqs", "check_hostname")
+_VERIFY = {
+    "none": ssl.CERT_NONE,
+    "false": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+    "true": ssl.CERT_REQUIRED,
+}
+_SCHEMES = ("rediss", "valkeys", "amqps")
+_AMQP = ("amqp", "amqps", "pyamqp")
+_REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """ca_certs, ca_path, ca_data: whom we trust; none: whom this system trusts. certfile, keyfile, password: who we are.
+    cert_reqs: whether the server's certificate is looked at; check_hostname: whether the name in it is, too."""
+
+    ca_certs: str | None = None
+    ca_path: str | None = None
+    ca_data: str | bytes | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | bytes | None = field(default=None, repr=False)
+    ciphers: str | None = None
+    cert_reqs: ssl.VerifyMode = ssl.CERT_REQUIRED
+    check_hostname: bool = True
+
+    def problem(self) -> str:
+        """What is wrong with our files, and what to do; "" when they are in order."""
+        named = (
+            ("ssl_ca_certs", self.ca_certs),
+            ("ssl_certfile", self.certfile),
+            ("ssl_keyfile", self.keyfile),
+        )
+        wrong = unreadable((option, path) for option, path in named if path)
+        if wrong:
+            return f"{wrong}; name a file that the user of this process may read"
+        if self.keyfile and not self.certfile:
+            return "ssl_keyfile names a key, and ssl_certfile no certificate for it"
+        bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            self._load_authorities(bare)
+        except (OSError, ValueError) as error:
+            return f"ssl_ca_certs names {self.ca_certs or self.ca_path}, which holds no certificates in PEM form ({error})"
+        try:
+            self._load_own(bare)
+        except (OSError, ValueError) as error:
+            key = f" and ssl_keyfile {self.keyfile}" if self.keyfile else ""
+            return (
+                f"ssl_certfile names {self.certfile}{key}: these are not, in PEM form, a certificate and its key "
+                f"that ssl_password opens, if it is locked ({error})"
+            )
+        try:
+            if self.ciphers:
+                bare.set_ciphers(self.ciphers)
+        except ssl.SSLError as error:
+            return f"ssl_ciphers names no ciphers of OpenSSL: {self.ciphers} ({error})"
+        return ""
+
+    def checked(self, setting: str) -> Tls:
+        """This, once its files are known to be in order; ConfigurationError otherwise."""
+        wrong = self.problem()
+        if wrong:
+            raise ConfigurationError(f"{setting}: {wrong}", setting=setting)
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """What Python's ssl makes connections with. OSError when our files are no longer in order."""
+        wrong = self.problem()
+        if wrong:
+            raise OSError(wrong)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.check_hostname
+        context.verify_mode = self.cert_reqs
+        self._load_authorities(context)
+        self._load_own(context)
+        if self.ciphers:
+            context.set_ciphers(self.ciphers)
+        if self.cert_reqs != ssl.CERT_NONE and not (self.ca_certs or self.ca_path or self.ca_data):
+            context.load_default_certs()
+        return context
+
+    def _load_authorities(self, context: ssl.SSLContext) -> None:
+        if self.ca_certs or self.ca_path or self.ca_data:
+            context.load_verify_locations(self.ca_certs, self.ca_path, self.ca_data)
+
+    def _load_own(self, context: ssl.SSLContext) -> None:
+        if self.certfile:
+            # Without a function OpenSSL would ask for the password of a locked key on the terminal.
+            context.load_cert_chain(self.certfile, self.keyfile, lambda: self.password or "")
+
+    def for_redis(self) -> dict[str, Any]:
+        """What redis-py's SSLConnection takes, in every release."""
+        given = {f"ssl_{name}": value for name in _PLAIN if (value := getattr(self, name)) is not None}
+        required = self.cert_reqs.name.removeprefix("CERT_").lower()
+        return {**given, "ssl_cert_reqs": required, "ssl_check_hostname": self.check_hostname}
+
+    def for_py_amqp(self, host: str) -> dict[str, Any]:
+        """What kombu hands to py-amqp."""
+        known = ("ca_certs", "certfile", "keyfile", "ciphers")
+        given: dict[str, Any] = {name: value for name in known if (value := getattr(self, name)) is not None}
+        given["cert_reqs"] = self.cert_reqs
+        return given | ({"server_hostname": host} if self.check_hostname else {})
+
+
+def divided(query: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """The parameters of a URL: those of TLS, and the others."""
+    asked: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for name, value in query:
+        (asked if name == "ssl" or name.startswith("ssl_") else others)[name] = value
+    return asked, others
+
+
+def tls_of(
+    scheme: str, parameters: Mapping[str, Any], use_ssl: Any = None, setting: str = "broker_url"
+) -> Tls | None:
+    """What is asked for a URL of *scheme* with these parameters of TLS, which go before *use_ssl*, a setting's value;
+    None when it is no TLS. Files are not looked at. ConfigurationError for options there are none of."""
+    switch = parameters.get("ssl")
+    named = {name: value for name, value in parameters.items() if name != "ssl"}
+    if not (scheme in _SCHEMES or use_ssl or named or (switch and _truth("ssl", switch, setting))):
+        return None
+    given: dict[str, Any] = {}
+    for options in (use_ssl if isinstance(use_ssl, Mapping) else {}, named):
+        for name, value in options.items():
+            option = name.removeprefix("ssl_")
+            option = _NAMES.get(option, option)
+            if option not in _OPTIONS:
+                guesses = near(option, _OPTIONS)
+                hint = f"did you mean ssl_{guesses[0]}?" if guesses else f"there are {', '.join(_OPTIONS)}"
+                raise ConfigurationError(f"{setting}: TLS has no option {name!r}; {hint}", setting=setting)
+            if option == "cert_reqs":
+                given[option] = _verify(name, value, setting)
+            elif option == "check_hostname":
+                given[option] = _truth(name, value, setting)
+            elif value is not None:
+                given[option] = value if isinstance(value, bytes) else str(value)
+    if given.get("cert_reqs") == ssl.CERT_NONE:
+        given["check_hostname"] = False
+    return Tls(**given)
+
+
+def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
+    """*use_ssl* of RabbitMQ without ``server_hostname``, and that: the name in the server's certificate, if not *host*."""
+    if not isinstance(use_ssl, Mapping):
+        return use_ssl, host
+    rest = {name: value for name, value in use_ssl.items() if name.removeprefix("ssl_") != "server_hostname"}
+    names = [value for name, value in use_ssl.items() if name not in rest and value]
+    return rest or bool(use_ssl), str(names[0]) if names else host
+
+
+def for_kombu(url: str, use_ssl: Any) -> tuple[str, Any]:
+    """*url* and *use_ssl* as kombu's Connection takes them, so that the same is asked for as by our own transports."""
+    start, _, query = url.partition("?")
+    scheme = start.partition(":")[0]
+    if scheme not in (*_AMQP, *_REDIS):
+        return url, use_ssl or False
+    parameters, others = divided(parse_qsl(query))
+    name = urlsplit(start).hostname or "127.0.0.1"
+    if scheme in _AMQP:
+        use_ssl, name = own_name(use_ssl, name)
+    tls = tls_of(scheme, parameters, use_ssl)
+    if tls is None:
+        return url, False
+    tls.checked("broker_url")
+    asked = tls.for_py_amqp(name) if scheme in _AMQP else tls.for_redis()
+    return f"{start}?{urlencode(others)}" if others else start, asked
+
+
+def _verify(name: str, value: Any, setting: str) -> ssl.VerifyMode:
+    if value is None:
+        return ssl.CERT_NONE  # as in Celery
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = ssl.VerifyMode(value).name if value in list(ssl.VerifyMode) else value
+    found = _VERIFY.get(str(value).lower().removeprefix("cert_"))
+    if found is None:
+        raise ConfigurationError(
+            f"{setting}: {name} must be required, optional or none, not {value!r}", setting=setting
+        )
+    return found
+
+
+def _truth(name: str, value: Any, setting: str) -> bool:
+    try:
+        return bool(kinds.BOOLEAN.read(value))
+    except ValueError as error:
+        raise ConfigurationError(f"{setting}: {name} {error}", setting=setting) from None

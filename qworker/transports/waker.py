@@ -1,0 +1,66 @@
+"""Waker: how the listener sleeps until there is news, its store is woken, or time is up.
+
+Comes from:  the holders' wait(), with the files by which their brokers tell of news.
+Goes to:     a pipe of this process, beside those files.
+Thread:      the listener's, but for wake().
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+
+
+class Waker:
+    """A pipe that ends a sleep(). Closed at first."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+
+    def open(self) -> None:
+        """Safe to call twice."""
+        if self._ends is None:
+            self._ends = os.pipe()
+            for end in self._ends:
+                os.set_blocking(end, False)
+
+    def close(self) -> None:
+        """Safe to call twice; in a forked child, too."""
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            os.close(end)
+
+    def fileno(self) -> int:
+        """What can be read after wake(), until hush(); -1 while this is closed."""
+        return -1 if self._ends is None else self._ends[0]
+
+    def wake(self, word: bytes = b"!") -> None:
+        """End a sleep() early. Any thread; safe in a signal handler."""
+        ends = self._ends
+        if ends is not None:
+            try:
+                os.write(ends[1], word)
+            except (BlockingIOError, OSError):
+                pass  # full: it is awake; closed: it has gone
+
+    def hush(self) -> bytes:
+        """Take in what wake() has said since the last time; b"" when it was not called."""
+        try:
+            return os.read(self.fileno(), 65536)
+        except BlockingIOError:
+            return b""
+
+    def sleep(self, seconds: float, *files: int) -> tuple[bytes, set[int]]:
+        """Sleep until one of *files* (-1: none) can be read, wake() is called or so many seconds have passed.
+
+        Returns what wake() has said, and those of *files* that can be read.
+        """
+        ready = select.poll()
+        for file in (self.fileno(), *files):
+            if file >= 0:
+                ready.register(file, select.POLLIN)
+        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with 0.
+        found = {file for file, _ in ready.poll(math.ceil(max(0.0, seconds) * 1000))}
+        words = self.hush() if self.fileno() in found else b""
+        return words, found
