@@ -12,16 +12,23 @@ from qworker.naming import near
 
 SCHEMES: dict[str, tuple[str, str]] = {
     "sqlite": ("qworker.backends.sqlite", "SQLiteBackend"),
+    "redis": ("qworker.backends.redis", "RedisBackend"),
+    "rediss": ("qworker.backends.redis", "RedisBackend"),
+    "valkey": ("qworker.backends.redis", "RedisBackend"),
+    "valkeys": ("qworker.backends.redis", "RedisBackend"),
+    "unix": ("qworker.backends.redis", "RedisBackend"),
+    "sentinel": ("qworker.backends.redis", "RedisBackend"),
     "db": ("qworker.backends.sql", "SQLBackend"),
     "file": ("qworker.backends.filesystem", "FilesystemBackend"),
-    "cache": ("qworker.backends.memory", "MemoryBackend"),
+    "cache+memory": ("qworker.backends.memory", "MemoryBackend"),
+    "cache+memcached": ("qworker.backends.memcached", "MemcachedBackend"),
+    "cache+pylibmc": ("qworker.backends.memcached", "MemcachedBackend"),
+    "rpc": ("qworker.backends.rpc", "RpcBackend"),
     "disabled": ("qworker.backends.disabled", "DisabledBackend"),
 }
 """Where the class for each scheme is; ``db+postgresql`` is found by what stands before the plus."""
 
-_EXAMPLES = (
-    "sqlite:///results.db, db+postgresql://user@host/name, file:///directory, cache+memory:// or disabled://"
-)
+_EXAMPLES = "sqlite:///results.db, redis://host:6379/0, db+postgresql://user@host/name, file:///directory, cache+memory:// or disabled://"
 
 
 def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
@@ -30,14 +37,14 @@ def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
     Raises ConfigurationError for a scheme there is no store for, or when the extra that it needs is not installed.
     """
     scheme = url.partition("://")[0].lower()
-    family, _, driver = scheme.partition("+")
-    if family not in SCHEMES or "://" not in url or (family == "cache" and driver != "memory"):
-        guesses = near(family, SCHEMES)
+    found = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
+    if found is None or "://" not in url:
+        guesses = near(scheme.partition("+")[0], SCHEMES)
         hint = f"did you mean {guesses[0]}://?" if guesses else f"use {_EXAMPLES}"
         raise ConfigurationError(
             f"there is no result store for {scheme}://; {hint}", setting="result_backend"
         )
-    module, name = SCHEMES[family]
+    module, name = found
     backend: Backend = getattr(import_module(module), name)(url, conf, clock)
     return backend
 

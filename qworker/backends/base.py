@@ -13,8 +13,11 @@ A final state never goes back: ``store`` compares and sets by ``states.may_repla
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 Meta = dict[str, Any]
 Row = tuple[str, str, bytes, float | None]
-"""``(task_id, status, payload, expires)``: what the worker stores together with the ack."""
+"""``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who stores it. The
+payload is what the store wants it to be; expires is an epoch second."""
 
 COMPRESSED = b"\x00celery-compressed\x00"
 """What a compressed payload begins with; the MIME name and a NUL follow."""
@@ -44,6 +48,8 @@ class Backend(ABC):
     """Other processes see what is stored."""
     supports_wait: ClassVar[bool] = False
     """wait() is told of changes; it does not have to look for them."""
+    remote: ClassVar[bool] = False
+    """It is asked over a network, for which an event loop must not wait."""
     supports_locks: ClassVar[bool] = True
     """add(), incr() and delete() work."""
 
@@ -55,6 +61,7 @@ class Backend(ABC):
         self._compression: str | None = conf.result_compression
         self._extended: bool = conf.result_extended
         self._max_bytes: int = conf.message_max_bytes
+        self._bells = threading.local()
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")
@@ -68,9 +75,13 @@ class Backend(ABC):
         result: Any = None,
         traceback: str | None = None,
         context: Context | None = None,
+        properties: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Meta:
-        """Make the metadata of a task in state *status*; *result* is a value, or an exception as dict."""
+        """Make the metadata of a task in state *status*; *result* is a value, or an exception as dict.
+
+        properties: of the message, where there is no context: for a store that sends results back.
+        """
         final = status in states.READY_STATES
         meta = {
             "status": status,
@@ -144,9 +155,16 @@ class Backend(ABC):
         """Epoch second at which what is stored now expires; None: never."""
         return None if self.expires is None else self.clock.now() + self.expires
 
-    def row(self, task_id: str, meta: Meta) -> Row:
-        """The same as store(), left to the worker to do together with the ack. See same_store()."""
+    def row(self, task_id: str, meta: Meta) -> Row | None:
+        """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep nothing.
+
+        Raises EncodeError when it cannot be serialised.
+        """
         return task_id, meta["status"], self.encode(meta), self.expiry()
+
+    def reply_to(self) -> str | None:
+        """The queue that calls of this process are to name for their results; None: results are not sent."""
+        return None
 
     def same_store(self, store_url: str) -> bool:
         """Tell whether this is the very store that the broker at *store_url* keeps its messages in."""
@@ -168,6 +186,15 @@ class Backend(ABC):
 
         Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
         """
+
+    def store_rows(self, rows: Sequence[Row]) -> None:
+        """Store what row() made, oldest first, each by the rule of store(); in one step where the store can.
+
+        Raises BackendError when the store does not answer: then any of them may have been stored, and the call may
+        be repeated. EncodeError: one of them can never be stored, and none or some were.
+        """
+        for task_id, _, payload, _ in rows:
+            self.store(task_id, self.decode(payload))
 
     @abstractmethod
     def get(self, task_id: str) -> Meta | None:
@@ -195,14 +222,9 @@ class Backend(ABC):
         deadline = None if timeout is None else self.clock.monotonic() + timeout
         longest = max(0.001, min(interval, POLL_SECONDS))
         pause = longest if self.supports_wait else 0.001
-        with self.listening() as listen:
+        with self.listening(ids) as listen:
             while True:
-                found = {
-                    key: meta
-                    for key, meta in self.get_many(ids).items()
-                    if meta["status"] in states.READY_STATES
-                }
-                if found:
+                if found := self.ended(ids):
                     return found
                 left = longest if deadline is None else deadline - self.clock.monotonic()
                 if left <= 0:
@@ -212,14 +234,31 @@ class Backend(ABC):
                 listen(min(pause, left))
                 pause = min(pause * 2, longest)
 
+    def ended(self, ids: Collection[str]) -> dict[str, Meta]:
+        """The metadata of those of *ids* that have ended."""
+        return {
+            key: meta for key, meta in self.get_many(ids).items() if meta["status"] in states.READY_STATES
+        }
+
     @contextmanager
-    def listening(self) -> Iterator[Callable[[float], Any]]:
-        """Give a function that pauses for some seconds, and less when something was stored since the block began."""
+    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
+        """Give a function that pauses for some seconds, and less when one of *ids* was stored since the block began."""
         yield self.clock.sleep
 
     def bell(self) -> Any:
-        """Return what rings when something is stored (fileno(), drain(), close()), for an event loop; None: nothing."""
+        """Return what rings when something is stored, for an event loop; None: nothing does.
+
+        It has fileno(), close() and drain(); of a store that is remote, follow(ids) and rung() in place of drain().
+        """
         return None
+
+    def _kept_bell(self) -> Any:
+        """A bell() of this thread, which stays: to hang one up costs more than to wait for it."""
+        bells = self._bells
+        if getattr(bells, "pid", None) != os.getpid():
+            bells.pid, bells.bell = os.getpid(), self.bell()
+            weakref.finalize(threading.current_thread(), bells.bell.close)
+        return bells.bell
 
     # -- locks and counters --
 

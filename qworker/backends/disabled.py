@@ -6,7 +6,7 @@ Thread:      any.
 
 from __future__ import annotations
 
-from qworker.backends.base import Backend, Meta
+from qworker.backends.base import Backend, Meta, Row
 from qworker.errors import NotSupported
 
 
@@ -18,6 +18,9 @@ class DisabledBackend(Backend):
 
     def store(self, task_id: str, meta: Meta) -> bool:
         return True
+
+    def row(self, task_id: str, meta: Meta) -> Row | None:
+        return None
 
     def get(self, task_id: str) -> Meta | None:
         raise NotSupported(

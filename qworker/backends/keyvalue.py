@@ -8,11 +8,12 @@ Thread:      any.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from qworker import states
-from qworker.backends.base import Backend, Meta
+from qworker.backends.base import Backend, Meta, Row
 
 TASK_PREFIX = "celery-task-meta-"
 GROUP_PREFIX = "celery-taskset-meta-"
@@ -39,10 +40,17 @@ class KeyValueBackend(Backend):
         """Delete *key*, if it exists."""
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        key, data = TASK_PREFIX + task_id, self.encode(meta)
+        return self._store(task_id, meta["status"], self.encode(meta))
+
+    def store_rows(self, rows: Sequence[Row]) -> None:
+        for task_id, status, payload, _ in rows:
+            self._store(task_id, status, payload)
+
+    def _store(self, task_id: str, status: str, data: bytes) -> bool:
+        key = TASK_PREFIX + task_id
         with self.locked(key):
             old = self.read(key)
-            if old is not None and not states.may_replace(self.decode(old)["status"], meta["status"]):
+            if old is not None and not states.may_replace(self.decode(old)["status"], status):
                 return False
             self.write(key, data, self.expires)
         return True

@@ -15,6 +15,9 @@ from typing import Any
 from qworker.backends.base import Meta
 from qworker.backends.keyvalue import KeyValueBackend
 from qworker.clock import Clock
+from qworker.transports.forked import forgetful
+
+_stores = forgetful()
 
 
 class MemoryBackend(KeyValueBackend):
@@ -29,6 +32,12 @@ class MemoryBackend(KeyValueBackend):
         self._stored = threading.Condition(self._lock)
         self._values: dict[str, tuple[bytes, float | None]] = {}  # under _lock
         self._changes = 0  # under _lock
+        _stores.add(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: another thread of the parent's may have held the lock, and will never let go of it here."""
+        self._lock = threading.RLock()
+        self._stored = threading.Condition(self._lock)
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -51,7 +60,7 @@ class MemoryBackend(KeyValueBackend):
             self._values.pop(key, None)
 
     @contextmanager
-    def listening(self) -> Iterator[Callable[[float], Any]]:
+    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
         seen = self._changes
 
         def listen(seconds: float) -> None:

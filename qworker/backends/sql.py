@@ -4,15 +4,19 @@ Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``d
 Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``; locks and counters to ``qworker_keyvalue``.
 Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
 
-Each statement is a transaction of its own. A state is replaced by one UPDATE whose WHERE names the states that may
-not be, so two writers cannot pass each other; a row is only inserted after a look has found none (on MySQL, a
-locking look at a missing row would take a gap lock, and two such inserts a deadlock).
+Each statement is a transaction of its own. Rows are stored by the batch in one statement, where ``sql_upserts.py`` has one
+for the database. Elsewhere, and where that does not tell whether it stored a row, a row is only inserted after a look has
+found none; and a state is replaced by one UPDATE whose WHERE names the states that may not be, so two writers cannot
+pass each other.
+
+Who waits is rung by the ``Lookout`` of this process, which PostgreSQL tells of results; on other databases it looks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -20,14 +24,21 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import Backend, Meta
-from qworker.backends.sql_tables import EXTENDED, LONGEST_ID, connect, make_tables
+from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
+from qworker.backends.lookout import Bell, Lookout
+from qworker.backends.sql_ear import DRIVERS, SQLEar
+from qworker.backends.sql_rows import latest, pack, place_of, unpack
+from qworker.backends.sql_tables import EXTENDED, LONGEST_ID, Layout, connect, make_tables
+from qworker.backends.sql_upserts import COUNTING, UPSERTS, channel_of, lock_of
 from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
+from qworker.transports.reaching import MYSQL, POSTGRESQL, explained
 
 T = TypeVar("T")
 
+PORTION = 500
+"""How many ids are asked for in one statement."""
 TRIES = 3
 """How often a statement is tried when the connection was lost, or another transaction was in the way."""
 
@@ -35,12 +46,25 @@ TRIES = 3
 class SQLBackend(Backend):
     """Results in SQL tables, which are made at the first use if they are not there."""
 
+    supports_wait = True
+    remote = True
+
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
         self._tables = make_tables(conf.database_table_names, self._extended)
         self._pid = os.getpid()
-        self._columns: frozenset[str] | None = None
+        self._layout: Layout | None = None
+        dialect = self._engine.dialect
+        self._table = dialect.identifier_preparer.format_table(self._tables.task)
+        self._upsert = UPSERTS.get(dialect.name)
+        self._counts = dialect.name in COUNTING
+        tells = dialect.name == "postgresql" and dialect.driver in DRIVERS
+        self._lookout = Lookout(self._ended, self._listen if tells else None)
+
+    def same_store(self, store_url: str) -> bool:
+        place = place_of(self.url)
+        return place is not None and place == place_of(store_url)
 
     # -- statements --
 
@@ -51,8 +75,8 @@ class SQLBackend(Backend):
             self._pid = os.getpid()
         for attempt in range(1, TRIES + 1):
             try:
-                if self._columns is None:
-                    self._columns = self._tables.create(self._engine)
+                if self._layout is None:
+                    self._layout = self._tables.create(self._engine)
                 with self._engine.connect() as connection:
                     return work(connection)
             except sa_errors.DataError as error:
@@ -61,7 +85,8 @@ class SQLBackend(Backend):
                 raise
             except sa_errors.DBAPIError as error:
                 if attempt == TRIES or not (error.connection_invalidated or _passes(error)):
-                    raise BackendError(f"{self.safe_url}: {error.orig}") from error
+                    spelling = POSTGRESQL if self._engine.dialect.name == "postgresql" else MYSQL
+                    raise BackendError(f"{self.safe_url}: {explained(str(error.orig), spelling)}") from error
                 self.clock.sleep(0.02 * attempt)
             except sa_errors.SQLAlchemyError as error:
                 raise BackendError(f"{self.safe_url}: {error}") from error
@@ -81,51 +106,104 @@ class SQLBackend(Backend):
             return False
         return True
 
+    def _known(self) -> Layout:
+        """How the table of tasks is really laid out."""
+        if self._layout is None:
+            self._run(lambda connection: None)
+        assert self._layout is not None
+        return self._layout
+
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
+        values = self._values(task_id, meta)
+        return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
+
+    def row(self, task_id: str, meta: Meta) -> Row:
+        return task_id, meta["status"], pack(self._values(task_id, meta)), self.expiry()
+
+    def store_rows(self, rows: Sequence[Row]) -> None:
+        found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
+        if self._upsert is not None:
+            self._store_many(found)
+            return
+        for task_id, values in found.items():
+            self._store_one(task_id, values)
+
+    def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
+        """Store the columns of many tasks; return how many were, where the database counts them."""
+        assert self._upsert is not None
+        layout = self._known()
+        columns = tuple(name for name in layout.columns if name not in ("id", "stamps"))
+        rows = []
+        for task_id, values in found.items():
+            fitting = {"task_id": task_id, **self._fitting(values)}
+            rows.append(tuple(fitting.get(name) for name in columns))
+        place = "?" if self._engine.dialect.paramstyle == "qmark" else "%s"
+        steps = list(self._upsert(self._table, columns, rows, layout.makes_ids, place))
+
+        def work(connection: sa.Connection) -> int:
+            count = 0
+            for statement, parameters in steps:
+                result = connection.exec_driver_sql(statement, parameters)
+                count += result.scalar_one() if result.returns_rows else result.rowcount
+            return count
+
+        try:
+            return self._run(work)
+        except sa_errors.IntegrityError as error:
+            raise BackendError(f"{self.safe_url}: {error.orig}") from error
+
+    def _store_one(self, task_id: str, values: Mapping[str, Any]) -> bool:
+        task = self._tables.task
+        known = self._rows(sa.select(task.c.id).where(task.c.task_id == task_id))
+        if not known and self._insert(task.insert(), {"task_id": task_id, **self._fitting(values)}):
+            return True
+        return self._execute(self._replace(task_id, values)) > 0
+
+    def _replace(self, task_id: str, values: Mapping[str, Any]) -> sa.Update:
+        """The statement that replaces what is stored of a task, unless it may not be."""
+        task = self._tables.task
+        standing = [old for old in states.ALL_STATES if not states.may_replace(old, values["status"])]
+        replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
+        return task.update().where(task.c.task_id == task_id, replaceable).values(self._fitting(values))
+
+    def _values(self, task_id: str, meta: Meta) -> dict[str, Any]:
+        """The columns of a row, as plain values. The database is not asked."""
         if len(task_id) > LONGEST_ID:
             raise EncodeError(
                 f"task ids of more than {LONGEST_ID} characters do not fit the table: {task_id[:40]}…"
             )
-        task = self._tables.task
-        values = self._to_row(meta)
-        known = self._rows(sa.select(task.c.id).where(task.c.task_id == task_id))
-        if not known and self._insert(task.insert(), {"task_id": task_id, **values}):
-            return True
-        standing = [old for old in states.ALL_STATES if not states.may_replace(old, meta["status"])]
-        replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
-        return self._execute(task.update().where(task.c.task_id == task_id, replaceable).values(values)) > 0
-
-    def _to_row(self, meta: Meta) -> dict[str, Any]:
-        done = meta.get("date_done")
         row = {
             "status": meta["status"],
             "result": self.encode_value(meta.get("result")),
             "traceback": meta.get("traceback"),
             "children": self.encode_value(meta["children"]) if meta.get("children") else None,
-            "date_done": None if done is None else parse_iso(done).astimezone(UTC).replace(tzinfo=None),
+            "date_done": meta.get("date_done"),
         }
         for name in EXTENDED if self._extended else ():
             value = meta.get(name)
             row[name] = (
                 self.encode_value(value) if name in ("args", "kwargs") and value is not None else value
             )
-        self._run(lambda connection: None)  # so that the columns are known
-        assert self._columns is not None
-        return {name: value for name, value in row.items() if name in self._columns}
+        return row
+
+    def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of *values* that the table has columns for, as SQLAlchemy takes them."""
+        columns = self._known().columns
+        row = {name: value for name, value in values.items() if name in columns}
+        if row["date_done"] is not None:
+            row["date_done"] = parse_iso(row["date_done"]).astimezone(UTC).replace(tzinfo=None)
+        return row
 
     def get(self, task_id: str) -> Meta | None:
         return self.get_many([task_id]).get(task_id)
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
-        self._run(lambda connection: None)
-        columns = [self._tables.task.c[name] for name in self._columns or ()]
+        columns = [self._tables.task.c[name] for name in self._known().columns]
         found: dict[str, Meta] = {}
-        wanted = list(ids)
-        for start in range(0, len(wanted), 500):
-            chunk = wanted[start : start + 500]
-            for row in self._rows(sa.select(*columns).where(self._tables.task.c.task_id.in_(chunk))):
+        for portion in _portions(ids):
+            for row in self._rows(sa.select(*columns).where(self._tables.task.c.task_id.in_(portion))):
                 meta = self._to_meta(row._mapping)
                 if meta is not None:
                     found[meta["task_id"]] = meta
@@ -163,6 +241,62 @@ class SQLBackend(Backend):
     def forget(self, task_id: str) -> None:
         task = self._tables.task
         self._execute(task.delete().where(task.c.task_id == task_id))
+
+    # -- waiting --
+
+    def wait(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> dict[str, Meta]:
+        deadline = None if timeout is None else self.clock.monotonic() + timeout
+        longest = max(0.001, min(interval, POLL_SECONDS))
+        if found := self.ended(ids):
+            return found  # what is there already needs no bell
+        with closing(self.bell()) as bell:
+            bell.follow(ids)
+            changed: Collection[str] = ids
+            while True:
+                if changed and (found := self.ended(changed)):
+                    return found
+                left = longest if deadline is None else deadline - self.clock.monotonic()
+                if left <= 0:
+                    return {}
+                if on_interval is not None:
+                    on_interval()
+                changed = bell.wait(min(longest, left))
+
+    def bell(self) -> Bell:
+        return self._lookout.bell()
+
+    def _ended(self, ids: Collection[str]) -> list[str]:
+        """Those of *ids* that have ended."""
+        task = self._tables.task
+        ended: list[str] = []
+        for portion in _portions(ids):
+            final = task.c.status.in_(states.READY_STATES)
+            rows = self._rows(sa.select(task.c.task_id).where(task.c.task_id.in_(portion), final))
+            ended += [row[0] for row in rows]
+        return ended
+
+    def _listen(self) -> SQLEar:
+        """A connection of its own that PostgreSQL tells of results on."""
+        self._known()
+        connection = self._engine.connect()
+        try:
+            driver = connection.connection.driver_connection
+            connection.detach()
+            connection.exec_driver_sql("SET lock_timeout = '5s'")
+            channel = connection.exec_driver_sql(f"SELECT {channel_of(self._table)}").scalar_one()
+            connection.exec_driver_sql(f"LISTEN {channel}")
+            # Who stored without telling us has committed when this returns, and the look that follows sees it.
+            connection.exec_driver_sql(f"SELECT pg_advisory_lock_shared({lock_of(self._table)})")
+            return SQLEar(driver, connection.close)
+        except BaseException:
+            connection.close()
+            raise
 
     # -- locks and counters --
 
@@ -204,7 +338,7 @@ class SQLBackend(Backend):
 
     def save_group(self, group_id: str, result: Any) -> None:
         group = self._tables.group
-        values = {"result": self.encode_value({"result": result}), "date_done": self._utc(self.clock.now())}
+        values = {"result": self.encode_value(result), "date_done": self._utc(self.clock.now())}
         if not self._execute(group.update().where(group.c.taskset_id == group_id).values(values)):
             self._insert(group.insert(), {"taskset_id": group_id, **values})
 
@@ -234,7 +368,14 @@ class SQLBackend(Backend):
         return count
 
     def close(self) -> None:
+        self._lookout.close()
         self._engine.dispose(close=self._pid == os.getpid())
+
+
+def _portions(ids: Collection[str]) -> Iterator[list[str]]:
+    wanted = list(ids)
+    for start in range(0, len(wanted), PORTION):
+        yield wanted[start : start + PORTION]
 
 
 def _passes(error: sa_errors.DBAPIError) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from sqlalchemy import exc as sa_errors
 from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 
 from qworker.errors import ConfigurationError
+from qworker.transports.reaching import check_libpq
 
 LONGEST_ID = 155
 
@@ -36,6 +38,13 @@ _DRIVERS = {
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
 
+class Layout(NamedTuple):
+    """columns: of our own that the table of tasks really has, in one order. makes_ids: it gives a new row its id."""
+
+    columns: tuple[str, ...]
+    makes_ids: bool
+
+
 class Tables(NamedTuple):
     """The three tables and what they belong to."""
 
@@ -44,8 +53,8 @@ class Tables(NamedTuple):
     group: sa.Table
     keyvalue: sa.Table
 
-    def create(self, engine: sa.Engine) -> frozenset[str]:
-        """Make the tables that are missing; return the columns that the table of tasks really has."""
+    def create(self, engine: sa.Engine) -> Layout:
+        """Make the tables that are missing; return how the table of tasks is really laid out."""
         for table in self.metadata.tables.values():
             for tries_left in reversed(range(4)):
                 try:
@@ -56,8 +65,10 @@ class Tables(NamedTuple):
                     if not tries_left:
                         raise
                     time.sleep(0.05)
-        found = {column["name"] for column in sa.inspect(engine).get_columns(self.task.name)}
-        return frozenset(found & set(self.task.c.keys()))
+        found = {column["name"]: column for column in sa.inspect(engine).get_columns(self.task.name)}
+        key = found["id"]
+        makes_ids = key["default"] is not None or key.get("autoincrement") is True
+        return Layout(tuple(name for name in self.task.c.keys() if name in found), makes_ids)  # noqa: SIM118
 
 
 def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
@@ -122,6 +133,7 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
                 )
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
             parsed = parsed.set(drivername=f"{dialect}+{driver}")
+        parsed = _by_tls(parsed, options)
         if dialect == "sqlite":
             options.setdefault("connect_args", {"timeout": 30})
         if short_lived:
@@ -136,3 +148,22 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
         ) from None
     except (sa_errors.ArgumentError, sa_errors.NoSuchModuleError, TypeError) as error:
         raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None
+
+
+def _by_tls(url: sa.URL, options: dict[str, Any]) -> sa.URL:
+    """See to what *url* says of TLS; return what is left for SQLAlchemy to read.
+
+    PyMySQL gets from us what the broker's connection gets, so that the same words mean the same to both.
+    """
+    if url.get_backend_name() == "postgresql":
+        check_libpq(url.query, "result_backend")
+    if not url.drivername.endswith("+pymysql"):
+        return url
+    # OpenSSL is only for those who use PyMySQL, which loads it too.
+    tls = import_module("qworker.transports.tls")
+    parameters, _ = tls.divided((name, str(value)) for name, value in url.query.items())
+    asked = tls.tls_of("mysql", parameters, setting="result_backend")
+    if asked is not None:
+        context = asked.checked("result_backend").context()
+        options["connect_args"] = {"ssl": context, **options.get("connect_args", {})}
+    return url.difference_update_query(parameters)

@@ -11,16 +11,13 @@ only makes the row. Who waits for a result hangs up a bell, and looks every half
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from qworker import states
-from qworker.backends.base import Backend, Meta
+from qworker.backends.base import Backend, Meta, Row
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
 from qworker.clock import Clock
 from qworker.embedded import (
@@ -62,7 +59,6 @@ class SQLiteBackend(Backend):
         self._database = Database(database_path(url), "NORMAL")
         self._handle = Handle(self._database)
         self._ringer = Ringer(self._database.bells, "result")
-        self._bells = threading.local()
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -77,11 +73,16 @@ class SQLiteBackend(Backend):
         return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        row = self.row(task_id, meta)
+        return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
+
+    def store_rows(self, rows: Sequence[Row]) -> None:
+        self._store(rows)
+
+    def _store(self, rows: Sequence[Row]) -> int:
         with self._connection() as connection:
             with transaction(connection):
-                stored = connection.execute(UPSERT_RESULT, row).rowcount > 0
-            if stored and meta["status"] in states.READY_STATES:
+                stored = connection.executemany(UPSERT_RESULT, rows).rowcount
+            if stored and any(status in states.READY_STATES for _, status, _, _ in rows):
                 self._ringer.ring()
         return stored
 
@@ -104,14 +105,10 @@ class SQLiteBackend(Backend):
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
 
     @contextmanager
-    def listening(self) -> Iterator[Callable[[float], Any]]:
-        # One bell a thread, kept: hanging one up makes every writer look through the directory.
-        bells = self._bells
-        if getattr(bells, "pid", None) != os.getpid():
-            bells.pid, bells.bell = os.getpid(), self.bell()
-            weakref.finalize(threading.current_thread(), bells.bell.close)
-        bells.bell.drain()
-        yield bells.bell.wait
+    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
+        bell = self._kept_bell()  # to hang one up makes every writer look through the directory
+        bell.drain()
+        yield bell.wait
 
     def bell(self) -> Bell:
         with self._connection():

@@ -22,12 +22,29 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _described(name: str, arguments: tuple[Any, ...]) -> Any:
+    """Of a result or a group of results that was pickled whole: the tuple that describes it."""
+    if name == "GroupResult":
+        group_id, children = arguments[:2]
+        return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
+    if name == "AsyncResult":
+        return [[arguments[0], arguments[4] if len(arguments) > 4 else None], None]
+    raise pickle.UnpicklingError(f"it holds a {name}")
+
+
+def _no_backend(*arguments: Any) -> None:
+    """The store that a pickled result belonged to is not opened again."""
+
+
 _PLAIN: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _latin1,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "complex"): complex,
     ("builtins", "bytearray"): bytearray,
+    ("celery.app.base", "_unpickle_appattr"): _described,
+    ("celery.backends.base", "unpickle_backend"): _no_backend,
+    ("celery.backends.database", "DatabaseBackend"): None,
     ("collections", "OrderedDict"): dict,
     ("datetime", "date"): date,
     ("datetime", "datetime"): datetime,

@@ -1,0 +1,190 @@
+"""Results on Redis or Valkey, under Celery's keys.
+
+Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``, ``sentinel://…``.
+Goes to:     keys and channels that ``redis_rows.py`` describes; the server lets them expire.
+Thread:      any: each use borrows a connection, who waits keeps one a thread. None crosses a fork.
+
+A worker's batch is one script call. When the messages are in the same database of the same server, the broker
+stores the results itself, in the script that acks them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
+from qworker.backends.keyvalue import LOCK_PREFIX
+from qworker.backends.redis_bell import RedisBell
+from qworker.backends.redis_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
+from qworker.clock import Clock
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.transports.redis_connection import Link, Links, Script, checked, pack
+from qworker.transports.redis_url import endpoint
+
+MAX_KEYS = 1000
+"""Asked for in one command, so that others are served in between."""
+
+_STORE = Script(STORE_ROWS)
+_COUNT = Script("""
+local value = redis.call('INCR', KEYS[1])
+if ARGV[1] == '' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return value
+""")
+
+
+class RedisBackend(Backend):
+    """Results on one server, which is connected to at the first use."""
+
+    supports_wait = True
+    remote = True
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self._options = dict(conf.result_backend_transport_options)
+        try:
+            self._where = endpoint(url, self._options, conf.redis_backend_use_ssl, "result_backend")
+        except ConfigurationError as error:
+            text = str(error).replace("broker_transport_options", "result_backend_transport_options")
+            raise ConfigurationError(text, setting="result_backend") from None
+        self._prefix: str = self._options.get("global_keyprefix", "")
+        self._links = Links(self._where)
+        self._pid = os.getpid()
+
+    def same_store(self, store_url: str) -> bool:
+        try:
+            return endpoint(store_url, self._options).place == self._where.place
+        except ConfigurationError:
+            return False
+
+    @property
+    def safe_url(self) -> str:
+        return self._where.safe_url
+
+    # -- commands --
+
+    def _do(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
+        """Return what *work* makes of a connection; errors of the server come out as ours.
+
+        tries: 1 for what must not be done twice; a kept connection may have been closed by the server since.
+        """
+        if self._pid != os.getpid():
+            self._links.abandon()  # the connections are the parent's
+            self._pid = os.getpid()
+        while True:
+            tries -= 1
+            try:
+                with self._links.lent() as link:
+                    return work(link)
+            except BrokerUnavailable as error:
+                if tries <= 0:
+                    raise BackendError(str(error)) from error
+
+    def _ask(self, *command: Any, tries: int = 2) -> Any:
+        return self._do(lambda link: checked(link, link.ask(pack(command))[0]), tries)
+
+    def _key(self, prefix: str, name: str) -> str:
+        return f"{self._prefix}{prefix}{name}"
+
+    # -- tasks --
+
+    def store(self, task_id: str, meta: Meta) -> bool:
+        return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
+
+    def store_rows(self, rows: Sequence[Row]) -> None:
+        self._store(rows)
+
+    def _store(self, rows: Sequence[Row]) -> int:
+        now = self.clock.now()
+        arguments = [part for row in rows for part in row_arguments(row, now, self._prefix)]
+        return int(self._do(lambda link: _STORE.call(link, (), arguments)))
+
+    def get(self, task_id: str) -> Meta | None:
+        data = self._ask("GET", self._key(TASK_PREFIX, task_id))
+        return None if data is None else self.decode(data)
+
+    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+        found: dict[str, Meta] = {}
+        wanted = list(ids)
+        for start in range(0, len(wanted), MAX_KEYS):
+            chunk = wanted[start : start + MAX_KEYS]
+            values = self._ask("MGET", *(self._key(TASK_PREFIX, task_id) for task_id in chunk))
+            found.update(
+                (task_id, self.decode(data))
+                for task_id, data in zip(chunk, values, strict=True)
+                if data is not None
+            )
+        return found
+
+    def forget(self, task_id: str) -> None:
+        key = self._key(TASK_PREFIX, task_id)
+        self._ask("DEL", key, f"{key}.status")
+
+    # -- waiting --
+
+    def wait(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> dict[str, Meta]:
+        # What is there already is not worth a subscription.
+        return self.ended(ids) or super().wait(ids, timeout, on_interval, interval)
+
+    @contextmanager
+    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
+        bell: RedisBell = self._kept_bell()
+
+        def listen(seconds: float) -> None:
+            try:
+                bell.follow(ids)
+                bell.wait(seconds)
+            except BackendError:  # the next look tells whether the server answers at all
+                self.clock.sleep(min(seconds, 0.05))
+
+        try:
+            bell.follow(ids)
+            yield listen
+        finally:
+            bell.follow(())
+
+    def bell(self) -> RedisBell:
+        return RedisBell(self._where, self._key(TASK_PREFIX, ""))
+
+    # -- locks and counters --
+
+    def add(self, key: str, ttl: float | None = None) -> bool:
+        lasting = () if ttl is None else ("PX", _milliseconds(ttl))
+        return self._ask("SET", self._key(LOCK_PREFIX, key), "1", "NX", *lasting, tries=1) is not None
+
+    def incr(self, key: str, ttl: float | None = None) -> int:
+        lasting = "" if ttl is None else _milliseconds(ttl)
+        name = self._key(LOCK_PREFIX, key)
+        return int(self._do(lambda link: _COUNT.call(link, (name,), (lasting,)), tries=1))
+
+    def delete(self, key: str) -> None:
+        self._ask("DEL", self._key(LOCK_PREFIX, key))
+
+    # -- groups --
+
+    def save_group(self, group_id: str, result: Any) -> None:
+        lasting = () if self.expires is None else ("PX", _milliseconds(self.expires))
+        self._ask("SET", self._key(GROUP_PREFIX, group_id), self.encode_value({"result": result}), *lasting)
+
+    def get_group(self, group_id: str) -> Any:
+        data = self._ask("GET", self._key(GROUP_PREFIX, group_id))
+        return None if data is None else self.decode_value(data)["result"]
+
+    def delete_group(self, group_id: str) -> None:
+        self._ask("DEL", self._key(GROUP_PREFIX, group_id))
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            self._links.close()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,67 @@
+"""How one result is kept on Redis: Celery's key and value, and the Lua by which one state replaces another.
+
+Comes from:  ``backends/redis.py``, and the Redis broker, which stores results together with acks.
+Goes to:     Lua scripts of both, which begin with STORE_ROW.
+Thread:      any; constants and pure functions.
+
+The key is ``celery-task-meta-<id>``, the value the serialised metadata, and every change is published on a
+channel of the key's name, as Celery does. The state that stands is read from the first bytes of the value
+where that is JSON; beside any other value lies ``<key>.status``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+TASK_PREFIX = "celery-task-meta-"
+GROUP_PREFIX = "celery-taskset-meta-"
+STATUS_SUFFIX = ".status"
+
+STORE_ROW = """
+local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
+local STATUS = '^{%s*"status":%s*"([^"]*)"'
+local function status_of(key)
+  local start = redis.call('GETRANGE', key, 0, 99)
+  if start == '' then return false end
+  return string.match(start, STATUS) or redis.call('GET', key .. '.status')
+end
+-- milliseconds: '' for a result that does not expire. Says whether it was stored (1) or a final state stands (0).
+local function store_row(key, status, payload, milliseconds)
+  local old = status_of(key)
+  if old and (old == 'SUCCESS' or (FINAL[old] and not FINAL[status])) then return 0 end
+  local beside = string.match(payload, STATUS) ~= status
+  if milliseconds == '' then
+    redis.call('SET', key, payload)
+    if beside then redis.call('SET', key .. '.status', status) end
+  else
+    redis.call('SET', key, payload, 'PX', milliseconds)
+    if beside then redis.call('SET', key .. '.status', status, 'PX', milliseconds) end
+  end
+  redis.call('PUBLISH', key, payload)
+  return 1
+end
+"""
+"""Defines ``store_row``: compare-and-set by the rule of ``states.may_replace``."""
+
+STORE_ROWS = (
+    STORE_ROW
+    + """
+local stored = 0
+for i = 1, #ARGV, 4 do stored = stored + store_row(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]) end
+return stored
+"""
+)
+"""A script that stores any number of results; ARGV is the row_arguments() of each. Returns how many it stored."""
+
+
+def row_arguments(
+    row: tuple[str, str, bytes, float | None], now: float, prefix: str = ""
+) -> Sequence[str | bytes | int]:
+    """The arguments of ``store_row`` for ``(task_id, status, payload, expires)``; *now* is in epoch seconds.
+
+    prefix: of all keys of the result store. What has expired already is kept for a millisecond.
+    """
+    task_id, status, payload, expires = row
+    milliseconds = "" if expires is None else max(1, math.ceil((expires - now) * 1000))
+    return (f"{prefix}{TASK_PREFIX}{task_id}", status, payload, milliseconds)
