@@ -1,7 +1,7 @@
 """Execution: one run of one task, as a pipe of named steps, ending in an Outcome.
 
 Comes from:  a pool child, a thread of the threads pool, or an eager call.
-Goes to:     the result store (or a row for the worker to store with the ack), and back as an Outcome.
+Goes to:     back as an Outcome, with the row that the worker is to store in it.
 Thread:      whichever runs the task; everything it needs is passed in.
 
 Whatever the body raises, this returns an Outcome: SystemExit and KeyboardInterrupt are failures of the task,
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import time
 import traceback
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from qworker.errors import (
 )
 from qworker.exceptions import exception_to_dict
 from qworker.middleware import compose
-from qworker.retry import RECONNECT
 from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
@@ -66,8 +64,7 @@ class Outcome(NamedTuple):
     """How a run ended. All fields are plain values, so that it can cross a process.
 
     kind: one of the constants above. runtime: seconds. text: repr of the result or of the exception.
-    row: the result for the worker to store together with the ack; None when there is nothing to store, or when
-    it was stored here. expected: the exception is one of the task's ``throws``.
+    row: the result for the worker to store before the ack; None when there is nothing to store. expected: the exception is one of the task's ``throws``.
     """
 
     kind: str
@@ -165,17 +162,15 @@ def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseE
 
 
 def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, ...] | None:
-    """Store the state STARTED; return the row when the worker is to store it. Never fails the run."""
-    backend = app.backend
+    """The row of the state STARTED, for the worker to store. Never fails the run."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
-    meta = backend.meta(context.id, states.STARTED, info, context=context)
-    if app.results_with_broker:
-        return backend.row(context.id, meta)
     try:
-        backend.store(context.id, meta)
-    except BackendError as error:
-        logger.warning("state STARTED of %s was not stored: %s", context.id, error)
-    return None
+        return app.backend.row(
+            context.id, app.backend.meta(context.id, states.STARTED, info, context=context)
+        )
+    except EncodeError as error:
+        logger.warning("state STARTED of %s is not stored: %s", context.id, error)
+        return None
 
 
 class _Run:
@@ -355,9 +350,9 @@ class _Run:
     def _store(
         self, status: str, result: Any, text: str | None = None, describe: bool = True
     ) -> tuple[Any, ...] | None:
-        """Store the state, or return the row for the worker to store with the ack. describe: and what was asked for.
+        """The row of the state, for the worker to store before the ack. describe: and what was asked for.
 
-        A store that is away is asked again for as long as the worker runs: the message is not acked meanwhile.
+        An eager call has no worker: it stores here, once, and only if it is to.
         """
         context, backend = self.context, self.app.backend
         if context.is_eager and not self.app.conf.task_store_eager_result:
@@ -365,24 +360,13 @@ class _Run:
             return None
         described = context if describe else None
         meta = backend.meta(context.id, status, result, traceback=text, context=described)
-        if self.app.results_with_broker and not context.is_eager:
+        if not context.is_eager:
             return backend.row(context.id, meta)
-        attempt = 0
-        while True:
-            try:
-                backend.store(context.id, meta)
-            except EncodeError:
-                raise
-            except BackendError as error:
-                if context.is_eager:  # no message waits for it, and the caller has the value
-                    logger.warning("the result of %s is not stored: %s", context.id, error)
-                    return None
-                delay = RECONNECT.delay(attempt, random.random)
-                attempt += 1
-                logger.warning("the result of %s waits: %s; trying again in %.1f s", context.id, error, delay)
-                self.app.clock.sleep(delay)
-            else:
-                return None
+        try:
+            backend.store(context.id, meta)
+        except BackendError as error:  # no message waits for it, and the caller has the value
+            logger.warning("the result of %s is not stored: %s", context.id, error)
+        return None
 
 
 def _format(error: BaseException) -> str:

@@ -134,6 +134,32 @@ class PidFile:
             return False
 
 
+def pidfile_owner(path: str) -> int | None:
+    """The id of the live process that holds the pid file at *path*; None when there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    try:
+        pid = int(os.pread(descriptor, 32, 0))
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # it lives, as another user
+    except (OSError, ValueError, OverflowError):
+        os.close(descriptor)
+        return None
+    try:
+        if fcntl is not None:
+            # A number may have been given to another process since; the lock goes with its owner.
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return pid
+
+
 def set_title(title: str) -> None:
     """Shows `title` in ps and top, when the extra package setproctitle is installed."""
     try:

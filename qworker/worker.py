@@ -20,16 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import signals
 from qworker.components.fetch import FetchWindow
+from qworker.components.health import LOOK_SECONDS, Health
 from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
 from qworker.components.pool import INTERRUPTED, Ended, PoolSettings, TaskPool
 from qworker.components.pools import make_pool, make_zygote
+from qworker.components.queue_depths import QueueDepths
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
 from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
+from qworker.components.tally import Tally
 from qworker.components.task_bucket import TaskBucket
+from qworker.components.wake import Wake
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
 from qworker.request import REVOKED, Request
@@ -38,6 +42,7 @@ from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.http_status import HttpStatus
 
 logger = logging.getLogger(__name__)
 
@@ -74,15 +79,14 @@ class Worker:
         )
         self.phase = RUNNING
         self._on_ready = on_ready
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake = Wake()
         self._orders: list[str] = []  # appended by signal handlers and request_stop, taken by main
         self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
         self._started = False
         self._stopped = False
         self._abandoned = 0
         self.state = WorkerState(conf.revokes_max)
+        self.http: HttpStatus | None = None
 
     # -- building --
 
@@ -95,17 +99,22 @@ class Worker:
             return
         self._started = True
         self._build()
+        if self.http is not None:
+            self.http.start()
         self.pool.start()
         if self.writer is not None:
             self.writer.start()
         # Receivers before senders: the listener, which brings the work, comes last.
         for component in (self.schedule, self.mediator, self.listener):
             component.start()
-        while not self.listener.last_turn and self._crash is None and self.listener.alive:
+        while not (self.listener.last_turn or self._crash or self._orders) and self.listener.alive:
+            self.health.look()
             time.sleep(0.001)
         if self._crash is not None:
             self._shut_down(COLD)
             raise _as_error(self._crash)
+        if not self.listener.last_turn:
+            return  # asked to end before the broker answered
         signals.worker_ready.send(self)
         if self._on_ready is not None:
             self._on_ready()
@@ -119,7 +128,17 @@ class Worker:
         self.ready = self._make_ready_queue()
         self.settler = Settler(app, self.ready)
         self.pool = self._make_pool()
-        self.window = FetchWindow(self.pool, self.ready, self.concurrency, conf.worker_prefetch_multiplier)
+        self.writer = None
+        if not app.results_with_broker:
+            self.writer = ResultWriter(app, self._crashed, lambda some: self.listener.mailbox.post_many(some))
+            self.settler.writer = self.writer
+        self.window = FetchWindow(
+            self.pool,
+            self.ready,
+            self.concurrency,
+            conf.worker_prefetch_multiplier,
+            (lambda: 0) if self.writer is None else self.writer.held,
+        )
         self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
         accept = frozenset(conf.accept_content)
         receipt = Receipt(
@@ -129,6 +148,15 @@ class Worker:
             tuple(conf.task_unknown_delays),
             self.settler.settle,
             conf.worker_eta_window,
+        )
+        self.mediator = Mediator(
+            app.clock,
+            self._crashed,
+            self.ready,
+            self.pool,
+            self.settler.end_here,
+            self.settler.ack_first,
+            app.broker.wake,
         )
         self.listener = Listener(
             app,
@@ -142,27 +170,25 @@ class Worker:
             node=self.hostname,
             queues=self.queues,
             concurrency=self.concurrency,
+            offer=self.mediator.offer,
             on_revoked=self._revoked,
         )
         self.settler.listener = self.listener.mailbox
-        self.writer = None
-        if not app.results_with_broker:
-            self.writer = ResultWriter(app, self._crashed, self.listener.mailbox.post)
-            self.settler.writer = self.writer
-        self.mediator = Mediator(
-            app.clock,
-            self._crashed,
-            self.ready,
-            self.pool,
-            self.settler.end_here,
-            self.settler.ack_first,
-            app.broker.wake,
-        )
+        self.health = Health(
+            app.clock, self.hostname, conf.worker_stall_seconds, lambda: self.phase, pool=self.pool,
+            listener=self.listener, ready=self.ready, schedule=self.schedule, state=self.state,
+        )  # fmt: skip
+        if conf.worker_http_address is not None:
+            from qworker.components.http_status import HttpStatus  # only then: it costs 20 ms
+
+            self.health.tally = self.settler.tally = Tally()
+            self.http = HttpStatus(conf.worker_http_address, self.health, QueueDepths(app, self.queues))
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
 
     def _make_pool(self) -> TaskPool:
         app, conf = self.app, self.app.conf
         forks = conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
+        _ = app.broker, app.backend  # imported before the fork, their modules are shared
         zygote = make_zygote(app) if forks else None
         return make_pool(
             app,
@@ -170,7 +196,7 @@ class Worker:
             zygote,
             self.settler.ended,
             self.settler.started,
-            self.ready.wake,
+            lambda: self.mediator.refill(),
             self._crashed,
         )
 
@@ -190,9 +216,10 @@ class Worker:
     def _make_ready_queue(self) -> ReadyQueue:
         rates = {name: rate_per_second(task.rate_limit) for name, task in self.app.tasks.items()}
         limited = {name: rate for name, rate in rates.items() if rate}
+        lowest = self.app.broker.lowest_first
         if not limited:
-            return ReadyQueue()
-        return TaskBucket(limited, self.app.clock, lambda request, due: self.settler.park(request, due))
+            return ReadyQueue(lowest)
+        return TaskBucket(limited, self.app.clock, lambda one, due: self.settler.park(one, due), lowest)
 
     # -- what components and others ask of it --
 
@@ -200,18 +227,12 @@ class Worker:
         """A component crashed. Its thread calls."""
         if self._crash is None:
             self._crash = (name, error)
-        self._wake()
+        self._wake.ring()
 
     def request_stop(self, how: str = "warm") -> None:
         """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any time."""
         self._orders.append(ORDERS[how])
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass
+        self._wake.ring()
 
     def _revoked(self, request: Request) -> None:
         """A revocation hit a request that is here. Listener thread."""
@@ -259,21 +280,16 @@ class Worker:
             order = COLD
         if order:
             self._orders.append(order)
-        self._wake()
+        self._wake.ring()
 
     def _watch(self) -> None:
-        """Rest until an order or a crash comes."""
+        """Rest until an order or a crash comes; look at the health meanwhile."""
         ready = select.poll()
-        ready.register(self._wake_read, select.POLLIN)
+        ready.register(self._wake, select.POLLIN)
         while self._crash is None and not self._orders:
-            for _ in ready.poll():
-                self._hush()
-
-    def _hush(self) -> None:
-        try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
+            for _ in ready.poll(LOOK_SECONDS * 1000):
+                self._wake.hush()
+            self.health.look()
 
     def stop(self, how: str = "warm") -> None:
         """Stop everything, by *how* unless a harder order came. Safe to call twice."""
@@ -322,6 +338,8 @@ class Worker:
             self.app.broker.resign()  # again, for what a child left that began after the listener had crashed
         # What was acked before it ran may have got its ack only now: it goes back as a new message.
         self.settler.give_back(self.ready.clear())
+        if self.http is not None:
+            self.http.stop()
         signals.worker_shutdown.send(self)
         totals = self.state.totals
         logger.info(
@@ -335,12 +353,13 @@ class Worker:
     def _drain(self, deadline: float) -> str:
         """Wait for what runs; return the phase that comes next."""
         ready = select.poll()
-        ready.register(self._wake_read, select.POLLIN)
+        ready.register(self._wake, select.POLLIN)
         while self.pool.in_flight() and self.pool.alive:
             if time.monotonic() > deadline:
                 return SOFT
             for _ in ready.poll(5):
-                self._hush()
+                self._wake.hush()
+            self.health.look()
             if self._orders and max(map(RANK.__getitem__, self._orders)) > RANK[self.phase]:
                 return max(self._orders, key=RANK.__getitem__)
         return COLD

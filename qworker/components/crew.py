@@ -22,9 +22,10 @@ from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
 
-STALLED_SECONDS = 0.007
+STALLED_SECONDS = 0.005
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
-MAX_SLACK_SECONDS = 0.002
+MAX_SLACK_SECONDS = 0.004
+"""With this and STALLED_SECONDS, nothing short waits for longer than 10 ms behind what turns out long."""
 UNKNOWN_SECONDS = 1.0
 """What a task that has never run here is taken to last."""
 
@@ -162,7 +163,8 @@ class Crew:
             for child in self._children:
                 if child.retiring and not child.worn_out:
                     recalled.extend(child.recall())
-                if child.stalled(now, STALLED_SECONDS):
+                stalls_at = child.stalls_at(STALLED_SECONDS)
+                if stalls_at is not None and stalls_at <= now:
                     recalled.extend(child.recall())
                     # What it runs is long: nothing goes behind it.
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
@@ -188,9 +190,10 @@ class Crew:
         """Seconds until watch() could find anything."""
         wanted = 5.0
         with self._lock:
-            self._watching = any(child.sync_jobs > 1 for child in self._children)
-            if self._watching:
-                return STALLED_SECONDS
+            stalls = [at for child in self._children if (at := child.stalls_at(STALLED_SECONDS)) is not None]
+            self._watching = bool(stalls)
+            if stalls:
+                return max(0.0, min(stalls) - now)
             for child in self._children:
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:

@@ -10,23 +10,32 @@ are processes, so that other workers may have them: what is ready is to be LOOKA
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue
 from qworker.request import Request
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 
-LOOKAHEAD_SECONDS = 0.02
+LOOKAHEAD_SECONDS = 0.04
 MAX_WINDOW = 384
 
 
 class FetchWindow:
-    """multiplier: of long tasks, how many per process are held besides those that run (0: none)."""
+    """multiplier: of long tasks, how many per process are held besides those that run (0: none).
+    waiting: tells how many messages are done with but for their results, which are not stored yet."""
 
-    def __init__(self, pool: TaskPool, ready: ReadyQueue, concurrency: int, multiplier: int) -> None:
+    def __init__(
+        self,
+        pool: TaskPool,
+        ready: ReadyQueue,
+        concurrency: int,
+        multiplier: int,
+        waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._pool = pool
         self._ready = ready
+        self._waiting = waiting
         self._least = concurrency * (1 + multiplier)
         self._budget = LOOKAHEAD_SECONDS * concurrency
         self._most = MAX_WINDOW
@@ -41,7 +50,8 @@ class FetchWindow:
         are batches."""
         ready = self._ready
         # What waits for a token is not counted: it must not keep the others in the broker.
-        held = ready.wanting_slots + self._pool.in_flight() - self._pool.async_in_flight()
+        waiting = self._waiting()
+        held = ready.wanting_slots + self._pool.in_flight() - self._pool.async_in_flight() + waiting
         few = max(0, self._least - held)
         mean = self._pool.mean_runtime()
         left = self._budget - ready.load
@@ -49,7 +59,7 @@ class FetchWindow:
             return few
         if self._kept is not None and ready.wanting_slots >= self._kept:
             return few
-        return max(few, min(int(left / mean), self._most - ready.wanting_slots, self.fits - held))
+        return max(few, min(int(left / mean), self._most - ready.wanting_slots - waiting, self.fits - held))
 
     def measure(self, messages: Sequence[Leased]) -> bool:
         """Note how large *messages* are, which were just fetched; True when they are few for being large."""

@@ -54,7 +54,8 @@ class Letter(NamedTuple):
 
 
 class Listener(ThreadComponent):
-    """node: our name. queues: which to consume. See FetchWindow and Receipt for the rest."""
+    """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others. See
+    FetchWindow and Receipt for the rest."""
 
     name = "listener"
 
@@ -72,6 +73,7 @@ class Listener(ThreadComponent):
         node: str,
         queues: Sequence[str],
         concurrency: int,
+        offer: Callable[[list[Request]], list[Request]],
         on_revoked: Callable[[Request], None],
     ) -> None:
         super().__init__(app.clock, on_crash)
@@ -86,6 +88,7 @@ class Listener(ThreadComponent):
         self._node = node
         self._queues = tuple(queues)
         self._concurrency = concurrency
+        self._offer = offer
         self._on_revoked = on_revoked
         self._flush_seconds: float = conf.worker_ack_flush_seconds
         self._flush_count: int = conf.worker_ack_flush_count
@@ -93,6 +96,7 @@ class Listener(ThreadComponent):
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit
         self._dead_limits = (conf.dead_letter_expires, conf.dead_letter_max)
+        self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
         self._quiet = False  # set by quiet(), a flag
         self._epoch = 0  # listener only, as all below
         self._letters: list[Letter] = []
@@ -107,6 +111,9 @@ class Listener(ThreadComponent):
         self._failures = 0
         self.last_turn = 0.0
         """Monotonic time of the last turn in which the broker answered: what health checks look at."""
+        self.failing: str | None = None
+        """Why the broker did not answer at the last turn; None when it did."""
+        self.failures = self.reconnects = 0
 
     @property
     def unsettled(self) -> int:
@@ -116,7 +123,12 @@ class Listener(ThreadComponent):
     # -- the thread --
 
     def opened(self) -> None:
-        self._enlist()
+        """Say at the start what cannot be mended by waiting: a wrong URL or password, a missing extra."""
+        try:
+            self._enlist()
+        except BrokerUnavailable:
+            if not self._retry_on_startup:
+                raise
 
     def _enlist(self) -> None:
         self._epoch = self._store.enlist(self._node, self._queues, self._concurrency)
@@ -132,6 +144,8 @@ class Listener(ThreadComponent):
         except BrokerUnavailable as error:
             delay = RECONNECT.delay(self._failures, random.random)
             self._failures += 1
+            self.failures += 1
+            self.failing = str(error)
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th… time
                 logger.error("the broker does not answer: %s; trying again in %.1f s", error, delay)
             self._rang = True
@@ -139,20 +153,28 @@ class Listener(ThreadComponent):
         if self._failures:
             logger.warning("the broker answers again after %d failures", self._failures)
             self._failures = 0
+            self.failing = None
+            self.reconnects += 1
         self.last_turn = now
         return rest
 
     def wait(self, seconds: float | None) -> None:
         if self._failures:
             super().wait(seconds)
-        else:
+            return
+        try:
             self._rang = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._rang
+        except (BrokerUnavailable, LeaseLost):
+            self._rang = True  # the next turn will find out, and knows what to do
+            super().wait(0.05)
 
     def wake(self) -> None:
         self._store.wake()
         super().wake()
 
     def _turn(self, now: float) -> float | None:
+        if not self._epoch:  # the broker was not there yet when we started
+            self._enlist()
         self.mailbox.armed = False
         self._collect(now)
         if self._letters:
@@ -223,9 +245,9 @@ class Listener(ThreadComponent):
                 ready.append(request)
         # A full catch means that there is more to be had; so does one that there was no room for.
         self._backlog = limit == 0 or len(messages) >= limit or large
+        if ready and (rest := self._offer(ready)):
+            self._ready.put_many(rest)
         self._look_ahead(wall, near > 0)
-        if ready:
-            self._ready.put_many(ready)
         if self._quiet:  # the worker began to stop meanwhile, and has looked for these already
             self._give_back([*self._ready.clear(), *self._schedule.schedule.clear()])
         else:
@@ -285,6 +307,8 @@ class Listener(ThreadComponent):
         if CRASHING:
             crash_point("settling")
         lost = self._store.settle(self._epoch, current) if current else set()
+        if any(letter.then is not None for letter in letters):
+            self._store.confirm()  # an ack that got lost on its way would have the task run twice
         if CRASHING:
             crash_point("settled")
         self._letters = []
@@ -322,6 +346,8 @@ class Listener(ThreadComponent):
         for request in waiting:
             if not request.acked:
                 self._state.leave(request)
+        # What goes back without a request was held under the old lease, and is no longer ours to give.
+        self._letters = [letter for letter in self._letters if letter.request or not letter.settlement]
         self._enlist()
         self._rang = True
 
@@ -364,7 +390,7 @@ class Listener(ThreadComponent):
                 self._flush()
                 self._collect(self.clock.monotonic())
             self._store.resign()
-        except (BrokerUnavailable, ConfigurationError) as error:
+        except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
             logger.error(
                 "the last settlements did not reach the broker: %s; those tasks will run again", error
             )

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 
-MARK = struct.Struct("=q")
-"""One slot: the tag that runs, 0 for none."""
+from qworker.transports.lease import MARK
+
 SLOTS = 128
 """Of one process."""
 

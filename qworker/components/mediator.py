@@ -2,7 +2,7 @@
 
 Comes from:  ReadyQueue or TaskBucket, filled by Listener and ScheduleController.
 Goes to:     TaskPool.submit.
-Thread:      mediator; owns nothing but the requests in its hand.
+Thread:      mediator; refill() is the pool's thread's, offer() the listener's, in turn.
 Loses nothing, because a request in hand is unacked, and what the pool refuses is put back.
 
 First free slots, then that many of the best requests: so the most urgent runs next, and a revocation counts
@@ -11,6 +11,7 @@ until the last moment.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from qworker.clock import Clock
@@ -20,7 +21,7 @@ from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.crash_points import CRASHING, crash_point
 from qworker.request import EXPIRED, REVOKED, Request
 
-PATIENCE = 1.0
+PATIENCE = 10.0
 BATCH = 64
 
 EndHere = Callable[[Request, str, str], None]
@@ -53,30 +54,73 @@ class Mediator(ThreadComponent):
         self._fetch_more = fetch_more
         self.patience = patience
         self._quiet = False  # written by quiet(), a flag
-        self._blocked = False  # mediator only: the pool refused the best one last time
+        self._turn = threading.Lock()
+        """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
+        self._blocked = False  # under _turn: the pool refused the best one last time
 
     def step(self, now: float) -> float | None:
         if self._quiet:
             return PATIENCE
-        seen = self._ready.wakes
-        slots = self._pool.free_slots(idle_only=self._blocked)
-        batch = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
-        requests = self._runnable(self._ready.get_many(batch, self.patience, seen))
+        seen = self._ready.changes
+        with self._turn:
+            moved = self._move()
+        if not moved:
+            self._ready.wait(self.patience, seen)
+        return 0
+
+    def refill(self) -> None:
+        """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks stream, it saves
+        a change of threads for every frame, and the pool need not look again before long."""
+        if self._quiet:
+            return
+        if not self._turn.acquire(blocking=False):
+            self._ready.wake()  # who has the turn may have counted the slots before
+            return
+        try:
+            moved = self._move()
+        finally:
+            self._turn.release()
+        if moved >= BATCH:
+            self._ready.wake()  # there may be more, which is the mediator's work
+
+    def _move(self) -> int:
+        """Move the best requests to free slots, for who has the turn; return how many were taken."""
+        ready, pool = self._ready, self._pool
+        slots = pool.free_slots(idle_only=self._blocked)
+        requests = ready.get_many(Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH)))
+        runnable = self._runnable(requests)
         if slots.sync:
             self._blocked = False
-        if requests:
+        if runnable:
             if CRASHING:
                 crash_point("dispatching")
-            refused = self._pool.submit(requests)
+            refused = pool.submit(runnable)
             if CRASHING:
                 crash_point("dispatched")
-            if any(request.is_async for request in requests):
+            if any(request.is_async for request in runnable):
                 self._fetch_more()  # they run beside whatever comes next
             if refused:
-                self._ready.put_back(refused)
+                ready.put_back(refused)
                 # The best of them is long, and needs a process that has nothing else.
                 self._blocked = not all(request.is_async for request in refused)
-        return 0
+        return len(requests)
+
+    def offer(self, requests: list[Request]) -> list[Request]:
+        """Give *requests* to idle processes at once; return those that have to go the long way, by the ready queue.
+
+        The Listener's thread calls. It saves who calls an idle worker a change of threads. Nobody is overtaken, for
+        it does nothing while anything is waiting, in somebody's hand or in want of a token.
+        """
+        ready = self._ready
+        if self._quiet or ready.limits or len(ready) or not self._turn.acquire(blocking=False):
+            return requests
+        try:
+            idle = self._pool.free_slots(idle_only=True).sync
+            if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
+                return requests
+            return self._pool.submit(self._runnable(requests))
+        finally:
+            self._turn.release()
 
     def _runnable(self, requests: list[Request]) -> list[Request]:
         """Those of *requests* that are to run now; the others go where they belong."""
@@ -102,3 +146,5 @@ class Mediator(ThreadComponent):
     def stop(self, timeout: float = 5.0) -> None:
         self.quiet()
         super().stop(timeout)
+        with self._turn:
+            pass  # a refill or an offer that had begun: now nothing is in anybody's hand

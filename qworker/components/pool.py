@@ -60,7 +60,9 @@ class TaskPool(ABC):
     """A place where tasks run."""
 
     def __init__(self) -> None:
-        self.estimates = Estimates()  # written by the pool's own thread
+        self.estimates = Estimates()  # written by the pool's own thread, as all here
+        self.starts = self.deaths = 0
+        """How many processes were started, and how many ended before their time."""
 
     @abstractmethod
     def start(self) -> None:

@@ -197,9 +197,13 @@ class ChildHandle:
 
     # -- watching --
 
-    def stalled(self, now: float, patience: float) -> bool:
-        """Whether the task it runs takes longer than anybody thought, with others waiting behind it."""
-        return self.sync_jobs > 1 and now - self.heard > patience
+    def stalls_at(self, patience: float) -> float | None:
+        """Monotonic time from which the task it runs takes longer than anybody thought, with others waiting behind it;
+        None when none waits."""
+        if self.sync_jobs < 2:
+            return None
+        expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
+        return self.heard + max(patience, 1.5 * expected)
 
     def next_limit(self) -> tuple[float, Request] | None:
         """Monotonic time at which the hard limit of something that runs here passes, and whose it is."""

@@ -15,6 +15,7 @@ from qworker.current import Context
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.request import Request
     from qworker.task import Task
 
 
@@ -66,6 +67,23 @@ def prepare(
     )
     hard, soft = headers["timelimit"] or (None, None)
     return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
+
+
+def prepare_request(app: QWorker, accept: frozenset[str], hostname: str, request: Request) -> Prepared:
+    """prepare() for a pool that runs in the worker's own process."""
+    leased = request.leased
+    return prepare(
+        app,
+        accept,
+        hostname,
+        request.headers,
+        leased.properties,
+        leased.body,
+        queue=leased.queue,
+        priority=leased.priority,
+        redelivered=leased.redelivered,
+        deliveries=leased.deliveries,
+    )
 
 
 def tracks_start(prepared: Prepared) -> bool:

@@ -35,6 +35,7 @@ from qworker.components.pool import (
 from qworker.components.pool_child import ChildHandle, describe_exit
 from qworker.components.ready_queue import Slots
 from qworker.components.spawner import Spawner
+from qworker.components.wake import Wake
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import QWorkerError
 from qworker.execution import Outcome
@@ -76,9 +77,7 @@ class ProcessPool(TaskPool):
         self._on_room = on_room
         self._on_crash = on_crash
         self._crew = Crew(settings, self.estimates)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
         self._stopping = threading.Event()
         self._crashed = False  # written by the pool thread, as all below
@@ -100,7 +99,7 @@ class ProcessPool(TaskPool):
 
     def open(self) -> None:
         """Have the children started; a test that plays the pool thread calls this and step()."""
-        self._poll.register(self._wake_read, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
         self._poll.register(self._spawner.fileno(), select.POLLIN)
         for index in range(self._settings.concurrency):
             self._spawn(index)
@@ -121,18 +120,12 @@ class ProcessPool(TaskPool):
         while self._crew.children() and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
         self._stopping.set()
-        self._wake()
+        self._wake.ring()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(1.0)
         self._spawner.close()
         cut, self._cut = self._cut, []
         return cut + [request for child in self._crew.children() for request in child.requests()]
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass
 
     # -- mediator and others --
 
@@ -142,7 +135,7 @@ class ProcessPool(TaskPool):
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused, look = self._crew.assign(requests)
         if look:
-            self._wake()
+            self._wake.ring()
         return refused
 
     def recall(self) -> list[Request]:
@@ -197,8 +190,8 @@ class ProcessPool(TaskPool):
         stored: list[tuple[Request, Row]] = []
         notices = False
         for file, event in self._poll.poll(patience * 1000):
-            if file == self._wake_read:
-                os.read(self._wake_read, 65536)
+            if file == self._wake.fileno():
+                self._wake.hush()
                 self._watch_writes()
             elif file == self._spawner.fileno():
                 notices = True
@@ -299,6 +292,7 @@ class ProcessPool(TaskPool):
                 innocent = culprit is not None and request is not culprit
                 ended.append(Ended(request, None, INTERRUPTED if innocent else why, how))
         if not child.retiring:
+            self.deaths += 1
             logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)
             if not child.up or self._clock.monotonic() - child.born < QUICK_DEATH_SECONDS:
                 self._died_young(how)
@@ -346,6 +340,7 @@ class ProcessPool(TaskPool):
             logger.error("cannot start a pool process: %s; trying again in 1 s", error)
             return
         child.spawned()
+        self.starts += 1
         self._crew.add(child)
         self._has_room = True
         self._by_file[child.fileno()] = child

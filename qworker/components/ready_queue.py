@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from qworker.request import Request
 
@@ -26,7 +26,13 @@ class Slots(NamedTuple):
 
 
 class ReadyQueue:
-    def __init__(self) -> None:
+    """lowest_first: of priorities the lowest is the most urgent, as the broker has it; else the highest."""
+
+    limits: ClassVar[bool] = False
+    """Some tasks here wait for tokens, so that nobody may pass the queue by."""
+
+    def __init__(self, lowest_first: bool = False) -> None:
+        self._sign = -1 if lowest_first else 1
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._lines: dict[
@@ -34,8 +40,8 @@ class ReadyQueue:
         ] = {}  # under _lock, as all below: (priority, async)
         self._order: list[tuple[int, bool]] = []
         self._count = 0
-        self.wakes = 0
-        """How often wake() was called; see get_many()."""
+        self.changes = 0
+        """How often something came, or wake() was called; see wait()."""
         self.load = 0.0
         """Seconds that the sync requests here are expected to take."""
 
@@ -49,21 +55,24 @@ class ReadyQueue:
         with self._lock:
             for request in requests:
                 self._add(request)
-            self._arrived.notify()
+            self._changed()
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """Add requests that were taken from here before: in front of their equals, in the given order."""
+        back = list(requests)
+        if not back:
+            return
         with self._lock:
-            for request in reversed(list(requests)):
+            for request in reversed(back):
                 self._add(request, front=True)
-            self._arrived.notify()
+            self._changed()
 
     def _add(self, request: Request, front: bool = False) -> None:
         key = (request.leased.priority, request.is_async)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = deque()
-            self._order = sorted(self._lines, reverse=True)
+            self._order = sorted(self._lines, key=self._urgency, reverse=True)
         if front:
             line.appendleft(request)
         else:
@@ -72,17 +81,21 @@ class ReadyQueue:
         if not request.is_async:
             self.load += request.seconds
 
-    def get_many(self, slots: Slots, timeout: float, seen: int | None = None) -> list[Request]:
-        """Take requests for *slots*, best first; wait up to *timeout* seconds for the first. [] when none came.
+    def _urgency(self, line: tuple[int, bool]) -> tuple[int, bool]:
+        priority, is_async = line
+        return self._sign * priority, is_async
 
-        seen: what ``wakes`` was when the slots were counted; if it has changed since, there is no waiting.
-        """
+    def get_many(self, slots: Slots) -> list[Request]:
+        """Take requests for *slots*, best first; [] when there are none."""
         with self._lock:
-            taken = self._take(slots)
-            if not taken and timeout > 0 and (seen is None or seen == self.wakes):
+            return self._take(slots)
+
+    def wait(self, timeout: float, seen: int) -> None:
+        """Wait up to *timeout* seconds for anything to change. seen: what ``changes`` was when nothing was to be had;
+        if it has changed since, there is no waiting."""
+        with self._lock:
+            if self.changes == seen:
                 self._arrived.wait(self._patience(timeout))
-                taken = self._take(slots)
-            return taken
 
     def _patience(self, timeout: float) -> float:
         return timeout
@@ -129,10 +142,13 @@ class ReadyQueue:
             return self._take(Slots(self._count, self._count))
 
     def wake(self) -> None:
-        """Say that there may be new slots: ends a get_many() early. Any thread."""
+        """Say that there may be new slots: ends a wait() early. Any thread."""
         with self._lock:
-            self.wakes += 1
-            self._arrived.notify_all()
+            self._changed()
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._arrived.notify_all()
 
     def __len__(self) -> int:
         return self._count

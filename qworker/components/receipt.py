@@ -97,7 +97,8 @@ class Receipt:
             signals.task_revoked.send(
                 request.task, request=request, terminated=False, signum=None, expired=expired
             )
-        self._settle(None, settlement, requests.result_meta(self._app, request.headers, error))
+        properties = request.leased.properties
+        self._settle(None, settlement, requests.result_meta(self._app, request.headers, properties, error))
 
     def _unknown(self, leased: Leased, error: NotRegistered, wall: float) -> None:
         name = error.name
@@ -119,7 +120,7 @@ class Receipt:
             headers = protocol.receive(
                 leased.headers, leased.properties, leased.body, self._accept, self._app.signer
             )[0]
-            meta = requests.result_meta(self._app, headers, full)
+            meta = requests.result_meta(self._app, headers, leased.properties, full)
         except MessageError:
             pass
         logger.error("%s; message %d in %s goes to the dead letters", full, leased.tag, leased.queue)

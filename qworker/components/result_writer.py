@@ -1,10 +1,15 @@
-"""ResultWriter: stores the results that the worker itself decides, in a store that is not the broker's.
+"""ResultWriter: stores results in a store that is not the broker's, before the messages are acked.
 
-Comes from:  Settler, with a letter and the metadata to store before it.
-Goes to:     the result backend; then the letter goes to the Listener.
-Thread:      result writer; no other thread of the worker ever waits for a result store.
+Comes from:  Settler, with letters whose settlements carry rows.
+Goes to:     the result backend, as many rows at a time as have come; then the letters go to the Listener.
+Thread:      result writer; no other thread of the worker, and no task, ever waits for a result store.
 
-A store that is away is asked for ever; the message is not settled before its result is stored.
+A store that is away is asked for ever; no message is settled before its result is stored. What waits here counts
+as held, so that a worker whose store is away soon takes no more messages.
+
+A store of somebody else's that fails with an error it should not know (anything but ours) is taken for away, but not for
+ever: after TRIES each result is tried by itself, and what is refused again becomes a failure that says so. Where not
+even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -13,14 +18,20 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from qworker import states
 from qworker.components.component import ThreadComponent
 from qworker.components.listener import Letter
 from qworker.components.mailbox import Mailbox
-from qworker.errors import BackendError, EncodeError
+from qworker.conf import mask_urls
+from qworker.errors import BackendError, EncodeError, QWorkerError
+from qworker.exceptions import exception_to_dict
 from qworker.retry import RECONNECT
+from qworker.safe_repr import safe_repr
+from qworker.transports.lease import Ack, Bury, ResultRow, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -29,22 +40,43 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 3600.0
 """Between two rounds of deleting expired results."""
+MAX_BATCH = 256
+"""How many rows are stored at a time, and"""
+MAX_BATCH_BYTES = 4 * 1024**2
+"""how many bytes of them: the row that goes over it is the last."""
+TRIES = 20
+"""How often a store may fail in a way that it should not: about a quarter of a minute."""
+UNIT_BYTES = 65536
+"""Of a result that waits: as much as this is held like one more message."""
 
 
 class ResultWriter(ThreadComponent):
+    """post: gives letters to the Listener."""
+
     name = "result writer"
 
     def __init__(
-        self, app: QWorker, on_crash: Callable[[str, BaseException], None], post: Callable[[Letter], None]
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        post: Callable[[Iterable[Letter]], None],
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
         self._post = post
-        self.mailbox: Mailbox[tuple[Letter, dict[str, Any]]] = Mailbox(self.wake)
-        self._waiting: deque[tuple[Letter, dict[str, Any]]] = deque()  # this thread only
+        self.mailbox: Mailbox[Letter] = Mailbox(self.wake)
+        self._waiting: deque[Letter] = deque()  # this thread only, as all below
+        self._units = 0
         self._failures = 0
+        self._faults = 0
+        """How many of these were errors that a store should not raise."""
+        self._retry_at = 0.0
         self._sweep_at = 0.0
         self._patience: float = app.conf.result_store_patience
+
+    def held(self) -> int:
+        """How many messages wait for their results to be stored; large results count as more. Any thread."""
+        return self._units + len(self.mailbox)
 
     def opened(self) -> None:
         """Say at the start what would otherwise come out with the first result."""
@@ -53,8 +85,8 @@ class ResultWriter(ThreadComponent):
             return  # it stores nothing at all
         if not backend.persistent and self._app.conf.worker_pool == "prefork":
             logger.warning(
-                "results are kept in memory (%s), where only the process that ran the task sees them: "
-                "set result_backend, or use --pool threads",
+                "results are kept in memory (%s), where only this worker sees them: set result_backend, "
+                "or use --pool threads and ask for them in the same process",
                 backend.safe_url,
             )
         probe = f"qworker-probe-{os.getpid()}"
@@ -63,24 +95,128 @@ class ResultWriter(ThreadComponent):
             backend.delete(probe)
         except BackendError as error:
             logger.error("results cannot be stored: %s. Tasks are not acknowledged until they can", error)
+        except QWorkerError:
+            raise  # what is configured is wrong
+        except Exception:  # a third party's store
+            logger.exception("the result store %s failed", backend.safe_url)
 
     def step(self, now: float) -> float | None:
-        self._waiting.extend(self.mailbox.take())
+        for letter in self.mailbox.take():
+            self._waiting.append(letter)
+            self._units += _units(letter)
+        if self._waiting and now < self._retry_at:
+            return self._retry_at - now
         while self._waiting:
-            letter, meta = self._waiting[0]
+            batch = self._batch()
             try:
-                self._app.backend.store(meta["task_id"], meta)
-            except EncodeError:
-                logger.exception("the result of %s cannot be stored", meta["task_id"])
+                self._store(batch)
             except BackendError as error:
-                delay = RECONNECT.delay(self._failures, random.random)
-                self._failures += 1
-                logger.warning("the result store does not answer: %s; trying again in %.1f s", error, delay)
-                return max(delay, 0.05)
-            self._failures = 0
-            self._waiting.popleft()
-            self._post(letter)
+                return self._try_later(now, f"does not answer: {error}")
+            except Exception as error:  # a third party's store: it must not stop the worker
+                self._faults += 1
+                if self._faults == 1:
+                    logger.exception(
+                        "the result store raised what it should not: when it is away, that is BackendError"
+                    )
+                if self._faults < TRIES:
+                    return self._try_later(now, f"failed: {_shown(error)}")
+                try:
+                    self._give_up(batch)
+                except BackendError as away:
+                    return self._try_later(now, f"does not answer: {away}")
+            else:
+                if self._failures:
+                    logger.warning("the result store answers again after %d failures", self._failures)
+                for letter in batch:
+                    self._done(letter)
+                self._post([_stripped(letter) for letter in batch if letter.final or letter.then])
+            self._failures = self._faults = 0
         return self._sweep(now)
+
+    def _try_later(self, now: float, how: str) -> float:
+        """Note that the store could not be used, and say so; return for how many seconds to let it be."""
+        delay = max(RECONNECT.delay(self._failures, random.random), 0.05)
+        self._failures += 1
+        self._retry_at = now + delay
+        logger.warning(
+            "the result store %s; trying again in %.1f s (%d results wait)", how, delay, len(self._waiting)
+        )
+        return delay
+
+    def _done(self, letter: Letter) -> None:
+        """Nothing of *letter*, which waited longest, is left to store."""
+        self._waiting.popleft()
+        self._units -= _units(letter)
+
+    def _give_up(self, batch: list[Letter]) -> None:
+        """Try the row of each letter once more, by itself, and go on without those that are refused."""
+        for letter in batch:
+            left = _stripped(letter)
+            try:
+                self._store([letter])
+            except BackendError:
+                raise
+            except Exception as error:  # as in step()
+                left = self._without_result(letter, error)
+            self._done(letter)
+            if letter.final or letter.then:
+                self._post([left])
+
+    def _without_result(self, letter: Letter, error: Exception) -> Letter:
+        """What is to become of *letter*, whose row the store has refused for the last time."""
+        task_id, status, *_ = _row(letter)
+        why = f"the result store failed: {_shown(error)}"
+        settlement = letter.settlement
+        try:
+            if status in states.READY_STATES and self._store_why_not(task_id, BackendError(why)):
+                return _stripped(letter)
+        except BackendError:
+            raise
+        except Exception:  # as in step()
+            logger.debug("the traceback of that", exc_info=True)
+        if isinstance(settlement, Ack):
+            logger.error(
+                "state %s of %s is not stored, and its message is a dead letter: %s", status, task_id, why
+            )
+            return letter._replace(settlement=Bury(settlement.tag, why))
+        logger.error("state %s of %s is not stored: %s", status, task_id, why)
+        return _stripped(letter)
+
+    def _batch(self) -> list[Letter]:
+        """The letters whose rows are stored next: they stay in what waits until that is done."""
+        size, count = 0, 0
+        for letter in islice(self._waiting, MAX_BATCH):
+            count += 1
+            size += len(_row(letter)[2])
+            if size >= MAX_BATCH_BYTES:
+                break
+        return list(islice(self._waiting, count))
+
+    def _store(self, batch: list[Letter]) -> None:
+        backend = self._app.backend
+        rows = [_row(letter) for letter in batch]
+        try:
+            backend.store_rows(rows)
+        except EncodeError:  # one of them is to blame, and must not keep the others
+            for row in rows:
+                try:
+                    backend.store_rows([row])
+                except EncodeError as error:
+                    self._store_why_not(row[0], error)
+
+    def _store_why_not(self, task_id: str, error: EncodeError | BackendError) -> bool:
+        """The store will never take this result: it is a failure for who waits for it. False when it does not take that
+        either."""
+        logger.error("the result of %s cannot be stored: %s", task_id, error)
+        backend = self._app.backend
+        try:
+            row = backend.row(task_id, backend.meta(task_id, states.FAILURE, exception_to_dict(error)))
+            if row is not None:
+                backend.store_rows([row])
+        except EncodeError:
+            logger.error("nor can be that it failed")
+            return False
+        return True
 
     def _sweep(self, now: float) -> float:
         """Delete expired results now and then; return the seconds until the next time."""
@@ -88,13 +224,14 @@ class ResultWriter(ThreadComponent):
             self._sweep_at = now + SWEEP_SECONDS
             try:
                 self._app.backend.sweep(self.clock.now())
-            except BackendError as error:
+            except Exception as error:  # a third party's store: the next round may do better
                 logger.warning("expired results could not be deleted: %s", error)
         return self._sweep_at - now
 
     def closed(self) -> None:
         """Store what still waits, within the patience of the setting: what is not stored will be decided again."""
         deadline = self.clock.monotonic() + self._patience
+        self._retry_at = 0.0
         while self._waiting or len(self.mailbox):
             pause = self.step(self.clock.monotonic()) or 0.0
             if self._waiting:
@@ -104,3 +241,30 @@ class ResultWriter(ThreadComponent):
                     )
                     return
                 self.clock.sleep(pause)
+
+
+def carries_row(letter: Letter) -> bool:
+    """Whether there is a result to store before *letter* is carried out."""
+    settlement = letter.settlement
+    return isinstance(settlement, Ack | Bury | Store) and settlement.row is not None
+
+
+def _row(letter: Letter) -> ResultRow:
+    row: ResultRow = letter.settlement.row  # type: ignore[union-attr, assignment]  # see carries_row
+    return row
+
+
+def _shown(error: Exception) -> str:
+    return mask_urls(safe_repr(error))
+
+
+def _units(letter: Letter) -> int:
+    return 1 + len(_row(letter)[2]) // UNIT_BYTES
+
+
+def _stripped(letter: Letter) -> Letter:
+    """What is left to do once the row is stored."""
+    settlement = letter.settlement
+    if isinstance(settlement, Ack | Bury):
+        return letter._replace(settlement=settlement._replace(row=None))
+    return letter._replace(settlement=None)

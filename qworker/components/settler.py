@@ -7,6 +7,7 @@ Thread:      any: it has no state but what it was built with.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,17 @@ from qworker.components.listener import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.pool import Ended
 from qworker.components.ready_queue import ReadyQueue
-from qworker.components.result_writer import ResultWriter
+from qworker.components.result_writer import ResultWriter, carries_row
+from qworker.components.tally import Run, Tally
 from qworker.crash_points import CRASHING, crash_point
-from qworker.errors import InvalidTaskMessage, TaskError
+from qworker.errors import EncodeError, InvalidTaskMessage, QWorkerError, TaskError
 from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Envelope, Release, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
 
 WHY = {
     pool.LOST: requests.LOST,
@@ -34,17 +38,28 @@ WHY = {
 }
 
 
+def _run(end: Ended) -> Run:
+    """What is counted of an end."""
+    outcome = end.outcome
+    if outcome is None:
+        return Run(end.request.name, WHY.get(end.why, requests.INTERRUPTED))
+    return Run(end.request.name, outcome.kind, outcome.runtime)
+
+
 class Settler:
     def __init__(self, app: QWorker, ready: ReadyQueue) -> None:
         self._app = app
         self._ready = ready
         self.listener: Mailbox[Letter]  # set by the worker, which builds both
+        self.tally: Tally | None = None  # set by the worker when somebody may ask
         self.writer: ResultWriter | None = None  # None when results are stored with the ack
 
     # -- the pool's thread --
 
     def ended(self, ends: Sequence[Ended]) -> None:
         """Settle what left the pool; what had not started goes back to the ready queue."""
+        if self.tally is not None:
+            self.tally.count(_run(end) for end in ends if end.why != pool.UNSTARTED)
         letters, unstarted = [], []
         now = self._app.clock.now()
         for request, outcome, why, how in ends:
@@ -60,36 +75,43 @@ class Settler:
                 letters.append(self._letter(request, settlement, meta))
         if unstarted:
             self._ready.put_back(unstarted)
-        self.listener.post_many(letter for letter in letters if letter is not None)
+        self._post_many(letters)
 
-    def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> Letter | None:
+    def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> Letter:
         settlement = requests.finish(request, outcome, now)
         if outcome.kind == execution.INVALID:
-            meta = requests.result_meta(self._app, request.headers, InvalidTaskMessage(outcome.text))
+            meta = self._meta(request, InvalidTaskMessage(outcome.text))
             if signals.task_rejected.receivers:
                 signals.task_rejected.send(self._app, message=request.leased, exc=outcome.text)
             return self._letter(request, settlement, meta)
-        if outcome.kind == execution.FAILURE and outcome.row is None and self.writer is None:
+        if outcome.kind == execution.FAILURE and outcome.row is None:
             # Its process could not even make a result of it (or none is wanted): there is a final state all the same.
-            meta = requests.result_meta(self._app, request.headers, TaskError(outcome.text))
+            meta = self._meta(request, TaskError(outcome.text))
             return self._letter(request, settlement, meta)
         return self._letter(request, settlement, None)
 
+    def _meta(self, request: Request, error: QWorkerError) -> dict[str, Any] | None:
+        return requests.result_meta(self._app, request.headers, request.leased.properties, error)
+
     def started(self, rows: Sequence[tuple[Request, tuple[Any, ...]]]) -> None:
         """Store the state STARTED of running requests."""
-        self.listener.post_many(Letter(request, Store(row), final=False) for request, row in rows)
+        self._post_many([Letter(request, Store(row), final=False) for request, row in rows])
 
     # -- mediator, listener --
 
     def end_here(self, request: Request, why: str, how: str) -> None:
         """Settle a request that is not to run after all."""
+        if self.tally is not None:
+            self.tally.count([Run(request.name, why)])
         settlement, meta = requests.end(self._app, request, why, how, self._app.clock.now())
         self.settle(request, settlement, meta)
 
     def settle(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> None:
         """Have *settlement* carried out, and *meta* stored with it."""
         letter = self._letter(request, settlement, meta)
-        if letter is not None:
+        if self.writer is not None and carries_row(letter):
+            self.writer.mailbox.post(letter)
+        else:
             self.listener.post(letter)
 
     def ack_first(self, early: Sequence[Request]) -> None:
@@ -126,19 +148,25 @@ class Settler:
         """Return a rate-limited request until epoch second *due*."""
         self.give_back([request], due)
 
-    def _letter(
-        self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None
-    ) -> Letter | None:
-        """The letter for the listener; None when it has to wait for the result store."""
-        if meta is not None and self.writer is None and isinstance(settlement, Ack | Bury):
-            settlement = settlement._replace(row=self._app.backend.row(meta["task_id"], meta))
+    def _letter(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> Letter:
+        if meta is not None and isinstance(settlement, Ack | Bury):
+            settlement = settlement._replace(row=self._row(meta))
         if request is not None and request.acked:  # the message is gone: only the result is left to store
             row = settlement.row if isinstance(settlement, Ack | Bury) else None
-            return self._letter_of(Letter(request, Store(row) if row is not None else None), meta)
-        return self._letter_of(Letter(request, settlement), meta)
+            return Letter(request, Store(row) if row is not None else None)
+        return Letter(request, settlement)
 
-    def _letter_of(self, letter: Letter, meta: dict[str, Any] | None) -> Letter | None:
-        if meta is not None and self.writer is not None:
-            self.writer.mailbox.post((letter, meta))
+    def _row(self, meta: dict[str, Any]) -> Any:
+        try:
+            return self._app.backend.row(meta["task_id"], meta)
+        except EncodeError as error:
+            logger.error("how task %s ended cannot be stored: %s", meta["task_id"], error)
             return None
-        return letter
+
+    def _post_many(self, letters: list[Letter]) -> None:
+        """To the Listener; through the writer what has a row, where results have a store of their own."""
+        if self.writer is None:
+            self.listener.post_many(letters)
+            return
+        self.writer.mailbox.post_many(letter for letter in letters if carries_row(letter))
+        self.listener.post_many(letter for letter in letters if not carries_row(letter))

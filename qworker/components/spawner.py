@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import billiard
 
+from qworker import logs
 from qworker.components import child
 from qworker.components.zygote import Zygote
 from qworker.naming import import_object
@@ -98,7 +99,7 @@ class BilliardSpawner:
 
         process = self._context.Process(
             target=_bootstrap,
-            args=(self._app_path, DupFd(jobs.fileno()), DupFd(tokens), dict(settings)),
+            args=(self._app_path, DupFd(jobs.fileno()), DupFd(tokens), dict(settings), logs.chosen),
             name=f"child-{settings['index']}",
         )
         process.start()
@@ -137,8 +138,13 @@ class BilliardSpawner:
                 pass
 
 
-def _bootstrap(app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any]) -> None:
+def _bootstrap(
+    app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any], logging: logs.SetUp | None
+) -> None:
     app = import_object(app_path)
+    if logging is not None:  # what a forked child inherits
+        logs.setup(app.conf, *logging)
+        logs.redirect_stdouts(app.conf)
     app.finalize()
     files = (jobs.detach(), tokens.detach())
     os.set_blocking(files[1], False)

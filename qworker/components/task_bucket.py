@@ -43,8 +43,12 @@ class _Bucket:
 class TaskBucket(ReadyQueue):
     """rates: task name → runs a second. Times inside are monotonic seconds."""
 
-    def __init__(self, rates: Mapping[str, float], clock: Clock, overflow: Overflow) -> None:
-        super().__init__()
+    limits = True
+
+    def __init__(
+        self, rates: Mapping[str, float], clock: Clock, overflow: Overflow, lowest_first: bool = False
+    ) -> None:
+        super().__init__(lowest_first)
         self._clock = clock
         self._overflow = overflow
         self._buckets = {name: _Bucket(rate) for name, rate in rates.items() if rate > 0}  # under _lock
@@ -64,7 +68,7 @@ class TaskBucket(ReadyQueue):
                 else:
                     bucket.line.append(request)
                     self._waiting += 1
-            self._arrived.notify()
+            self._changed()
         wall = self._clock.now()
         for request, seconds in too_far:
             self._overflow(request, wall + seconds)
@@ -83,7 +87,7 @@ class TaskBucket(ReadyQueue):
                 self._waiting -= 1
                 taken.append(line.popleft())
         taken.extend(super()._take(Slots(*left)))
-        taken.sort(key=lambda request: -request.leased.priority)
+        taken.sort(key=lambda request: -self._sign * request.leased.priority)
         return taken
 
     def _patience(self, timeout: float) -> float:

@@ -21,7 +21,7 @@ from qworker import execution
 from qworker.components.event_loop import EventLoop
 from qworker.components.marks import Marks
 from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
-from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.components.preparation import Prepared, prepare_request, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.errors import MessageError
 from qworker.execution import Outcome
@@ -154,20 +154,8 @@ class ThreadPool(TaskPool):
 
     def _run(self) -> None:
         while (request := self._work.get()) is not None:
-            leased = request.leased
             try:
-                prepared = prepare(
-                    self._app,
-                    self._accept,
-                    self._settings.hostname,
-                    request.headers,
-                    leased.properties,
-                    leased.body,
-                    queue=leased.queue,
-                    priority=leased.priority,
-                    redelivered=leased.redelivered,
-                    deliveries=leased.deliveries,
-                )
+                prepared = prepare_request(self._app, self._accept, self._settings.hostname, request)
             except MessageError as error:
                 self._end(request, execution.invalid(error))
                 continue

@@ -131,6 +131,11 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     with suppress(Exception):  # the worker says what is wrong with it
         app.results_with_broker  # noqa: B018  # loads the stores' modules, once for all children
+    # So with what billiard would load in every child.
+    import billiard.popen_fork
+    import billiard.util  # noqa: F401
+
+    gc.freeze()
     processes: dict[int, Any] = {}
     ready = select.poll()
     ready.register(control, select.POLLIN)

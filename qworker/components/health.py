@@ -1,0 +1,128 @@
+"""Health: whether a worker lives and consumes, and if not, why.
+
+Comes from:  Worker, which gives its parts and has them looked at from its main loop.
+Goes to:     the log, when the broker has been silent for long; ``http_status.py`` and ``metrics.py``, which ask.
+Thread:      look() on the main thread; the questions on any: they read single attributes, and snapshots.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.components.listener import Listener
+from qworker.components.pool import TaskPool
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.schedule_controller import ScheduleController
+from qworker.components.tally import Tally
+from qworker.conf import mask_urls
+from qworker.worker_state import WorkerState
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often the main loop looks."""
+STUCK_SECONDS = 30.0
+"""A main loop that has not come round for so long is stuck."""
+RUNNING = "running"
+
+
+class Health:
+    """phase: of the worker; "running" is the one in which it consumes. stall_seconds: see ``worker_stall_seconds``."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        hostname: str,
+        stall_seconds: float,
+        phase: Callable[[], str],
+        *,
+        pool: TaskPool,
+        listener: Listener,
+        ready: ReadyQueue,
+        schedule: ScheduleController,
+        state: WorkerState,
+        tally: Tally | None = None,
+    ) -> None:
+        self.hostname = hostname
+        self.started = time.time()
+        self.phase = phase
+        self.pool, self.listener, self.ready = pool, listener, ready
+        self.schedule, self.state, self.tally = schedule, state, tally
+        self._clock = clock
+        self._stall_seconds = stall_seconds
+        self._looked = clock.monotonic()  # main thread writes, as all below
+        self._silent_looks = 0
+
+    # -- main thread --
+
+    def look(self) -> None:
+        """Note that the main loop turns; say in the log when the broker falls silent, and when it is back."""
+        now = self._clock.monotonic()
+        if now - self._looked < LOOK_SECONDS / 2:
+            return
+        self._looked = now
+        if not self._is_silent(now):
+            if self._silent_looks > 1:
+                logger.warning("consuming again")
+            self._silent_looks = 0
+            return
+        # Said at the second look: after a sleep of the whole machine, the first may come before anybody's turn.
+        self._silent_looks += 1
+        if self._silent_looks == 2:
+            logger.error("not consuming: %s", self._silence(now))
+
+    # -- any thread --
+
+    def _is_silent(self, now: float) -> bool:
+        last = self.listener.last_turn
+        return last > 0 and now - last > self._stall_seconds
+
+    def _silence(self, now: float) -> str:
+        seconds = now - self.listener.last_turn
+        failing = self.listener.failing
+        if failing is not None:
+            return f"the broker has not answered for {seconds:.0f} s: {mask_urls(failing)}"
+        return f"the worker has been waiting for an answer of the broker for {seconds:.0f} s"
+
+    def not_alive(self) -> list[str]:
+        """Why this process should be restarted; [] when it need not be."""
+        reasons = []
+        late = self._clock.monotonic() - self._looked
+        if late > STUCK_SECONDS:
+            reasons.append(f"the main loop has been stuck for {late:.0f} s")
+        if not self.pool.alive:
+            reasons.append("the pool has crashed")
+        if self.phase() == RUNNING and self.listener.last_turn and not self.listener.alive:
+            reasons.append("the listener has crashed")
+        return reasons
+
+    def not_ready(self) -> list[str]:
+        """Why no tasks are being taken; [] when they are."""
+        now = self._clock.monotonic()
+        reasons = self.not_alive()
+        phase = self.phase()
+        if phase != RUNNING:
+            reasons.append(f"the worker is {phase}")
+        if not self.listener.last_turn:
+            reasons.append("the worker is starting")
+        elif self.listener.failing is not None or self._is_silent(now):
+            reasons.append(self._silence(now))
+        return reasons
+
+    def silence(self) -> float | None:
+        """Seconds since the broker last answered; None before it first has."""
+        last = self.listener.last_turn
+        return max(0.0, self._clock.monotonic() - last) if last else None
+
+    def info(self, reasons: list[str]) -> dict[str, Any]:
+        """What a probe is told."""
+        return {
+            "status": "unavailable" if reasons else "ok",
+            "reasons": reasons,
+            "worker": self.hostname,
+            "phase": self.phase(),
+        }

@@ -1,0 +1,143 @@
+"""HttpStatus: answers probes and Prometheus on a port of its own.
+
+Comes from:  ``worker_http_address``; Worker starts it first and stops it last.
+Goes to:     Health, which reads snapshots, so that probes never ask the broker; Metrics, which lets QueueDepths ask it.
+Thread:      http, and one for each connection, of which there are few and none for long.
+
+Nobody who connects can hold the worker up: a client that is slow is cut off, and where there are too many, the one that
+has been there longest has to go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from qworker.components import metrics
+from qworker.components.health import Health
+from qworker.components.queue_depths import QueueDepths
+from qworker.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+PATIENCE = 5.0
+"""Seconds that a client may be silent."""
+
+
+class HttpStatus:
+    """address: ``host:port``; port 0 takes any free one, and ``port`` says which. Bound when made.
+
+    Raises ConfigurationError when it cannot be.
+    """
+
+    def __init__(self, address: str, health: Health, depths: QueueDepths) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            self._server = _Server((host.strip("[]"), int(port)), health, depths)
+        except OSError as error:
+            raise ConfigurationError(
+                f"worker_http_address: cannot listen on {address}: {error.strerror or error}; is another worker there?",
+                setting="worker_http_address",
+            ) from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.5,), name="http", daemon=True
+        )
+        self._begun = False
+
+    def start(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+            logger.info("answering /healthz, /readyz and /metrics on port %d", self.port)
+
+    def stop(self) -> None:
+        """Stop answering. Safe to call twice, and before start()."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+        self._server.cut_off(0)
+        self._server.depths.close()
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], health: Health, depths: QueueDepths) -> None:
+        self.health, self.depths = health, depths
+        self._lock = threading.Lock()
+        self._open: dict[Any, None] = {}  # under _lock; oldest first
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.cut_off(MAX_CONNECTIONS - 1)
+        with self._lock:
+            self._open[request] = None
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be had
+            self.shutdown_request(request)
+
+    def cut_off(self, most: int) -> None:
+        """End the oldest connections, so that not more than *most* are left."""
+        with self._lock:
+            oldest = list(self._open)[: max(0, len(self._open) - most)]
+            for one in oldest:
+                del self._open[one]
+        for one in oldest:
+            try:
+                one.shutdown(socket.SHUT_RDWR)  # its thread finds that out, and closes it
+            except OSError:
+                pass
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a client of the status port failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = PATIENCE
+    server_version = "qworker"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        health = self.server.health
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, metrics.CONTENT_TYPE, metrics.render(health, self.server.depths))
+        elif path in ("/healthz", "/readyz"):
+            reasons = health.not_alive() if path == "/healthz" else health.not_ready()
+            text = json.dumps(health.info(reasons))
+            self._answer(503 if reasons else 200, "application/json", text.encode() + b"\n")
+        else:
+            self._answer(404, "text/plain", b"there are /healthz, /readyz and /metrics\n")
+
+    do_HEAD = do_GET
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("%s: " + format, self.client_address[0], *args)

@@ -1,0 +1,170 @@
+"""Metrics: a worker's figures in the text format of Prometheus.
+
+Comes from:  Health and what it holds, which are snapshots; QueueDepths, which asks the broker now and then.
+Goes to:     ``http_status.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from qworker.components.health import Health
+from qworker.components.queue_depths import QueueDepths
+from qworker.components.tally import BUCKETS, Tally
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Sample = tuple[Mapping[str, str], float]
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+def render(health: Health, depths: QueueDepths) -> bytes:
+    """The whole page."""
+    lines = (*_lines(health), *_queues(depths))
+    return "".join(line + "\n" for line in lines).encode()
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("qworker")
+    except PackageNotFoundError:  # it runs from a directory
+        return "unknown"
+
+
+def _lines(health: Health) -> Iterable[str]:
+    pool, listener, info = health.pool, health.listener, health.pool.info()
+    silence = health.silence()
+    yield from _family("qworker_info", "gauge", "This worker.",
+                       [({"version": _version(), "worker": health.hostname}, 1)])  # fmt: skip
+    yield from _family("qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready()))
+    if health.tally is not None:
+        yield from _runs(health.tally)
+    gauges = (
+        ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
+        ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", len(health.ready)),
+        ("qworker_tasks_scheduled", "Tasks in the worker that wait for their time.", len(health.schedule.schedule)),
+        ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(health.state.requests)),
+        ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
+        ("qworker_pool_size", "Processes or threads that the pool is to have.", info["max-concurrency"]),
+        ("qworker_pool_processes", "Processes that the pool has.", len(info["processes"])),
+    )  # fmt: skip
+    for name, text, value in gauges:
+        yield from _family(name, "gauge", text, _one(value))
+    if silence is not None:
+        text = "Time since the broker last answered."
+        yield from _family("qworker_broker_silence_seconds", "gauge", text, _one(silence))
+    counters = (
+        ("qworker_broker_failures_total", "Calls to the broker that failed.", listener.failures),
+        ("qworker_broker_reconnects_total", "Times that the broker answered again.", listener.reconnects),
+        ("qworker_pool_process_starts_total", "Processes that the pool has started.", pool.starts),
+        (
+            "qworker_pool_process_deaths_total",
+            "Processes that ended before their time, also by a limit.",
+            pool.deaths,
+        ),
+    )
+    for name, text, value in counters:
+        yield from _family(name, "counter", text, _one(value))
+    yield from _process(health, [pid for pid in info["processes"] if pid != os.getpid()])
+
+
+def _runs(tally: Tally) -> Iterable[str]:
+    ends = sorted(tally.ends().items())
+    yield from _family("qworker_tasks_total", "counter", "Tasks that ended, by how they did.",
+                       [({"task": name, "outcome": how}, number) for (name, how), number in ends])  # fmt: skip
+    name = "qworker_task_runtime_seconds"
+    counts, total, seconds = tally.runtimes()
+    yield from _head(name, "histogram", "How long tasks ran.")
+    for bound, number in zip(BUCKETS, counts, strict=True):
+        yield _sample(f"{name}_bucket", {"le": repr(bound)}, number)
+    yield _sample(f"{name}_bucket", {"le": "+Inf"}, total)
+    yield _sample(f"{name}_sum", {}, seconds)
+    yield _sample(f"{name}_count", {}, total)
+
+
+def _queues(depths: QueueDepths) -> Iterable[str]:
+    """What waits at the broker; of what it does not tell, nothing: a 0 would be a lie."""
+    found = depths.latest()
+    known = found is not None
+    yield from _family(
+        "qworker_queues_known", "gauge", "Whether the broker says how its queues stand.", _one(known)
+    )
+    if found is None:
+        return
+    figures: list[tuple[str, str, list[int | float | None]]] = [
+        ("messages_ready", "Messages that wait in a queue.", [info.ready for info in found])
+    ]
+    if depths.counts:
+        figures += [
+            (
+                "messages_delayed",
+                "Messages in a queue that wait for their time.",
+                [info.delayed for info in found],
+            ),
+            ("messages_dead", "Dead letters of a queue.", [info.dead for info in found]),
+            (
+                "oldest_message_seconds",
+                "How long the oldest has waited.",
+                [depths.age(info) for info in found],
+            ),
+        ]
+    for name, text, values in figures:
+        samples = [
+            ({"queue": info.queue}, value)
+            for info, value in zip(found, values, strict=True)
+            if value is not None
+        ]
+        yield from _family(f"qworker_queue_{name}", "gauge", text, samples)
+
+
+def _process(health: Health, children: list[int]) -> Iterable[str]:
+    """Prometheus's usual figures of a process, for the main one; memory of the children besides."""
+    spent = time.process_time()
+    yield from _family("process_start_time_seconds", "gauge", "When the worker started, in epoch seconds.",
+                       _one(health.started))  # fmt: skip
+    yield from _family(
+        "process_cpu_seconds_total", "counter", "Processor time of the main process.", _one(spent)
+    )
+    own = resident(os.getpid())
+    if own is None:  # a system without /proc
+        return
+    yield from _family("process_resident_memory_bytes", "gauge", "Memory of the main process.", _one(own))
+    total = sum(resident(pid) or 0 for pid in children)
+    text = "Memory of the pool's processes; pages that they share count for each."
+    yield from _family("qworker_pool_resident_memory_bytes", "gauge", text, _one(total))
+
+
+def resident(pid: int) -> int | None:
+    """Resident memory of a process, bytes; None when nobody knows."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _one(value: Any) -> list[Sample]:
+    return [({}, value)]
+
+
+def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterable[str]:
+    yield from _head(name, kind, text)
+    for labels, value in samples:
+        yield _sample(name, labels, value)
+
+
+def _head(name: str, kind: str, text: str) -> Iterable[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    inside = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {float(value)!r}" if inside else f"{name} {float(value)!r}"

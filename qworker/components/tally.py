@@ -1,0 +1,70 @@
+"""Tally: how many runs of each task ended how, and how long they took; kept only where somebody may ask.
+
+Comes from:  Settler, for every request that ends.
+Goes to:     ``metrics.py``.
+Thread:      any; under one lock, which is never held while calling out.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+MAX_NAMES = 200
+"""Of tasks that are counted apart; each costs a monitoring system a series for every way to end."""
+OTHERS = "other"
+BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+"""Upper bounds of the histogram, seconds."""
+
+
+class Run(NamedTuple):
+    """A request that ended. seconds: how long its task ran; None when it did not run to an end of its own."""
+
+    name: str
+    how: str
+    seconds: float | None = None
+
+
+class Histogram(NamedTuple):
+    """counts: how many runs took at most as long as each of BUCKETS. total: of all; seconds: their sum."""
+
+    counts: list[int]
+    total: int
+    seconds: float
+
+
+class Tally:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[tuple[str, str], int] = {}  # under _lock, as all below
+        self._names: set[str] = set()
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
+
+    def count(self, runs: Iterable[Run]) -> None:
+        """Count runs that ended."""
+        with self._lock:
+            for name, how, seconds in runs:
+                if name not in self._names:
+                    if len(self._names) < MAX_NAMES:
+                        self._names.add(name)
+                    else:
+                        name = OTHERS
+                self._ends[name, how] = self._ends.get((name, how), 0) + 1
+                if seconds is not None:
+                    self._buckets[bisect_left(BUCKETS, seconds)] += 1
+                    self._seconds += seconds
+
+    def ends(self) -> dict[tuple[str, str], int]:
+        """How many runs of (task name, how) there were."""
+        with self._lock:
+            return dict(self._ends)
+
+    def runtimes(self) -> Histogram:
+        """How long the runs took that came to an end of their own."""
+        with self._lock:
+            counts = list(accumulate(self._buckets))
+            return Histogram(counts[:-1], counts[-1], self._seconds)
