@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from qworker import registry, signals
@@ -22,7 +23,7 @@ from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.control import Control
-from qworker.current import add_app, all_apps, set_default_app
+from qworker.current import add_app, all_apps, current_context, set_default_app
 from qworker.decorators import BoundDecorator, Decorator
 from qworker.definition import adopt, make_task
 from qworker.errors import ConfigurationError
@@ -34,10 +35,13 @@ from qworker.result import AsyncResult
 from qworker.serialization import content_types
 from qworker.signals import Signal
 from qworker.signature import Signature
-from qworker.signing import Signer
 from qworker.task import AsyncTask, Task
+from qworker.transactions import publishing_in
 from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore
+
+if TYPE_CHECKING:
+    from qworker.signing import Signer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +51,7 @@ class QWorker:
     """An application: its settings, its tasks and its connections.
 
     main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the objects
-    themselves; with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
+    themselves (broker: also a list of URLs, of which the first that answers is used); with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
     config_source: as for config_from_object. set_as_current: make this what ``current_app`` is. Any setting may be
     given by its name; a wrong one raises ConfigurationError when the settings are first looked at.
     """
@@ -56,7 +60,7 @@ class QWorker:
         self,
         main: str | None = None,
         *,
-        broker: str | LeaseStore | None = None,
+        broker: str | Sequence[str] | LeaseStore | None = None,
         backend: str | Backend | None = None,
         include: Iterable[str] = (),
         config_source: Any = None,
@@ -65,7 +69,9 @@ class QWorker:
         **settings: Any,
     ) -> None:
         urls = {"broker_url": broker, "result_backend": backend}
-        given: dict[str, Any] = {name: url for name, url in urls.items() if isinstance(url, str)}
+        given: dict[str, Any] = {
+            name: url for name, url in urls.items() if isinstance(url, str | list | tuple)
+        }
         if modules := tuple(include):
             given["include"] = modules
         self.main = main
@@ -267,6 +273,15 @@ class QWorker:
             self.finalize()
         return self._publisher
 
+    def publishing_in(self, connection: Any) -> AbstractContextManager[None]:
+        """Publish the calls of a ``with`` block by *connection*, within its own transaction: they are sent exactly if
+        that is committed. connection: a Session or Connection of SQLAlchemy, Django's, or the driver's, to the database
+        that is the broker; it is neither committed nor closed.
+
+        Raises ConfigurationError when the broker is not such a database.
+        """
+        return publishing_in(self, connection)
+
     @property
     def broker(self) -> LeaseStore:
         """Where messages are kept; opened at first use."""
@@ -287,7 +302,7 @@ class QWorker:
         with self._lock:
             if self._backend is None:
                 broker = self.conf.broker_url
-                embedded = broker is None or broker.startswith("sqlite:")
+                embedded = broker is None or (broker.startswith("sqlite:") and ";" not in broker)
                 url = self.conf.result_backend or (self.broker.url if embedded else "disabled://")
                 self._backend = open_backend(url, self.conf, self.clock)
             return self._backend
@@ -313,8 +328,20 @@ class QWorker:
     def results_with_broker(self) -> bool:
         """Whether results are kept in the broker's own store, so that a worker stores them together with the ack."""
         if self._results_with_broker is None:
-            self._results_with_broker = self.backend.same_store(self.broker.url)
+            broker = self.broker
+            self._results_with_broker = "results" not in broker.lacks and self.backend.same_store(broker.url)
         return self._results_with_broker
+
+    @property
+    def reply_to(self) -> str | None:
+        """The queue in which this process gets its results; None unless they are sent (``rpc://``), and inside of a task.
+
+        Raises BrokerUnavailable when there has to be one, and cannot be made.
+        """
+        conf = self.conf
+        if conf.result_backend != "rpc://" or conf.task_always_eager or current_context() is not None:
+            return None
+        return self.backend.reply_to()
 
     @property
     def signer(self) -> Signer | None:
@@ -322,9 +349,9 @@ class QWorker:
         keys = self.conf.security_key
         if keys is None:
             return None
-        kept = self._signer  # looked at once: another thread may replace it
-        if kept[0] is not keys:
-            kept = self._signer = (keys, Signer(keys, self.clock))
+        if (kept := self._signer)[0] is not keys:  # looked at once: another thread may replace it
+            make = import_object("qworker.signing:Signer")  # with OpenSSL: 1 MB that only those who sign need
+            kept = self._signer = (keys, make(keys, self.clock))
         return kept[1]
 
     @property

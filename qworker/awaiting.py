@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.backends.base import POLL_SECONDS, Backend, Meta
+from qworker.errors import BackendError
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,6 +48,10 @@ class LoopWaiter:
         self._bell = backend.bell()
         self._timer: asyncio.TimerHandle | None = None
         self._thread: asyncio.Task[None] | None = None
+        if backend.remote:
+            import asyncio
+
+            self._stir = asyncio.Event()
         if self._bell is not None:
             weakref.finalize(loop, self._bell.close)
 
@@ -59,7 +64,9 @@ class LoopWaiter:
         if awaited is None:
             awaited = self._awaited[task_id] = _Awaited(loop.create_future())
             self._begin(loop)
-            if self._bell is not None:
+            if self._backend.remote:
+                self._stir.set()
+            elif self._bell is not None:
                 self._look([task_id])
         awaited.count += 1
         try:
@@ -74,16 +81,19 @@ class LoopWaiter:
                     self._end(loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._bell is None:
+        if self._bell is None or self._backend.remote:
             if self._thread is None:
-                self._thread = loop.create_task(self._look_from_thread())
+                look = self._look_from_thread() if self._bell is None else self._converse(loop)
+                self._thread = loop.create_task(look)
         elif self._timer is None:
             if self._bell.fileno() >= 0:
                 loop.add_reader(self._bell.fileno(), self._rang)
             self._timer = loop.call_later(POLL_SECONDS, self._tick, loop)
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._thread is not None:
+        if self._backend.remote:
+            self._stir.set()  # it may have a thread under way, and ends by itself
+        elif self._thread is not None:
             self._thread.cancel()
             self._thread = None
         if self._timer is not None:
@@ -119,6 +129,59 @@ class LoopWaiter:
                 self._fail(ids, error)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS)
+
+    async def _converse(self, loop: asyncio.AbstractEventLoop) -> None:
+        """For stores with a bell on a network: a thread at a time subscribes and asks, the loop watches the socket."""
+        import asyncio
+
+        everything, following = True, False
+        try:
+            while self._awaited or following:
+                self._stir.clear()
+                ids = list(self._awaited)
+                following = bool(ids)  # once nothing is awaited, nothing is to ring either
+                try:
+                    self._settle(await asyncio.to_thread(self._ask, ids, everything))
+                except Exception as error:  # as above
+                    self._fail(ids, error)
+                if following:
+                    everything = not await self._stirring(loop)
+        except BaseException:  # cancelled, as all is that is left when a loop ends
+            self._bell.close()
+            raise
+        finally:
+            self._thread = None
+
+    async def _stirring(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Wait until there is something to do; False when it is time to look at everything."""
+        import asyncio
+
+        socket = self._bell.fileno()
+        if socket >= 0:
+            loop.add_reader(socket, self._stirred, loop, socket)
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._stir.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            if socket >= 0:
+                loop.remove_reader(socket)
+
+    def _stirred(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
+        loop.remove_reader(socket)  # until it is read, it would call again and again
+        self._stir.set()
+
+    def _ask(self, ids: list[str], everything: bool) -> dict[str, Meta]:
+        changed: list[str] = []
+        for _ in range(2):  # where the connection was closed, the second time makes another
+            try:
+                changed += [*self._bell.rung(), *self._bell.follow(ids)]
+                break
+            except BackendError:  # the look tells whether the server answers
+                everything = True
+        return self._backend.get_many(ids if everything else changed) if everything or changed else {}
 
     def _settle(self, found: dict[str, Meta]) -> None:
         for task_id, meta in found.items():

@@ -161,7 +161,7 @@ def make_call(
         argsrepr=options.get("argsrepr"),
         kwargsrepr=options.get("kwargsrepr"),
         headers=_headers(name, options.get("headers")),
-        reply_to=options.get("reply_to"),
+        reply_to=options.get("reply_to") or app.reply_to,
         priority=destination.priority,
         serializer=option("serializer") or app.conf.task_serializer,
         compression=option("compression"),

@@ -56,6 +56,8 @@ def _call(
     signature = Signature(call, app=app)
     # Whatever a Celery producer has put beside the options that we know is for its own eyes.
     options = {name: value for name, value in signature.options.items() if name in OPTIONS}
+    if context.reply_to is not None:  # who called the first is to hear of all
+        options.setdefault("reply_to", context.reply_to)
     if isinstance(priority := options.get("priority"), int):  # RabbitMQ has more of them
         options["priority"] = max(0, min(priority, app.conf.task_queue_max_priority))
     signature["options"] = options

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from json import dumps
 from logging.handlers import WatchedFileHandler
 from time import gmtime, localtime, monotonic, strftime
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals
 from qworker.conf.secrets import mask, mask_urls
@@ -66,6 +66,19 @@ def parse_level(level: str | int) -> int:
     return number
 
 
+class SetUp(NamedTuple):
+    """What setup() was given besides the settings."""
+
+    level: str | int
+    logfile: str | None
+    json: bool | None
+    node: str | None
+
+
+chosen: SetUp | None = None
+"""What setup() was given last in this process, for processes of it that begin anew; written by the main thread."""
+
+
 def setup(
     conf: Settings,
     level: str | int = "INFO",
@@ -79,7 +92,9 @@ def setup(
     Somebody who connects to the signal `setup_logging` does all this instead. ConfigurationError when the
     level, the format or the file cannot be used.
     """
+    global chosen
     number = parse_level(level)
+    chosen = SetUp(level, logfile, json, node)
     root = logging.getLogger()
     arguments = {"loglevel": number, "logfile": logfile, "format": conf.worker_log_format}
     if signals.setup_logging.receivers:

@@ -38,6 +38,7 @@ from qworker.routing import Destination, Router
 from qworker.serialization import content_types
 from qworker.signals import after_task_publish, before_task_publish
 from qworker.signature import Signature
+from qworker.transactions import sink
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Publisher:
             (None, None) if context is None or context.id is None else (context.root_id, context.id)
         )
         results: list[AsyncResult[Any]] = []
+        children: list[AsyncResult[Any]] = []
         envelopes: list[Envelope] = []
         for item in calls:
             if type(item) is tuple:
@@ -157,19 +159,22 @@ class Publisher:
             else:
                 _, _, args, kwargs, options = self._read_call(task, item)
                 if options:
-                    raise PublishError(
-                        f"{task.name}.apply_many: options inside a signature: give them to apply_many"
-                    )
+                    call = self._make_call(task, task.name, args, kwargs, options)
+                    envelopes.append(self._prepare(call, call.message)[0])
+                    results.append(self._result(call, task))
+                    continue
             if check is not None:
                 check(*args, **kwargs)
             identity = task_id()
             wire = make(identity, args, kwargs, root, parent)
             envelopes.append(Envelope(queue, wire.headers, wire.properties, wire.body, plan.priority))
-            results.append(AsyncResult(identity, app, None, queue, ignored))
+            result: AsyncResult[Any] = AsyncResult(identity, app, None, queue, ignored)
+            results.append(result)
+            children.append(result)
         if envelopes:
             self._push(envelopes, task.name)
         if context is not None and task.trail:
-            context.children.extend(results)
+            context.children.extend(children)
         return results
 
     def next_attempt(
@@ -210,6 +215,7 @@ class Publisher:
             and not app.conf.task_always_eager
             and not app.conf.task_inherit_parent_priority
             and app.signer is None
+            and app.conf.result_backend != "rpc://"
             and task.expires is None
             and not task.renames
             and not any(overrides(middleware, "publish") for middleware in app.middleware)
@@ -324,14 +330,10 @@ class Publisher:
     ) -> None:
         """Give *envelopes* to the broker; try again, all within one deadline, while it cannot be reached."""
         conf = self.app.conf
-        largest = (
-            max([len(envelope.body) for envelope in envelopes])
-            if len(envelopes) > 1
-            else len(envelopes[0].body)
-        )
+        largest = max([len(envelope.body) for envelope in envelopes])
         if largest > conf.message_warn_bytes:
             self._check_size(largest, name)
-        store, timeout, clock = self.app.broker, conf.task_publish_timeout, self.app.clock
+        store, timeout, clock = sink(self.app), conf.task_publish_timeout, self.app.clock
         deadline = clock.monotonic() + timeout
         try:
             store.push(envelopes, timeout)

@@ -143,13 +143,20 @@ def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) ->
     return Request(leased, epoch, headers, task)
 
 
-def result_meta(app: QWorker, headers: Mapping[str, Any], error: QWorkerError) -> dict[str, Any] | None:
-    """What to store for a task that the worker itself ends with *error*; None when its result is ignored."""
+def result_meta(
+    app: QWorker, headers: Mapping[str, Any], properties: str | None, error: QWorkerError
+) -> dict[str, Any] | None:
+    """What to store for a task that the worker itself ends with *error*; None when its result is ignored.
+
+    headers, properties: of its message, the latter as text.
+    """
     task = app.tasks.get(headers["task"])
     if headers.get("ignore_result") or (task is not None and task.ignore_result):
         return None
     status = states.REVOKED if isinstance(error, TaskRevoked | Terminated) else states.FAILURE
-    meta: dict[str, Any] = app.backend.meta(headers["id"], status, exception_to_dict(error), traceback=None)
+    meta: dict[str, Any] = app.backend.meta(
+        headers["id"], status, exception_to_dict(error), properties=protocol.parse_properties(properties)
+    )
     for name, header in (("group_id", "group"), ("parent_id", "parent_id")):
         if headers.get(header):
             meta[name] = headers[header]
@@ -204,7 +211,7 @@ def end(
             delay = 0.0 if deliveries == 1 else min(2.0 ** (deliveries - 2), MAX_REDELIVERY_SECONDS)
             return Release(tag, now + delay if delay else None, counted=True), None
         error: QWorkerError = WorkerLost(f"{how} (delivery {deliveries} of at most {limit})")
-        meta = result_meta(app, request.headers, error)
+        meta = result_meta(app, request.headers, request.leased.properties, error)
         _tell_failure(request, error)
         return (Bury(tag, str(error), counted=True) if again else Ack(tag)), meta
     if why == TIME_LIMIT:
@@ -213,13 +220,13 @@ def end(
         late = task.acks_on_failure_or_timeout
         return (
             Ack(tag) if late else Bury(tag, f"the hard time limit of {request.time_limit:g} s passed")
-        ), result_meta(app, request.headers, error)
+        ), result_meta(app, request.headers, request.leased.properties, error)
     error = {TERMINATED: Terminated, EXPIRED: TaskExpired}.get(why, TaskRevoked)(how)
     if signals.task_revoked.receivers:
         signals.task_revoked.send(
             task, request=request, terminated=why == TERMINATED, signum=None, expired=why == EXPIRED
         )
-    return Ack(tag), result_meta(app, request.headers, error)
+    return Ack(tag), result_meta(app, request.headers, request.leased.properties, error)
 
 
 def _tell_failure(request: Request, error: QWorkerError) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from qworker import states
 from qworker.clock import parse_iso
 from qworker.current import get_current_app
-from qworker.errors import TaskRevoked
+from qworker.errors import ControlError, TaskRevoked
 from qworker.exceptions import exception_from_dict
 from qworker.waiting import HINT_AFTER, hint, patience, refuse_to_wait_in_a_task, wait_for
 
@@ -130,7 +130,8 @@ class AsyncResult(Generic[R]):
         if self.ignored:
             return cast(R, None)
         refuse_to_wait_in_a_task()
-        meta = self._final_meta()
+        # A store on a network is asked in a thread, and once for all that are awaited together.
+        meta = self._meta if self.backend.remote else self._final_meta()
         if meta is None:
             import asyncio  # only for who uses it: it costs 30 ms
 
@@ -311,7 +312,15 @@ class AsyncResult(Generic[R]):
     def revoke(
         self, terminate: bool = False, signal: str | int = "SIGTERM", wait: bool = False, timeout: Any = None
     ) -> None:
-        """Tell all workers not to run it. terminate: end it with *signal* if it is running already."""
+        """Tell all workers not to run it. terminate: end it with *signal* if it is running already.
+
+        The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise ControlError.
+        """
+        if wait or timeout is not None:
+            given = "wait=True" if wait else f"timeout={timeout!r}"
+            raise ControlError(
+                f"revoke({given}): workers do not answer; ask the result for its state instead"
+            )
         self.app.control.revoke(self.id, terminate, signal)
 
     def as_tuple(self) -> Any:

@@ -89,5 +89,6 @@ def backoff_delay(
     return max(0.0, wait * random() if full_jitter else wait)
 
 
-#: Reconnecting to a broker: for ever, 0.1 s doubling to 10 s, spread so that a fleet does not return at once.
-RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=10.0, jitter=True)
+#: Reconnecting to a server: for ever, 0.1 s doubling to 2 s, spread so that a fleet does not return at once. A try is
+#: cheap, and whatever is longer than this is idle time after the server has come back.
+RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=2.0, jitter=True)

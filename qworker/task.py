@@ -129,6 +129,27 @@ class Task(Generic[P, R]):
             return publisher.call(self, arguments, named)
         return publisher.call_with(self, self.name, arguments, named, options)
 
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """delay() for asyncio: the event loop goes on while the broker takes the message."""
+        import asyncio  # only for who uses it: it costs 30 ms
+
+        return await asyncio.to_thread(self.delay, *args, **kwargs)
+
+    async def aapply_async(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """apply_async() for asyncio: the event loop goes on while the broker takes the message.
+
+        Cancelling it does not call the message back.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.apply_async, args, kwargs, task_id, **options)
+
     def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
         """Call this task many times in one round trip to the broker: all calls are stored, or none.
 
@@ -260,11 +281,15 @@ class Task(Generic[P, R]):
 
         task_id: None is the task that is running. Returns False when a final state stands already.
         """
-        identity = task_id or self.request.id
+        request = self.request
+        identity = task_id or request.id
         if identity is None:
             raise ConfigurationError(f"{self.name}.update_state() needs a task_id when no task is running")
         backend = self.backend
-        return backend.store(identity, backend.meta(identity, state or "PENDING", meta, **extra))
+        properties = request.properties if identity == request.id else None
+        return backend.store(
+            identity, backend.meta(identity, state or "PENDING", meta, properties=properties, **extra)
+        )
 
     # -- results --
 

@@ -106,6 +106,8 @@ def wait_for(
 def hint(app: QWorker, task_id: str, queue: str | None) -> None:
     """Say in the log why there may never be a result: no worker, or none for *queue*. Never raises."""
     try:
+        if "workers" in app.broker.lacks:
+            return
         workers = app.broker.workers()
     except Exception as error:  # a hint must not break what it comments on
         logger.debug("cannot tell whether workers are there: %s", error)

@@ -7,13 +7,19 @@ Thread:      main.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
+from qworker.cli import suitability
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json, print_table
+from qworker.cli.servers import facts
 from qworker.conf import SETTINGS
-from qworker.errors import ConfigurationError
+from qworker.conf.sources import Problem
+from qworker.discovery import Found, load_tasks
+from qworker.errors import ConfigurationError, QWorkerError
 from qworker.naming import near
 
 
@@ -46,10 +52,20 @@ def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) 
 
 @config.command()
 @app_option
+@click.option("--connect", is_flag=True, help="Ask the servers too: whether they answer, versions, clocks.")
 @json_option
-def check(app: str | None, as_json: bool) -> int:
-    """Tell everything that is wrong with the settings, at once. Exit code 1 when something is."""
-    problems = open_app(app, tasks=False).app.conf.problems()
+def check(app: str | None, connect: bool, as_json: bool) -> int:
+    """Tell everything that is wrong with the settings, at once. Exit code 1 when something is.
+
+    What the app uses is held against what its broker promises; no server is asked without --connect.
+    """
+    found = open_app(app, tasks=False)
+    problems = found.app.conf.problems()
+    if not any(problem.severity == "error" for problem in problems):
+        with suppress(QWorkerError):  # doctor tells what keeps tasks from being imported
+            load_tasks(found.app)
+        problems += suitability.problems(found)
+        problems += _connected(found) if connect else []
     wrong = [problem for problem in problems if problem.severity != "note"]
     if as_json:
         print_json([problem._asdict() for problem in problems])
@@ -58,3 +74,18 @@ def check(app: str | None, as_json: bool) -> int:
         click.echo(f"{problem.severity}: {problem}")
     click.echo(f"{count(len(wrong), 'problem')}." if wrong else "The settings are in order.")
     return 1 if wrong else 0
+
+
+def _connected(found: Found) -> list[Problem]:
+    """What the servers say, where it is not well."""
+    conf = found.app.conf
+    problems = []
+    for setting in ("broker_url", "result_backend"):
+        try:
+            for fact in facts(getattr(conf, setting) or "", setting, conf):
+                if fact.severity != "ok":
+                    text = f"{fact.what}: {fact.advice}" if fact.advice else fact.what
+                    problems.append(Problem(setting, text, conf.source(setting), fact.severity))
+        except QWorkerError as error:
+            problems.append(Problem(setting, str(error), conf.source(setting), "error"))
+    return problems

@@ -13,14 +13,19 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from qworker.cli import suitability
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
+from qworker.cli.servers import facts
 from qworker.clock import Clock
 from qworker.discovery import Found, load_tasks
 from qworker.embedded import database_path
+from qworker.errors import BrokerUnavailable
+from qworker.transports import broker_urls
 
 # RETURNING, which claims and settles in one statement.
 _OLDEST_SQLITE = (3, 35, 0)
@@ -110,6 +115,9 @@ def broker(found: Found) -> Iterator[Finding]:
         yield Finding(
             "ok", f"{count(len(workers), 'worker')}: {', '.join(str(worker['name']) for worker in workers)}"
         )
+    if "workers" in store.lacks:
+        yield Finding("ok", "this broker does not tell which workers there are")
+        worked_on |= {*_queues_in_use(found), *infos}
     for queue, senders in sorted(_queues_in_use(found).items()):
         if queue in worked_on:
             continue
@@ -172,6 +180,24 @@ def _list(queues: object) -> list[str]:
     return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")
 
 
+def suits(found: Found) -> Iterator[Finding]:
+    """What the app uses, against what its broker promises. (Stores that cannot be opened are told when they are.)"""
+    for problem in suitability.problems(found):
+        if problem.severity == "warning":
+            yield Finding("warning", str(problem))
+
+
+def servers(found: Found) -> Iterator[Finding]:
+    """What the servers say of themselves: version, clock, disk. (Whether they answer is told by those who use them.)"""
+    conf = found.app.conf
+    urls = [("broker_url", url) for url in broker_urls(conf.broker_url)]
+    if conf.result_backend is not None:
+        urls.append(("result_backend", conf.result_backend))
+    for setting, url in urls:
+        with suppress(BrokerUnavailable):
+            yield from (Finding(*fact) for fact in facts(url, setting, conf))
+
+
 def place(found: Found) -> Iterator[Finding]:
     """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on opening.)"""
     url = found.app.broker.url
@@ -204,9 +230,20 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
 
 def results(found: Found) -> Iterator[Finding]:
     """Whether the result store can be used; the error names the extra to install."""
-    found.app.backend.get("doctor-looks-for-nothing")
-    url = found.app.conf.result_backend or "beside the messages"
-    yield Finding("ok", f"results are kept {url}" if " " in url else f"results are kept in {url}")
+    conf = found.app.conf
+    url, brokers = conf.result_backend, broker_urls(conf.broker_url) or ["sqlite:"]
+    embedded = len(brokers) == 1 and brokers[0].startswith("sqlite:")
+    if url is None and not embedded and not conf.task_ignore_result:
+        yield Finding(
+            "warning",
+            "no results are kept: result_backend is not set, and the broker keeps none",
+            "set result_backend (redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks for results",
+        )
+    elif (url or "").startswith("disabled:") or (url is None and not embedded):
+        yield Finding("ok", "no results are kept")
+    else:
+        found.app.backend.get("doctor-looks-for-nothing")
+        yield Finding("ok", f"results are kept {f'in {url}' if url else 'beside the messages'}")
 
 
 Examination = Callable[[Found], Iterator[Finding]]
@@ -215,6 +252,8 @@ EXAMINATIONS: tuple[Examination, ...] = (
     interpreter,
     settings,
     tasks,
+    suits,
+    servers,
     broker,
     place,
     results,

@@ -23,11 +23,15 @@ def queues(app: str | None, as_json: bool) -> None:
     store = found.app.broker
     now = found.app.clock.now()
     workers = store.workers()
+    # What the broker does not tell is left empty: a 0 would be a lie.
+    unknown = {"delayed", "leased", "oldest"} if "counts" in store.lacks else set()
+    unknown |= {"workers"} if "workers" in store.lacks else set()
     rows = []
     for info in store.queues():
         working = sum(info.queue in _names(worker["queues"]) for worker in workers)
         oldest = None if info.oldest is None else max(now - info.oldest, 0.0)
-        rows.append({**info._asdict(), "oldest_age": oldest, "workers": working})
+        row = {**info._asdict(), "oldest_age": oldest, "workers": working}
+        rows.append({key: None if key in unknown else value for key, value in row.items()})
     if as_json:
         print_json(rows)
         return

@@ -1,12 +1,13 @@
-"""`qworker result`: what became of a task.
+"""`qworker result`: what became of a task, or of several.
 
-Comes from:  people and scripts, with the id that `call` or `delay()` gave.
+Comes from:  people and scripts, with the ids that `call` or `delay()` gave.
 Goes to:     the result store.
 Thread:      main.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -15,17 +16,18 @@ from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.output import print_json
 from qworker.errors import ResultTimeout
 from qworker.result import AsyncResult
-from qworker.states import READY_STATES, SUCCESS
+from qworker.states import PENDING, READY_STATES, SUCCESS
 
 EXIT_FAILED = 1
 EXIT_NOT_READY = 3
+_GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 
 
 @click.command(
-    epilog="Exit codes: 0 the task succeeded; 1 it failed or was revoked; 3 there is no result (yet). "
+    epilog="Exit codes: 0 all of them succeeded; 1 one failed or was revoked; 3 there is no result (yet) of one. "
     "PENDING also means that nobody knows the id, or that the result was ignored or has expired."
 )
-@click.argument("task_id", metavar="ID")
+@click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
 @app_option
 @click.option("-w", "--wait", is_flag=True, help="Wait for it.")
 @click.option(
@@ -37,28 +39,46 @@ EXIT_NOT_READY = 3
 )
 @click.option("--traceback", is_flag=True, help="Print the traceback of a failed task too.")
 @json_option
-def result(task_id: str, app: str | None, wait: bool, timeout: float, traceback: bool, as_json: bool) -> int:
-    """Show the state and result of a task."""
-    found = open_app(app)
-    answer: AsyncResult[Any] = found.app.AsyncResult(task_id.strip())
-    if wait and not answer.ready():
+def result(
+    task_ids: tuple[str, ...], app: str | None, wait: bool, timeout: float, traceback: bool, as_json: bool
+) -> int:
+    """Show the state and result of a task, or of several."""
+    found = open_app(app).app
+    answers: list[AsyncResult[Any]] = [found.AsyncResult(task_id.strip()) for task_id in task_ids]
+    if wait:
+        _wait(answers, timeout)
+    stored = found.backend.get_many([answer.id for answer in answers])
+    for answer in answers:
+        answer.keep(stored.get(answer.id) or {"status": PENDING, "result": None})
+    if len(answers) == 1:
+        return show(answers[0], as_json, traceback)
+    if as_json:
+        print_json([fields(answer) for answer in answers])
+        return max(map(exit_code, answers), key=_GRAVITY.index)
+    codes = []
+    for answer in answers:
+        click.echo(f"{answer.id}  ", nl=False)
+        codes.append(show(answer, False, traceback))
+    return max(codes, key=_GRAVITY.index)
+
+
+def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for answer in answers:
         try:
-            answer.get(timeout=timeout, propagate=False)
+            answer.get(timeout=deadline - time.monotonic(), propagate=False)
         except ResultTimeout:
             click.echo(f"Error: no result after {timeout:g} s", err=True)
-    return show(answer, as_json, traceback)
+            return
 
 
 def show(answer: AsyncResult[Any], as_json: bool, traceback: bool = False) -> int:
     """Prints a result; the exit code that goes with it."""
     state = answer.state
     value = answer.result
-    failed = isinstance(value, BaseException)
     if as_json:
-        shown = {"type": type(value).__name__, "message": str(value)} if failed else value
-        fields = {"id": answer.id, "state": state, "result": shown, "traceback": answer.traceback}
-        print_json({**fields, "date_done": answer.date_done})
-    elif failed:
+        print_json(fields(answer))
+    elif isinstance(value, BaseException):
         click.echo(f"{state}: {type(value).__name__}: {value}")
         if traceback and answer.traceback:
             click.echo(answer.traceback.rstrip())
@@ -66,6 +86,25 @@ def show(answer: AsyncResult[Any], as_json: bool, traceback: bool = False) -> in
         click.echo(repr(value))
     else:
         click.echo(state if value is None else f"{state}: {value!r}")
-    if state == SUCCESS:
+    return exit_code(answer)
+
+
+def fields(answer: AsyncResult[Any]) -> dict[str, Any]:
+    """What is printed of a result as JSON."""
+    value = answer.result
+    failed = isinstance(value, BaseException)
+    shown = {"type": type(value).__name__, "message": str(value)} if failed else value
+    return {
+        "id": answer.id,
+        "state": answer.state,
+        "result": shown,
+        "traceback": answer.traceback,
+        "date_done": answer.date_done,
+    }
+
+
+def exit_code(answer: AsyncResult[Any]) -> int:
+    """The exit code that goes with a result."""
+    if answer.state == SUCCESS:
         return 0
-    return EXIT_FAILED if state in READY_STATES else EXIT_NOT_READY
+    return EXIT_FAILED if answer.state in READY_STATES else EXIT_NOT_READY

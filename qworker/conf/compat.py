@@ -118,7 +118,6 @@ WITHOUT_EFFECT = {
     "task_allow_error_cb_on_chord_header": _NOT_YET,
     "task_default_delivery_mode": "messages are always durable",
     "task_default_exchange_type": _BROKER,
-    "task_default_queue_type": _BROKER,
     "task_remote_tracebacks": _NOT_YET,
     "task_reject_on_error": "see `task_acks_on_failure_or_timeout`",
     "worker_agent": "there are no boot steps here; use signals or middleware",

@@ -105,6 +105,28 @@ def _url(value: Any) -> str:
     return text
 
 
+def _broker_url(value: Any) -> str:
+    """One URL, or several in a list or with ";" between them; kept as text with ";"."""
+    parts = (
+        _text(value).split(";") if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    )
+    if not parts:
+        raise ValueError("must name at least one broker")
+    if len(parts) > 1 and isinstance(value, str) and str(parts[0]).strip().startswith("sentinel:"):
+        return _url(value)  # one broker, with several sentinels
+    return ";".join(_url(part.strip() if isinstance(part, str) else part) for part in parts)
+
+
+def _address(value: Any) -> str:
+    text = _text(value)
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ValueError('must be host:port such as "127.0.0.1:8080"; ":8080" is every interface')
+    if host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
+        raise ValueError('must have an IPv6 address in brackets: "[::1]:8080"')
+    return text
+
+
 def _backend_url(value: Any) -> str:
     """Celery also knows two backends by name alone."""
     return {"disabled": "disabled://", "rpc": "rpc://"}.get(_text(value)) or _url(value)
@@ -273,6 +295,15 @@ def _timezone(value: Any) -> str:
     return _text(name)
 
 
+def _tls(value: Any) -> bool | dict[str, Any]:
+    if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+        return _mapping(value)
+    try:
+        return _boolean(value)
+    except ValueError:
+        raise ValueError('must be true, or a mapping such as {"ssl_ca_certs": "/etc/ssl/ca.pem"}') from None
+
+
 def _anything(value: Any) -> Any:
     return value
 
@@ -285,7 +316,9 @@ DURATIONS = Kind("list of durations", _durations)
 BYTES = Kind("size (bytes)", _bytes)
 KIBIBYTES = Kind("size (KiB)", _kibibytes)
 URL = Kind("URL", _url)
+BROKER_URL = Kind("URL or list of URLs", _broker_url)
 BACKEND_URL = Kind("URL", _backend_url)
+ADDRESS = Kind("address (host:port)", _address)
 NAMES = Kind("list of names", _names)
 SECRETS = Kind("key or list of keys", _secrets)
 OBJECTS = Kind("list of objects or dotted names", _objects)
@@ -296,4 +329,5 @@ ROUTES = Kind("routes", _routes)
 RATE = Kind("rate", _rate)
 POLICY = Kind("retry policy", _policy)
 TIMEZONE = Kind("time zone", _timezone)
+TLS = Kind("true or mapping", _tls)
 ANYTHING = Kind("anything", _anything)

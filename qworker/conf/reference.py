@@ -8,7 +8,8 @@ Thread:      none; run by people and by the test that holds the committed page t
 from typing import Any
 
 from qworker.conf.compat import OLD_NAMES
-from qworker.conf.settings import SETTINGS, Setting
+from qworker.conf.setting import Setting
+from qworker.conf.settings import SETTINGS
 
 _HEAD = """# Settings
 

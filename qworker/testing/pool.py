@@ -25,7 +25,7 @@ from qworker.components.pool import (
     PoolSettings,
     TaskPool,
 )
-from qworker.components.preparation import prepare, tracks_start
+from qworker.components.preparation import prepare_request, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.errors import MessageError
 from qworker.request import Request
@@ -119,20 +119,8 @@ class InlinePool(TaskPool):
             self.started.remove(request)
 
     def _execute(self, request: Request) -> None:
-        leased = request.leased
         try:
-            prepared = prepare(
-                self._app,
-                self._accept,
-                self._settings.hostname,
-                request.headers,
-                leased.properties,
-                leased.body,
-                queue=leased.queue,
-                priority=leased.priority,
-                redelivered=leased.redelivered,
-                deliveries=leased.deliveries,
-            )
+            prepared = prepare_request(self._app, self._accept, self._settings.hostname, request)
         except MessageError as error:
             outcome = execution.invalid(error)
         else:

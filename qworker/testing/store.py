@@ -256,6 +256,21 @@ class MemoryStore(LeaseStore):
             letters = [letter for letter, _ in shelf.dead.values() if queue in (None, letter.queue)]
             return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
 
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        with self._reached() as shelf:
+            for letter in letters:
+                tag = shelf.next()
+                shelf.dead[tag] = letter._replace(tag=tag), 0
+
+    def flush_delayed(self, queue: str) -> int:
+        with self._reached() as shelf:
+            now = self.clock.now()
+            late = [message for message in shelf.free([queue]) if not message.is_due(now)]
+            for message in late:
+                message.due = None
+            self._ring()
+            return len(late)
+
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         with self._reached() as shelf:
             chosen = sorted(shelf.dead if tags is None else shelf.dead.keys() & set(tags))

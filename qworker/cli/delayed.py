@@ -1,0 +1,82 @@
+"""`qworker delayed`: the messages that are due later.
+
+Comes from:  people who want to see them, or who go back to workers that read only plain queues.
+Goes to:     the broker's administration.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.groups import SuggestingGroup
+from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.output import age, count, print_json, print_table
+from qworker.cli.purge import confirm
+from qworker.conf import mask_urls
+from qworker.errors import ConfigurationError, LeaseLost
+from qworker.transports.lease import LeaseStore
+
+
+@click.group(cls=SuggestingGroup)
+def delayed() -> None:
+    """Look at messages with an ETA, which the broker keeps until they are due; hand them back."""
+
+
+@delayed.command("list")
+@app_option
+@json_option
+def list_(app: str | None, as_json: bool) -> None:
+    """Show how many messages of each queue are due later, and when the next one is."""
+    found = open_app(app)
+    store = found.app.broker
+    if "counts" in store.lacks:
+        raise ConfigurationError(f"{mask_urls(store.url)} does not tell what it keeps for later")
+    now = found.app.clock.now()
+    rows = [
+        {"queue": info.queue, "delayed": info.delayed, "next_due": _next_due(store, info.queue)}
+        for info in store.queues()
+        if info.delayed
+    ]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("Nothing is due later.")
+    else:
+        lines = [(row["queue"], row["delayed"], _in(row["next_due"], now)) for row in rows]
+        print_table(("queue", "delayed", "next due in"), lines, right="delayed")
+
+
+def _next_due(store: LeaseStore, queue: str) -> float | None:
+    try:
+        return store.next_due([queue])
+    except LeaseLost:  # some tell only holders of leases
+        store.enlist("qworker-delayed", [queue], 0)
+        try:
+            return store.next_due([queue])
+        finally:
+            store.resign()
+
+
+def _in(due: object, now: float) -> str:
+    return age(due - now) if isinstance(due, float) else ""
+
+
+@delayed.command()
+@app_option
+@click.option("-Q", "--queue", help="Only those of this queue; default: of all.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def flush(app: str | None, queue: str | None, yes: bool) -> None:
+    """Hand messages that are due later back as plain messages, for workers that read only the plain queues.
+
+    Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker workers of
+    these queues first: they would put the messages aside again.
+    """
+    store = open_app(app).app.broker
+    queues = [queue] if queue is not None else [info.queue for info in store.queues() if info.delayed]
+    if not queues:
+        click.echo("Nothing is due later.")
+        return
+    confirm(f"Hand the delayed messages of {', '.join(queues)} back as plain messages?", yes)
+    flushed = sum(store.flush_delayed(name) for name in queues)
+    click.echo(f"Handed {count(flushed, 'message')} back.")

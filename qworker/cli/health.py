@@ -1,0 +1,106 @@
+"""`qworker health`: whether a worker runs and consumes; for probes and scripts.
+
+Comes from:  Docker's HEALTHCHECK, Kubernetes' exec probes, people.
+Goes to:     the worker's status port where it has one; else its pid file, and the broker's list of workers.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
+
+import click
+
+from qworker.app import QWorker
+from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.output import print_json
+from qworker.conf import mask_urls
+from qworker.errors import BrokerUnavailable
+from qworker.naming import node_name
+from qworker.process import expand_path, pidfile_owner
+
+EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+class Check(NamedTuple):
+    """What was looked at, whether it was well, and what was seen."""
+
+    check: str
+    ok: bool
+    why: str
+
+
+@click.command(epilog="Exit codes: 0 it runs and consumes; 1 it does not, or that could not be found out.")
+@app_option
+@click.option("--pidfile", help="The pid file of the worker, as given to `qworker start`.")
+@click.option("-n", "--hostname", help="Name of the worker; default: any of the broker's workers.")
+@click.option("--live", is_flag=True, help="Ask only whether the process is well, not whether it consumes.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds.")
+@json_option
+def health(
+    app: str | None, pidfile: str | None, hostname: str | None, live: bool, timeout: float, as_json: bool
+) -> int:
+    """Say whether a worker of the app runs and consumes, and if not, why."""
+    found = open_app(app, tasks=False).app
+    node = None if hostname is None else hostname if "@" in hostname else node_name(hostname)
+    checks = []
+    pid = None
+    if pidfile is not None:
+        path = expand_path(pidfile, node or node_name(), "pidfile")
+        pid = pidfile_owner(path)
+        said = f"no running worker holds {path}" if pid is None else f"process {pid} holds {path}"
+        checks.append(Check("process", pid is not None, said))
+    address = found.conf.worker_http_address
+    if address is not None:
+        checks.append(_ask(address, "/healthz" if live else "/readyz", timeout))
+    elif not (pidfile is not None and (live or pid is None)):
+        checks.append(_find(found, node, pid))
+    if as_json:
+        print_json({"ok": all(check.ok for check in checks), "checks": [one._asdict() for one in checks]})
+    else:
+        for check in checks:
+            click.echo(f"{'ok' if check.ok else 'NOT OK'}: {check.why}")
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _ask(address: str, path: str, timeout: float) -> Check:
+    """What the worker itself says."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    connection = HTTPConnection("127.0.0.1" if host in EVERYWHERE else host, int(port), timeout=timeout)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        said = json.loads(answer.read(65536))
+        reasons = "; ".join(said["reasons"]) or f"{said['worker']} is {said['phase']}"
+        return Check("status port", answer.status == 200, reasons)
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        return Check("status port", False, f"no worker answers on {address}: {error}")
+    finally:
+        connection.close()
+
+
+def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
+    """What the broker knows of its workers."""
+    store = app.broker
+    where = mask_urls(store.url)
+    try:
+        if "workers" in store.lacks:
+            store.queues()
+            told = f"{where} answers; it does not tell which workers there are"
+            advice = ": set worker_http_address, or give --pidfile" if pid is None else ""
+            return Check("broker", pid is not None, told + advice)
+        workers = store.workers()
+    except BrokerUnavailable as error:
+        return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
+    names = [str(one["name"]) for one in workers if pid is None or one["pid"] == pid]
+    if node is not None:
+        names = [name for name in names if name == node]
+    if names:
+        return Check("broker", True, f"{', '.join(sorted(names))} consumes from {where}")
+    others = ", ".join(sorted(str(one["name"]) for one in workers))
+    wanted = node or (f"process {pid}" if pid is not None else "a worker")
+    known = f"; there are {others}" if others else ""
+    return Check("broker", False, f"{where} knows nothing of {wanted}{known}")

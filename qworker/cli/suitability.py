@@ -1,0 +1,195 @@
+"""Suitability: what the app uses, held against what its broker promises.
+
+Comes from:  `qworker config check`, `qworker doctor`.
+Goes to:     Problems, as those of the settings.
+Thread:      main. Nothing is connected to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from qworker.conf import mask_urls
+from qworker.conf.sources import Problem
+from qworker.discovery import Found
+from qworker.errors import ConfigurationError
+from qworker.transports.promises import DELIVERY_COUNT, ETA, FANOUT, PRIORITY, Promises, promises_of
+
+PAGE = "docs/reference/transports.md"
+_DEFAULT = "default"
+_PLAIN = ("redis", "valkey", "amqp", "pyamqp")
+_RABBITMQ = ("amqp", "amqps", "pyamqp")
+_REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel", "unix")
+
+
+def problems(found: Found) -> list[Problem]:
+    """What does not go together, the worst first."""
+    conf = found.app.conf
+    promises = promises_of(conf.broker_url)
+    checks = (
+        _stores(found),
+        _features(found, promises),
+        _results(conf),
+        _queues_with_priority(found),
+        _redis(found),
+        _tls(conf),
+    )
+    order = ("error", "warning", "note")
+    return sorted((p for check in checks for p in check), key=lambda problem: order.index(problem.severity))
+
+
+def _stores(found: Found) -> Iterator[Problem]:
+    """Whether there are stores for the URLs, and what they need is installed."""
+    opened: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("broker_url", lambda: found.app.broker),
+        ("result_backend", lambda: found.app.backend),
+    )
+    for setting, open_ in opened:
+        try:
+            open_()
+        except ConfigurationError as error:
+            yield Problem(setting, str(error), found.app.conf.source(setting), "error")
+            return  # results are kept beside the messages where nothing else is said
+
+
+def _features(found: Found, promises: Promises) -> Iterator[Problem]:
+    """A feature that is used and that the broker has not."""
+    source = found.app.conf.source("broker_url")
+    used = {PRIORITY: _with_priority(found), ETA: _with_retries(found), DELIVERY_COUNT: _acked_late(found)}
+    for lack, words in (
+        (PRIORITY, promises.priority),
+        (ETA, promises.eta),
+        (DELIVERY_COUNT, promises.delivery_count),
+        (FANOUT, promises.fanout),
+    ):
+        if lack not in promises.lacks:
+            continue
+        users = used.get(lack)
+        if users:
+            told = f"{_USES[lack]} ({users}), which {promises.name} has like this: {words}"
+            yield Problem("broker_url", told, source, "note" if lack == DELIVERY_COUNT else "warning")
+        else:
+            yield Problem(
+                "broker_url", f"{_NAMES[lack]} on {promises.name}: {words}; see {PAGE}", source, "note"
+            )
+
+
+_USES = {
+    PRIORITY: "priorities are used",
+    ETA: "retries are used, and each has a countdown",
+    DELIVERY_COUNT: "deliveries are to be counted",
+}
+_NAMES = {
+    PRIORITY: "priorities",
+    ETA: "countdown, ETA and retries",
+    FANOUT: "revoking tasks",
+    DELIVERY_COUNT: "counting deliveries",
+}
+
+
+def _queues_with_priority(found: Found) -> Iterator[Problem]:
+    """RabbitMQ gives priorities to queues that are declared with them, and forgets them in others."""
+    conf = found.app.conf
+    users = _with_priority(found)
+    if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
+        message = (
+            f"priorities are used ({users}), and RabbitMQ's queues are declared without: set task_queue_max_priority = 9, "
+            "and delete queues that there are already, which cannot be changed"
+        )
+        yield Problem("task_queue_max_priority", message, _DEFAULT, "warning")
+
+
+def _with_priority(found: Found) -> str:
+    conf = found.app.conf
+    if conf.task_default_priority:
+        return "task_default_priority"
+    tasks = [name for name, task in _own(found) if task.priority]
+    routes = [
+        f"task_routes {pattern}"
+        for router in conf.task_routes
+        if isinstance(router, Mapping)
+        for pattern, route in router.items()
+        if isinstance(route, Mapping) and route.get("priority")
+    ]
+    return ", ".join(islice((*tasks, *routes), 3))
+
+
+def _with_retries(found: Found) -> str:
+    return ", ".join(islice((name for name, task in _own(found) if task.autoretry_for), 3))
+
+
+def _acked_late(found: Found) -> str:
+    conf = found.app.conf
+    return "task_max_deliveries" if conf.source("task_max_deliveries") != _DEFAULT else ""
+
+
+def _own(found: Found) -> list[tuple[str, Any]]:
+    return [
+        (name, task) for name, task in found.app.tasks.items() if not name.startswith(("celery.", "qworker."))
+    ]
+
+
+def _results(conf: Any) -> Iterator[Problem]:
+    url = conf.broker_url
+    if url is not None and not url.startswith("sqlite:") and conf.result_backend is None:
+        message = (
+            "result_backend is not set, so no result is kept: AsyncResult.get() cannot work. Set it "
+            "(redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks"
+        )
+        if not conf.task_ignore_result:
+            yield Problem("result_backend", message, conf.source("result_backend"), "note")
+
+
+def _redis(found: Found) -> Iterator[Problem]:
+    """A visibility timeout holds for the Celery workers beside ours."""
+    conf = found.app.conf
+    if _scheme(conf.broker_url) not in _REDIS:
+        return
+    options = conf.broker_transport_options
+    timeout = options.get("visibility_timeout")
+    limits = [conf.task_time_limit, *(task.time_limit for _, task in _own(found))]
+    longest = max((limit for limit in limits if limit is not None), default=None)
+    if isinstance(timeout, (int, float)) and longest is not None and timeout < longest:
+        message = (
+            f"visibility_timeout is {timeout:g} s and a task may run for {longest:g} s: what a Celery worker on these "
+            "queues runs for longer is given to another as well. Make it longer than the longest task"
+        )
+        yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
+    if options.get("allow_eviction"):
+        message = "allow_eviction is on: a Redis whose memory is full may delete messages"
+        yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
+
+
+def _tls(conf: Any) -> Iterator[Problem]:
+    """Connections that are encrypted, to nobody knows whom; passwords that are not encrypted."""
+    for setting, option in (("broker_url", "broker_use_ssl"), ("result_backend", "redis_backend_use_ssl")):
+        url = getattr(conf, setting)
+        if not url or _scheme(url) == "sqlite":
+            continue
+        try:
+            parts = urlsplit(url)
+            host, password, query = parts.hostname, parts.password, parse_qs(parts.query)
+        except ValueError as error:
+            yield Problem(setting, f"{setting} {mask_urls(url)}: {error}", conf.source(setting), "error")
+            continue
+        use_ssl = getattr(conf, option, None)
+        plain = _scheme(url) in _PLAIN and not use_ssl
+        options = use_ssl if isinstance(use_ssl, Mapping) else {}
+        in_url = query.get("ssl_cert_reqs", [""])[0]
+        given = "" if plain else str(in_url or options.get("ssl_cert_reqs", options.get("cert_reqs", "")))
+        if given.upper().removeprefix("VERIFYMODE.").removeprefix("CERT_") in ("NONE", "0"):
+            message = (
+                f"{setting} is reached by TLS without a look at the certificate (ssl_cert_reqs): anybody in between can "
+                "read and change messages. Give ssl_ca_certs, and require the certificate"
+            )
+            yield Problem(setting, message, conf.source(setting), "warning")
+        if plain and password and host not in (None, "localhost", "127.0.0.1", "::1"):
+            message = f"{setting} sends its password to {host} unencrypted; use rediss:// or amqps:// where the network is shared"
+            yield Problem(setting, message, conf.source(setting), "note")
+
+
+def _scheme(url: str | None) -> str:
+    return (url or "sqlite:").partition(":")[0].partition("+")[0]

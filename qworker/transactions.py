@@ -1,0 +1,36 @@
+"""Publishing within a transaction of the caller's: a task that exists exactly if the caller's data does.
+
+Comes from:  ``app.publishing_in``.
+Goes to:     ``publishing.py``, which asks where the calls of this context go; ``LeaseStore.join``.
+Thread:      any; a context of its own for each thread and coroutine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from qworker.transports.lease import Sink
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+_joined: ContextVar[tuple[QWorker, Sink] | None] = ContextVar("qworker_joined", default=None)
+
+
+def sink(app: QWorker) -> Sink:
+    """Where calls of *app* are published to now: its broker, or what publishing_in() has put in its place."""
+    joined = _joined.get()
+    return app.broker if joined is None or joined[0] is not app else joined[1]
+
+
+@contextmanager
+def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
+    """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""
+    token = _joined.set((app, app.broker.join(connection)))
+    try:
+        yield
+    finally:
+        _joined.reset(token)
