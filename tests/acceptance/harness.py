@@ -8,7 +8,6 @@ Nothing here sleeps for a number of seconds: ``until`` waits for a condition, an
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 from qworker import QWorker
 from tests.acceptance import ledger
 from tests.acceptance.ledger import ENDED, STARTED, Record
+from tests.acceptance.processes import children, command_of, descendants, kill, state
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = "tests.acceptance.fault_tasks:app"
@@ -142,20 +142,25 @@ class WorkerProcess:
 
 
 class Site:
-    """path: an empty directory. settings: of all workers here, and of the client."""
+    """path: an empty directory. broker: its URL; None: a file, *database* or one in *path*. settings: of all workers
+    here, and of the client. What looks into the database is for the file only; see brokers.py for servers."""
 
-    def __init__(self, path: Path, database: Path | None = None, **settings: object) -> None:
+    def __init__(
+        self, path: Path, database: Path | None = None, broker: str | None = None, **settings: object
+    ) -> None:
         self.path = path
         self.database = database or path / "broker.db"
         self.settings = settings
         self.ledger_path = path / "ledger"
         self.workers: list[WorkerProcess] = []
-        self.url = f"sqlite:///{self.database}"
+        self.url = broker or f"sqlite:///{self.database}"
         self.client = QWorker("client", broker=self.url, set_as_current=False, **settings)
         self.sent: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """id → (task, arguments, options) of every call that was accepted."""
         self.due: dict[str, float] = {}
         """id → epoch second before which it must not start."""
+        self.unsure: dict[str, str] = {}
+        """id → task of every call that failed with an error: accepted or not, nobody knows."""
 
     def environment(self, **settings: object) -> dict[str, str]:
         given = {name: str(value) for name, value in {**self.settings, **settings}.items()}
@@ -244,6 +249,13 @@ class Site:
             found[str(key)] = reason
         return found
 
+    def left(self) -> list[str]:
+        """What stands in the store though everything has ended and every worker has stopped."""
+        messages = [f"message {row}" for row in self.query("SELECT * FROM message")]
+        owners = [f"owner {name}" for (name,) in self.query("SELECT name FROM owner")]
+        files = [path.name for path in self.database.parent.glob(f"{self.database.name}-owners/*")]
+        return messages + owners + files
+
     def waiting(self) -> int:
         """How many messages are in the store, in whatever state."""
         return int(self.query("SELECT count(*) FROM message")[0][0])
@@ -310,58 +322,3 @@ def until(condition: Callable[[], T], what: str, *workers: WorkerProcess, second
             raise AssertionError(f"waited {seconds:g} s for {what}\n{logs}")
         time.sleep(pause)
         pause = min(pause * 1.3, 0.05)
-
-
-# -- processes, by what the kernel says --
-
-
-def children(pid: int) -> list[int]:
-    """The ids of the children of *pid*, of all of its threads; [] when it is gone."""
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found.extend(map(int, file.read().split()))
-    except OSError:
-        pass
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return [*found, *(below for child in found for below in descendants(child))]
-
-
-def state(pid: int) -> str:
-    """The kernel's letter for the state of *pid*; X when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
-
-
-def gone(pid: int) -> bool:
-    """Whether *pid* runs no more (a zombie that nobody has buried counts as gone)."""
-    return state(pid) in "ZX"
-
-
-def command_of(pid: int) -> str:
-    """The command line of *pid* when it is one of ours; '' for anybody else's."""
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            command = file.read().replace("\0", " ")
-    except OSError:
-        return ""
-    return command if "qworker" in command else ""
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))

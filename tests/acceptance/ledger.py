@@ -2,8 +2,7 @@
 
 Comes from:  fault_tasks.py, in whatever process runs a task.
 Goes to:     one text file, a line a record, and from there to the checks of invariants.py.
-Thread:      any; a record is one write to a file opened with O_APPEND, so records never mix and none is lost
-             with the process that wrote it.
+Thread:      any; a record is one write to a file opened with O_APPEND, so records never mix.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STARTED, ENDED = "S", "E"
+# The kernel writes a record that crosses two pages in two steps: a reader may come between them, and so may a kill -9.
+# So each record begins a line of its own and says where it ends; what has no end was not written.
+WHOLE = " ."
 
 
 class Record(NamedTuple):
@@ -40,9 +42,8 @@ def digest(arguments: Any) -> int:
 
 
 def write(kind: str, id: str, attempt: int, number: int, path: str | None = None) -> None:
-    record = (
-        f"{kind} {id} {attempt} {os.getpid()} {time.monotonic():.6f} {time.time():.6f} {number}\n".encode()
-    )
+    fields = f"{kind} {id} {attempt} {os.getpid()} {time.monotonic():.6f} {time.time():.6f} {number}"
+    record = f"\n{fields}{WHOLE}\n".encode()
     file = os.open(path or os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, record)
@@ -62,12 +63,14 @@ def run(task: Any) -> Iterator[None]:
 
 
 def read(path: Path) -> list[Record]:
-    """All records, oldest first; a file that is not there yet is an empty ledger."""
+    """All whole records, oldest first; a file that is not there yet is an empty ledger."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return []
     return [
         Record(kind, id, int(attempt), int(pid), float(monotonic), float(wall), int(number))
-        for kind, id, attempt, pid, monotonic, wall, number in (line.split() for line in text.splitlines())
+        for kind, id, attempt, pid, monotonic, wall, number in (
+            line.removesuffix(WHOLE).split() for line in text.splitlines() if line.endswith(WHOLE)
+        )
     ]

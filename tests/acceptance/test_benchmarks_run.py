@@ -1,18 +1,28 @@
 """The benchmark harness, run as a person would, on qworker alone: the peers' environments would need a network."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.servers import require
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+def benchmarks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
@@ -37,11 +47,41 @@ def test_a_small_run_measures_counts_and_reports(tmp_path: Path) -> None:
         assert cell["error"] is None
         assert (cell["lost"], cell["repeated"]) == (0, 0)
         assert all(value > 0 for value in cell["figures"].values())
-    assert len(found["limits"]) == 4
+    assert found["peers"]["qworker"]["group"] == "embedded"
+    assert len(found["limits"]) == 8
+    assert all(rate > 0 for rate in found["limits"].values())
 
     assert "| drain no-op tasks " in done.stdout
     assert (tmp_path / "report.md").read_text() in done.stdout
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_a_small_growth_measures_the_shortest_queue(tmp_path: Path) -> None:
+    done = benchmarks(
+        "growth", "--peers", "qworker", "--curves", "queued", "--scale", "0.001", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    points = json.loads((tmp_path / "growth.json").read_text())["growth"]
+    assert [(point["curve"], point["x"], point["error"]) for point in points] == [("queued", 1e3, None)]
+    assert set(points[0]["figures"]) == {"run", "publish", "publish_bulk"}
+    assert all(value > 0 for point in points for value in point["figures"].values())
+    assert "### With messages waiting" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_qworker_on_redis_is_reported_under_redis(tmp_path: Path) -> None:
+    done = benchmarks(
+        *("run", "--peers", "qworker-redis", "--workloads", "noop,stored", "--scale", "0.01"),
+        *("--out", str(tmp_path)),
+        # A database of its own, for a run empties it.
+        BENCHMARK_REDIS=urlsplit(require("redis"))._replace(path="/14").geturl(),
+    )
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "report.md").read_text()
+    assert "## On Redis" in report
+    assert "none lost, none run twice" in report
+    assert "| Redis RPOP, 100 at a time" in report
 
 
 def test_the_list_names_peers_and_workloads() -> None:

@@ -21,12 +21,13 @@ from tests.acceptance.ledger import ENDED
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
-POINTS = sorted(
-    name
+SOURCES = [
+    path
     for path in sorted((REPOSITORY / "qworker").rglob("*.py"))
-    if path.name != "crash_points.py"
-    for name in CALL.findall(path.read_text(encoding="utf-8"))
-)
+    if path.name != "crash_points.py" and (path.parent.name != "transports" or path.name.startswith("sqlite"))
+]
+"""Other brokers pass by points of the same names, at the same steps; the nemesis kills their workers."""
+POINTS = sorted(name for path in SOURCES for name in CALL.findall(path.read_text(encoding="utf-8")))
 
 
 def test_the_points_have_names_of_their_own() -> None:

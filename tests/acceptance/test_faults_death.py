@@ -10,9 +10,10 @@ from contextlib import closing
 
 import pytest
 
-from tests.acceptance.harness import Site, descendants, gone, kill, until
+from tests.acceptance.harness import Site, until
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
+from tests.acceptance.processes import descendants, gone, kill
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
-from tests.acceptance.harness import Site, gone, kill, until
+from tests.acceptance.harness import Site, until
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
+from tests.acceptance.processes import gone, kill
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 

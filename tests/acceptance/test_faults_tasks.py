@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from tests.acceptance.harness import Site, gone, kill, open_files
+from tests.acceptance.harness import Site
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
+from tests.acceptance.processes import gone, kill, open_files
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 

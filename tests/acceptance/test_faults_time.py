@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.harness import Site, gone, kill
+from tests.acceptance.harness import Site
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
+from tests.acceptance.processes import gone, kill
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 

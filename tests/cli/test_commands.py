@@ -141,6 +141,28 @@ def test_results_and_their_exit_codes(tasks, run, succeed):
     assert (late.exit_code, "no result after" in late.stderr) == (3, True)
 
 
+def test_several_results_are_read_together(tasks, run, succeed):
+    for number in range(3):
+        succeed(str(number), status="SUCCESS", result=number)
+    succeed("bad", status="REVOKED", result=None)
+    for ids, code, text in (
+        (["0", "2"], 0, "0  0\n2  2\n"),
+        (["0", "unknown"], 3, "0  0\nunknown  PENDING\n"),
+        (["unknown", "bad", "1"], 1, "unknown  PENDING\nbad  REVOKED: TaskRevoked: revoked\n1  1\n"),
+    ):
+        result = run("result", *ids)
+        assert (result.exit_code, result.stdout) == (code, text)
+    shown = run("result", "1", "unknown", "--json")
+    assert shown.exit_code == 3
+    assert [(each["id"], each["state"]) for each in json.loads(shown.stdout)] == [
+        ("1", "SUCCESS"),
+        ("unknown", "PENDING"),
+    ]
+    assert run("result", "0", "1", "--wait").exit_code == 0
+    late = run("result", "0", "unknown", "--wait", "--timeout", "0.05")
+    assert (late.exit_code, late.stderr.count("no result after")) == (3, 1)
+
+
 # -- queues, purge --
 
 
@@ -154,6 +176,19 @@ def test_queues_show_depth_and_age(tasks, run):
     (info,) = json.loads(run("queues", "--json").stdout)
     assert (info["queue"], info["ready"], info["delayed"], info["workers"]) == ("celery", 1, 1, 0)
     assert 0 <= info["oldest_age"] < 60
+
+
+def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
+    folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), "messages")
+    Path("messages").mkdir()
+    Path("plain.py").write_text(
+        "from qworker import QWorker\n"
+        f"app = QWorker('plain', broker_url='filesystem://', broker_transport_options={folders})\n"
+    )
+    assert run("call", "-A", "plain", "--by-name", "anything").exit_code == 0
+    (info,) = json.loads(run("queues", "-A", "plain", "--json").stdout)
+    assert (info["queue"], info["ready"], info["dead"]) == ("celery", 1, 0)
+    assert (info["delayed"], info["leased"], info["oldest_age"], info["workers"]) == (None, None, None, None)
 
 
 def test_purge_needs_a_yes(tasks, run):

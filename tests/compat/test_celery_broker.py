@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +16,15 @@ celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
 from qworker.transports import register  # noqa: E402
+from tests.compat.fleet import LEDGER, PATIENCE, Fleet  # noqa: E402
 
 pytestmark = [
     pytest.mark.compat,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
 ]
-REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0
 
-BODY = """
-import json, os, time
-
-def note(**fields):
-    line = json.dumps({"by": BY, "pid": os.getpid(), "at": time.time(), **fields}) + "\\n"
-    file = os.open("ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(file, line.encode())
-    os.close(file)
-
+TASKS = """
 @app.task(name="proj.add", bind=True)
 def add(self, x, y=0):
     request = self.request
@@ -71,30 +59,14 @@ app = QWorker("proj", broker="{url}")
 """
 
 
-class Project:
+class Project(Fleet):
     """A directory with the same tasks for Celery and for qworker, one file between them, and a ledger."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.url = f"sqlite:///{path}/queue.db"
         for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
-            (path / f"{name}.py").write_text(head.format(url=self.url) + BODY)
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
-        log = (self.path / f"{len(self._processes)}.log").open("wb")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{self.path}{os.pathsep}{REPOSITORY}",
-            "PYTHONWARNINGS": "ignore",
-        }
-        with log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=self.path, env=environment, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(process)
-        return process
+            (path / f"{name}.py").write_text(head.format(url=self.url) + LEDGER + TASKS)
 
     def our_worker(self) -> subprocess.Popen[bytes]:
         return self.start("qworker", "start", "-A", "our_app:app", "-c", "2")
@@ -112,38 +84,14 @@ class Project:
             *(options or ("-P", "solo")),
         )
 
-    def ledger(self, task: str | None = None) -> list[dict[str, Any]]:
-        try:
-            lines = (self.path / "ledger").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [entry for entry in map(json.loads, lines) if task in (None, entry["task"])]
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE
-        while not (answer := condition()):
-            ended = [each.args for each in self._processes if each.poll() not in (None, 0, -signal.SIGKILL)]
-            assert not ended, f"{ended} ended\n{self.logs()}"
-            assert time.monotonic() < deadline, f"not within {PATIENCE:g} s\n{self.logs()}"
-            time.sleep(0.01)
-        return answer
-
     def get(self, ours: QWorker, sent: Any) -> Any:
         """The result of a call, whoever sent it, by our worker."""
         result = ours.AsyncResult(sent.id)
         self.until(result.ready)
         return result.get(timeout=0)
 
-    def logs(self) -> str:
-        return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.path.glob("*.log"))
-        )
-
     def end(self) -> None:
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        self.kill()
 
 
 @pytest.fixture

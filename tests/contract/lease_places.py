@@ -20,8 +20,12 @@ from typing import Any, Protocol
 
 from qworker.clock import boottime
 from qworker.testing.store import MemoryStore
+from qworker.transports.failover import FailoverStore
 from qworker.transports.lease import LeaseStore
 from qworker.transports.sqlite import SQLiteStore
+from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_redis import RedisPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
@@ -63,6 +67,14 @@ class SQLitePlace:
             return connection.execute(statement, values).fetchone()
 
 
+class FailoverPlace(SQLitePlace):
+    """Two embedded brokers, of which the first answers."""
+
+    def open(self, **options: Any) -> LeaseStore:
+        second = SQLiteStore(f"sqlite:///{self.path}.second", **options)
+        return FailoverStore([super().open(**options), second])
+
+
 class MemoryPlace:
     """The broker in memory that tests of other rooms use."""
 
@@ -84,7 +96,12 @@ class MemoryPlace:
 
 PLACES: dict[str, Callable[[Path], Place]] = {
     "sqlite": SQLitePlace,
+    "redis": RedisPlace,
+    "rabbitmq": AMQPPlace,
+    "postgresql": PostgreSQLPlace,
+    "mysql": MySQLPlace,
     "memory": MemoryPlace,
+    "failover": FailoverPlace,
 }
 FOR_ONE_PROCESS = frozenset({"memory"})
 """Those that no other process can reach."""

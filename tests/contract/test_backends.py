@@ -1,4 +1,4 @@
-"""One suite for every result store: memory, the embedded file, a directory, and SQL on three databases."""
+"""One suite for every result store: memory, the embedded file, a directory, SQL on three databases, Redis, memcached."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker import states
 from qworker.backends import Backend, open_backend
+from qworker.backends.redis import RedisBackend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
@@ -26,45 +28,34 @@ from qworker.errors import BackendError, EncodeError, NotSupported
 from qworker.protocol import Body
 from qworker.result import AsyncResult
 from qworker.testing.clock import FakeClock
+from tests.servers import URLS, require
 
 pytestmark = pytest.mark.contract
 
-# Read at import: the suite hides QWORKER_* from the tests themselves.
-SERVERS = {
-    "postgresql": os.environ.get("QWORKER_TEST_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
-    "mysql": os.environ.get("QWORKER_TEST_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
-}
+DATABASES = ("postgresql", "mysql")
+SERVERS = (*DATABASES, "redis", "memcached")
 KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
+EXPIRE_THEMSELVES = ("redis", "memcached")
+"""Stores that need no sweep."""
 CUSTOM = "PROGRESS"
 ANY_STATE = (*sorted(states.ALL_STATES), CUSTOM)
 
 Open = Callable[..., Backend]
 
 
-def unreachable(url: str) -> str | None:
-    """Why the server at *url* cannot be used; None when it can."""
-    try:
-        engine = connect(url, {}, short_lived=True)
-        with engine.connect():
-            pass
-    except Exception as error:  # whatever the driver raises, the reason is what people need
-        return str(error)
-    return None
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test with every kind of store; but memcached has a clock that cannot be moved: test_memcached_backend
+    waits for it instead."""
+    if "kind" in metafunc.fixturenames:
+        timed = "pass_time" in metafunc.function.__code__.co_names
+        kinds = [kind for kind in KINDS if not (timed and kind == "memcached")]
+        metafunc.parametrize("kind", kinds, indirect=True)
 
 
-@pytest.fixture(scope="session")
-def servers() -> dict[str, str | None]:
-    return {name: unreachable(url) for name, url in SERVERS.items()}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, servers: dict[str, str | None]) -> str:
-    reason = servers.get(request.param)
-    if reason is not None:
-        message = f"no {request.param} server at {SERVERS[request.param]}: {reason}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param in SERVERS:
+        require(request.param)
     return str(request.param)
 
 
@@ -77,8 +68,11 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         "sqlite": f"sqlite:///{tmp_path}/results.db",
         "filesystem": f"file://{tmp_path}/results",
         "sql-sqlite": f"db+sqlite:///{tmp_path}/sql.db",
-        **{name: f"db+{url}" for name, url in SERVERS.items()},
+        **{name: f"db+{URLS[name]}" for name in DATABASES},
+        "redis": URLS["redis"],
+        "memcached": f"cache+{URLS['memcached']}",
     }
+    options = {"global_keyprefix": f"{tables['task']}:"}
     opened: list[Backend] = []
     given: list[dict[str, Any]] = []
 
@@ -86,7 +80,8 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         if kind == "memory" and given == [values]:
             return opened[0]
         given.append(values)
-        conf = Settings({"database_table_names": tables, **values}, environ={}, directory=tmp_path)
+        settings = {"database_table_names": tables, "result_backend_transport_options": options, **values}
+        conf = Settings(settings, environ={}, directory=tmp_path)
         backend = open_backend(urls[kind], conf, clock)
         opened.append(backend)
         return backend
@@ -94,8 +89,12 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
     yield open_again
     for backend in opened:
         backend.close()
-    if kind in SERVERS:
-        engine = connect(SERVERS[kind], {}, short_lived=True)
+    if kind == "redis":
+        with redis.Redis.from_url(URLS["redis"]) as client:
+            for key in client.scan_iter(f"{options['global_keyprefix']}*"):
+                client.delete(key)
+    if kind in DATABASES:
+        engine = connect(URLS[kind], {}, short_lived=True)
         with engine.connect() as connection:
             for table in tables.values():
                 connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
@@ -106,6 +105,17 @@ def store(
     backend: Backend, task_id: str, status: str = states.SUCCESS, result: Any = None, **extra: Any
 ) -> bool:
     return backend.store(task_id, backend.meta(task_id, status, result, **extra))
+
+
+def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
+    """Let *seconds* pass, also on a server that has a clock of its own: there every key gets so much older."""
+    clock.advance(seconds)
+    if isinstance(backend, RedisBackend):
+        with redis.Redis.from_url(URLS["redis"]) as client:
+            for key in client.scan_iter(f"{backend._prefix}*"):
+                left = client.pttl(key)
+                if left >= 0:
+                    client.pexpire(key, int(left - seconds * 1000))
 
 
 def new_id() -> str:
@@ -229,6 +239,45 @@ def test_get_many_leaves_out_what_is_not_there(open_: Open) -> None:
     assert {key: meta["result"] for key, meta in found.items()} == {key: key for key in ids[:3]}
 
 
+def test_what_a_worker_stores_by_the_batch(open_: Open) -> None:
+    backend = open_()
+    store(backend, "old", states.SUCCESS, "stands")
+    histories = [
+        ("old", states.FAILURE, {}),
+        ("new", states.STARTED, {"pid": 1}),
+        ("other", states.FAILURE, {"exc_type": "X", "exc_message": [], "exc_module": "m"}),
+        ("new", states.SUCCESS, [1, "ü"]),
+        ("new", states.RETRY, {}),
+    ]
+    rows = [
+        backend.row(task_id, backend.meta(task_id, status, result)) for task_id, status, result in histories
+    ]
+    for _ in range(2):  # a worker that is told that it failed does it again
+        open_().store_rows([row for row in rows if row is not None])
+        found = {
+            key: (meta["status"], meta["result"]) for key, meta in backend.get_many(["old", "new"]).items()
+        }
+        assert found == {"old": (states.SUCCESS, "stands"), "new": (states.SUCCESS, [1, "ü"])}
+        assert (backend.get("other") or {})["status"] == states.FAILURE
+    open_().store_rows([])
+
+
+def test_batches_of_many_writers_pass_each_other_by(open_: Open) -> None:
+    backends, ids = [open_() for _ in range(4)], [new_id() for _ in range(30)]
+
+    def work(number: int) -> None:
+        backend = backends[number]
+        for status in (states.STARTED, states.SUCCESS):
+            mine = ids[number:] + ids[:number]
+            rows = [backend.row(task_id, backend.meta(task_id, status, number)) for task_id in mine]
+            backend.store_rows([row for row in rows if row is not None])
+
+    in_threads(4, work)
+    found = open_().get_many(ids)
+    assert {meta["status"] for meta in found.values()} == {states.SUCCESS}
+    assert set(found) == set(ids)
+
+
 # -- a final state never goes back --
 
 
@@ -336,8 +385,8 @@ def test_waiting_ends_when_time_is_over(open_: Open) -> None:
     backend = open_()
     backend.get(new_id())  # a first connection takes its time
     before = SYSTEM_CLOCK.monotonic()
-    assert backend.wait([new_id()], 0.15, on_interval=lambda: calls.append(1), interval=0.05) == {}
-    assert 0.14 <= SYSTEM_CLOCK.monotonic() - before < 2
+    assert backend.wait([new_id()], 0.6, on_interval=lambda: calls.append(1), interval=0.02) == {}
+    assert 0.59 <= SYSTEM_CLOCK.monotonic() - before < 10
     assert calls
 
 
@@ -351,14 +400,16 @@ def test_no_time_at_all_is_one_look(open_: Open) -> None:
 def test_who_waits_is_woken(open_: Open) -> None:
     waiting, storing = open_(), open_()
     storing.get("warm")
-    timer = threading.Timer(0.1, lambda: store(storing, "x", result=1))
-    timer.start()
-    before = SYSTEM_CLOCK.monotonic()
-    found = waiting.wait(["x"], 10)
-    took = SYSTEM_CLOCK.monotonic() - before
-    timer.join()
-    assert found["x"]["result"] == 1
-    assert took < (0.4 if waiting.supports_wait else 2)
+    took = []
+    for task_id in (new_id() for _ in range(4)):
+        timer = threading.Timer(0.1, store, (storing, task_id), {"result": 1})
+        timer.start()
+        before = SYSTEM_CLOCK.monotonic()
+        found = waiting.wait([task_id], 10)
+        took.append(SYSTEM_CLOCK.monotonic() - before)
+        timer.join()
+        assert found[task_id]["result"] == 1
+    assert min(took) < (0.4 if waiting.supports_wait else 2)  # the best of some: a machine may be busy
 
 
 def test_many_wait_at_once(open_: Open) -> None:
@@ -381,18 +432,18 @@ def test_many_wait_at_once(open_: Open) -> None:
 # -- time --
 
 
-def test_results_expire_and_are_swept(open_: Open) -> None:
+def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
     clock = FakeClock()
     backend = open_(clock, result_expires=60)
     store(backend, "old")
     backend.save_group("g", [["a", None], None])
-    clock.advance(59)
+    pass_time(backend, clock, 59)
     store(backend, "young")
     assert backend.get("old") is not None
     assert backend.sweep(clock.now()) == 0
-    clock.advance(2)
+    pass_time(backend, clock, 2)
     assert backend.get("old") is None
-    assert backend.sweep(clock.now()) == 2
+    assert backend.sweep(clock.now()) == (0 if kind in EXPIRE_THEMSELVES else 2)
     assert backend.get("young") is not None
     assert backend.get_group("g") is None
 
@@ -405,9 +456,9 @@ def test_a_lock_is_taken_once_until_it_is_given_back_or_expires(open_: Open) -> 
     backend, key = open_(clock), new_id()
     assert backend.add(key, 10)
     assert not backend.add(key, 10)
-    clock.advance(11)
+    pass_time(backend, clock, 11)
     assert backend.add(key)
-    clock.advance(10_000)
+    pass_time(backend, clock, 10_000)
     assert not backend.add(key, 10)
     backend.delete(key)
     assert backend.add(key, 10)
@@ -431,7 +482,7 @@ def test_an_expired_counter_begins_again(open_: Open) -> None:
     clock = FakeClock()
     backend, key = open_(clock), new_id()
     assert [backend.incr(key, 10), backend.incr(key, 10)] == [1, 2]
-    clock.advance(11)
+    pass_time(backend, clock, 11)
     assert backend.incr(key, 10) == 1
 
 

@@ -134,7 +134,7 @@ def make_app(directory: Path) -> QWorker:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "close":
-            os.closerange(3, 256)
+            os.closerange(3, 4096)
         if how == "fork":
             return os.fork() == 0 or "parent"
         if how == "grow":
@@ -595,13 +595,12 @@ def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
     rig.run("careful", 0)
     for _ in range(100):
         rig.pool.estimates.learn("careful", 0.0)
-    long, *behind = [rig.request("careful", seconds) for seconds in (0.5, 0, 0, 0)]
+    long, *behind = [rig.request("careful", seconds) for seconds in (2.0, 0, 0, 0)]
     taken = len(behind) - len(rig.pool.submit([long, *behind]))
     assert taken == 3, "they were to be in one frame"
-    began = time.monotonic()
     ends = [rig.end_of(request) for request in behind]
     assert [end.why for end in ends] == [UNSTARTED] * 3  # the mediator has them again, for another child
-    assert time.monotonic() - began < 0.3
+    assert rig.pool.in_flight() == 1, "the long one still runs"
     assert rig.result(rig.end_of(long)) == "slept"
 
 

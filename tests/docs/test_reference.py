@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from qworker import signals, task_options
+from qworker import signals, task_options, transports
+from qworker.transports.promises import OTHER, promises_of
 from tests.docs.pages import REPOSITORY
 
 
@@ -29,3 +30,7 @@ def test_every_signal_has_its_line() -> None:
 
 def test_every_task_option_is_explained() -> None:
     assert task_options.MEANING.keys() == task_options.OPTIONS.keys()
+
+
+def test_every_broker_has_its_promises() -> None:
+    assert not [scheme for scheme in transports.SCHEMES if promises_of(f"{scheme}://h") is OTHER]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.errors import LeaseLost
+from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack
 from qworker.transports.sqlite import SQLiteStore
 from tests.contract.lease_places import message, until
@@ -85,3 +85,44 @@ def test_who_leaves_a_removed_file_leaves_in_peace(store: SQLiteStore, directory
     store.push([message("new")])
     store.enlist("w@test", ["q"], 1)
     assert [leased.headers for leased in store.lease(["q"], 10)] == ["new"]
+
+
+def test_whose_files_were_deleted_lives_until_its_lease_ends(directory: Path) -> None:
+    """Somebody tidied up beside the database: that is no death."""
+    now = 1000.0
+    first, second = (SQLiteStore(f"sqlite:///{directory}/queue.db", uptime=lambda: now) for _ in range(2))
+    first.enlist("first@test", ["q"], 1)
+    second.enlist("second@test", ["q"], 1)
+    first.push([message("a")])
+    assert len(first.lease(["q"], 1)) == 1
+    shutil.rmtree(directory / "queue.db-owners")
+    assert second.reclaim() == []
+    assert [worker["name"] for worker in second.workers()] == ["first@test", "second@test"]
+    now += 31.0
+    ((name, returned, _),) = second.reclaim()
+    assert (name, returned) == ("first@test", 1)
+    assert second.workers() == []  # nor has the second renewed its own
+    for store in (first, second):
+        store.close()
+
+
+def test_who_could_not_give_back_is_dead_to_the_others_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (SQLiteStore(f"sqlite:///{directory}/queue.db") for _ in range(2))
+    second.enlist("second@test", ["q"], 1)
+    first.enlist("first@test", ["q"], 1)
+    first.push([message("a")])
+    assert len(first.lease(["q"], 1)) == 1
+
+    def fail(connection: object) -> None:
+        raise BrokerUnavailable("the disk is full")
+
+    monkeypatch.setattr(first, "_give_back", fail)
+    with pytest.raises(BrokerUnavailable):
+        first.resign()
+    ((name, returned, counted),) = second.reclaim()
+    assert (name, returned, counted) == ("first@test", 1, 0)
+    second.close()
+    assert list((directory / "queue.db-owners").iterdir()) == []
+    first.close()

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
+from qworker.components.fetch import MAX_WINDOW
 from qworker.components.pool import LOST, TIME_LIMIT
-from qworker.errors import TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
+from qworker.errors import BackendError, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore
 from qworker.transports.sqlite import SQLiteStore
@@ -194,16 +195,51 @@ def test_async_tasks(house: House) -> None:
 
 def test_the_state_started_is_to_be_seen_while_it_runs(house: House) -> None:
     seen: list[str] = []
-    task = house.task(lambda n: seen.append(result.state), track_started=True)
+
+    def body(n: int) -> None:
+        # Meanwhile the other threads go on.
+        now = house.clock.monotonic()
+        if worker.writer is not None:
+            worker.writer.step(now)
+        worker.listener.step(now)
+        worker.listener.step(now + house.app.conf.worker_ack_flush_seconds)
+        seen.append(result.state)
+
+    task = house.task(body, track_started=True)
     worker = house.worker(on_demand=True)
     result = task.delay(1)
     worker.run()
-    if house.kind == "memory":  # stored by the child itself: with the embedded file the worker does it
-        worker.pool.run()
-        assert seen == ["STARTED"]
     worker.pool.run()
     worker.run()
-    assert result.state == "SUCCESS"
+    assert (seen, result.state) == (["STARTED"], "SUCCESS")
+
+
+def test_a_result_store_that_is_away_delays_acks_and_stops_fetching_and_eats_nothing(house: House) -> None:
+    if house.kind != "memory":
+        return  # there the results are with the broker
+    backend = house.app.backend
+    store_rows, away = backend.store_rows, True
+
+    def flaky(rows: Any) -> None:
+        if away:
+            raise BackendError("away")
+        store_rows(rows)
+
+    backend.store_rows = flaky  # type: ignore[method-assign]
+    task = house.task()
+    results = [task.delay(n) for n in range(1000)]
+    worker = house.worker()
+    house.pass_time(worker, 60)
+    assert 0 < len(house.ran) <= 2 * MAX_WINDOW
+    assert house.queues()["leased"] == len(house.ran)
+    ran, house.ran[:] = len(house.ran), []
+    house.pass_time(worker, 60)
+    assert house.ran == []
+    away = False
+    house.pass_time(worker, 60)
+    assert len(house.ran) == 1000 - ran
+    assert [result.get(timeout=0) for result in results] == [[n] for n in range(1000)]
+    assert sum(house.queues().values()) == 0
 
 
 def test_an_ignored_result_is_nowhere(house: House) -> None:

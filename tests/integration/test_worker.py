@@ -206,15 +206,14 @@ def test_retries_run_until_they_succeed(shop: Shop) -> None:
 
 def test_a_rate_limit_is_kept_and_holds_nobody_up(shop: Shop) -> None:
     shop.start()
-    shop.task("slow").apply_many([(f"slow{n}",) for n in range(5)])
-    began = time.monotonic()
+    shop.task("slow").apply_many([(f"slow{n}",) for n in range(15)])
     assert shop.task("note").delay("quick").get(timeout=PATIENCE) == "quick"
-    assert time.monotonic() - began < 0.3
+    assert sum(what.startswith("slow") for what, _, _ in shop.log()) < 15, "some still wait for their turn"
     until(shop.is_empty)
     times = sorted(at for what, at, _ in shop.log() if what.startswith("slow"))
-    assert len(times) == 5
+    assert len(times) == 15
     # Between a token and the start lies the way into a process: only the whole can be timed.
-    assert times[-1] - times[0] > 0.3
+    assert times[-1] - times[0] > 1.2
 
 
 def test_what_is_revoked_does_not_run(shop: Shop) -> None:
@@ -483,3 +482,35 @@ def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Sho
     assert str(tmp_path) in str(caught.value)
     assert isinstance(caught.value, QWorkerError)
     until(lambda: not [thread for thread in set(threading.enumerate()) - threads if thread.is_alive()])
+
+
+def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qworker.components.result_writer.TRIES", 4)
+    shop = Shop(tmp_path, "threads")
+    app = shop.make_app(backend="cache+memory://")
+    store = app.backend.store_rows
+    broken = threading.Event()
+    broken.set()
+
+    def store_rows(rows: Any) -> None:
+        if broken.is_set():
+            raise ZeroDivisionError("a fault")
+        store(rows)
+
+    monkeypatch.setattr(app.backend, "store_rows", store_rows)
+    worker = Worker(app, concurrency=1, pool="threads")
+    worker.start()
+    try:
+        lost = app.tasks["note"].delay("lost")
+        (letter,) = until(app.broker.dead)
+        assert "ZeroDivisionError" in letter.reason
+        broken.clear()
+        assert app.tasks["note"].delay("next").get(timeout=PATIENCE) == "next"
+        assert app.broker.dead_retry() == 1
+        assert lost.get(timeout=PATIENCE) == "lost"
+    finally:
+        worker.stop()
+        shop.app.close()
+        app.close()

@@ -284,9 +284,10 @@ def test_results_are_in_the_brokers_file_unless_told_otherwise(project: Callable
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://localhost", "no result store for redis"),
+        ("mongodb://localhost", "no result store for mongodb"),
+        ("rpc://", "leave result_backend unset for the embedded broker"),
         ("sqlit:///x.db", "did you mean sqlite://"),
-        ("cache+memcached://x", "no result store for cache\\+memcached"),
+        ("cache+nosuch://x", "no result store for cache\\+nosuch"),
         ("file://host/path", "does not name a directory"),
         ("file:///", "does not name a directory"),
         ("db+nosuch://x", "nosuch"),

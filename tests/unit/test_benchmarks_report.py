@@ -6,13 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chart, findings, formats, markdown, page, records, report, results
-from benchmarks.__main__ import main
+from benchmarks import (
+    chart,
+    findings,
+    formats,
+    growth,
+    limits,
+    markdown,
+    page,
+    plot,
+    records,
+    report,
+    results,
+)
+from benchmarks.__main__ import _chosen, _parser, main
+from benchmarks.adapters.services import SERVERS
 from benchmarks.bodies import RECORD
+from benchmarks.goals import TARGETS, Goal, Target
+from benchmarks.growth import CURVES
 from benchmarks.judgement import MISS, PASS, UNKNOWN, best_peer, judge, judge_all
-from benchmarks.metrics import METRICS, TARGETS, Goal, Target
-from benchmarks.peers import EVERYTHING, PEERS
-from benchmarks.results import CellResult, Results, Spread
+from benchmarks.metrics import METRICS
+from benchmarks.peer import EVERYTHING
+from benchmarks.peers import PEERS
+from benchmarks.results import CellResult, Point, Results, Spread
 from benchmarks.run import describe, plan
 from benchmarks.summary import median, percentile
 from benchmarks.workloads import WORKLOADS
@@ -23,7 +39,8 @@ def outcome(**figures: dict[str, float | list[float]]) -> Results:
     found = Results(started="2030-01-02T03:04:05+00:00", machine={"processor": "2 × test"})
     for metric, peers in figures.items():
         for peer, values in peers.items():
-            found.peers.setdefault(peer, {"version": "1.0", "note": f"note on {peer}"})
+            group = PEERS[peer].group if peer in PEERS else "embedded"
+            found.peers.setdefault(peer, {"version": "1.0", "note": f"note on {peer}", "group": group})
             for number, value in enumerate(values if isinstance(values, list) else [values], 1):
                 found.cells.append(
                     CellResult(peer, METRICS[metric].workload, number, {metric: value}, tasks=100, noise=8.0)
@@ -131,10 +148,32 @@ def test_a_target_whose_peer_is_missing_is_not_met_but_can_be_missed() -> None:
 
 def test_lower_is_better_where_the_metric_says_so() -> None:
     row = judge(
-        outcome(latency_p50={"qworker": 0.8, "huey-redis": 0.4, "huey-sqlite": 70.0}), target("latency_p50")
+        outcome(latency_p50={"qworker": 0.8, "huey-sqlite": 0.4, "celery-sqlalchemy": 70.0}),
+        target("latency_p50"),
     )
-    assert row.best == ("huey-redis", Spread(0.4, 0.4, 0.4))
+    assert row.best == ("huey-sqlite", Spread(0.4, 0.4, 0.4))
     assert (row.ratio, row.verdict, row.aim) == (0.5, PASS, MISS)
+
+
+def test_only_peers_on_the_same_broker_are_compared() -> None:
+    found = outcome(
+        noop_rate={"qworker": 9.0, "huey-sqlite": 5.0, "huey-redis": 8.0, "qworker-redis": 12.0, "rq": 1.0}
+    )
+    assert judge(found, target("noop_rate")).best == ("huey-sqlite", Spread(5.0, 5.0, 5.0))
+    row = judge(found, target("noop_rate", "qworker-redis"))
+    assert (row.best, row.ratio) == (("huey-redis", Spread(8.0, 8.0, 8.0)), 1.5)
+    assert [row.target.subject for row in judge_all(found, "Redis")] == ["qworker-redis"]
+    assert found.groups() == ["embedded", "Redis"]
+
+
+def test_a_figure_is_shown_beside_what_the_server_allows() -> None:
+    found = outcome(enqueue_rate={"qworker-redis": 8_000.0}, latency_p50={"qworker-redis": 0.4})
+    found.limits = {"Redis LPUSH, one at a time": 32_000.0, "Redis PING, a round trip": 20_000.0}
+    assert formats.limit(judge(found, target("enqueue_rate", "qworker-redis"))) == "25% of 32,000 calls/s"
+    assert formats.limit(judge(found, target("latency_p50", "qworker-redis"))) == "8.0 times 0.05 ms"
+    assert judge(found, target("noop_rate", "qworker-redis")).limit is None
+    found.limits = {"SQLite WAL, 1-row commits, synchronous=FULL": 5_000.0}
+    assert judge(found, target("enqueue_rate", "qworker-redis")).limit is None
 
 
 def test_an_early_task_misses_its_target() -> None:
@@ -145,7 +184,10 @@ def test_an_early_task_misses_its_target() -> None:
 def test_a_variant_is_judged_by_its_own_figure_and_is_no_peer() -> None:
     found = outcome(enqueue_rate={"qworker": 5_000.0, "qworker-normal": 16_000.0, "huey-sqlite": 5_000.0})
     assert judge(found, target("enqueue_rate", "qworker-normal")).verdict == PASS
-    assert best_peer(found, METRICS["enqueue_rate"]) == ("huey-sqlite", Spread(5_000.0, 5_000.0, 5_000.0))
+    assert best_peer(found, METRICS["enqueue_rate"], "embedded") == (
+        "huey-sqlite",
+        Spread(5_000.0, 5_000.0, 5_000.0),
+    )
 
 
 def test_zero_gives_no_ratio() -> None:
@@ -154,7 +196,7 @@ def test_zero_gives_no_ratio() -> None:
 
 
 def test_only_targets_of_the_workloads_run_are_judged() -> None:
-    rows = judge_all(outcome(latency_p50={"huey-redis": 1.0}))
+    rows = judge_all(outcome(latency_p50={"huey-sqlite": 1.0}))
     assert [row.metric.name for row in rows] == ["latency_p50", "latency_p99"]
 
 
@@ -167,7 +209,8 @@ def test_every_target_and_metric_names_what_exists() -> None:
         assert found.metric in METRICS
         assert found.subject in PEERS
         assert METRICS[found.metric].workload in PEERS[found.subject].workloads
-        for goal in found.goals:
+        for goal in (*found.goals, *([found.aim] if found.aim else [])):
+            assert not goal.peer or PEERS[goal.peer].group == PEERS[found.subject].group
             assert not goal.peer or METRICS[found.metric].workload in PEERS[goal.peer].workloads
 
 
@@ -176,6 +219,21 @@ def test_every_peer_has_its_adapter_and_known_workloads() -> None:
     for peer in PEERS.values():
         assert (adapters / f"{peer.adapter}.py").is_file()
         assert set(peer.workloads) | set(peer.most) <= set(WORKLOADS)
+        assert not peer.server or peer.server in SERVERS
+
+
+def test_every_limit_bounds_what_exists() -> None:
+    assert len({limit.title for limit in limits.LIMITS}) == len(limits.LIMITS)
+    for limit in limits.LIMITS:
+        assert set(limit.bounds) <= set(METRICS)
+        assert limit.group == "machine" or limit.group in {peer.group for peer in PEERS.values()}
+
+
+def test_growth_needs_the_adapter_to_know_how() -> None:
+    assert growth.has("qworker-redis", CURVES["queues"])
+    assert not growth.has("huey-redis", CURVES["queues"])
+    assert growth.has("huey-redis", CURVES["children"])
+    assert not growth.has("rq", CURVES["children"])
 
 
 def test_rounds_go_over_all_peers_of_a_workload_before_the_next() -> None:
@@ -227,19 +285,21 @@ def test_a_cell_tells_its_losses_and_its_failure() -> None:
 
 FULL = {
     "noop_rate": {"qworker": 18_000.0, "huey-sqlite": 5_000.0, "celery-sqlalchemy": 320.0},
-    "latency_p50": {"qworker": 0.9, "huey-redis": 0.5, "celery-sqlalchemy": 990.0},
-    "eta_earliest": {"qworker": 0.1, "huey-redis": -900.0},
+    "latency_p50": {"qworker": 0.9, "huey-sqlite": 0.5, "celery-sqlalchemy": 990.0},
+    "eta_earliest": {"qworker": 0.1, "huey-sqlite": -900.0},
 }
 
 
 def test_the_markdown_has_figure_ratio_target_and_mark() -> None:
     text = markdown.document(outcome(**FULL))
-    line = next(line for line in text.splitlines() if line.startswith("| drain no-op"))
+    line = next(line for line in text.splitlines() if line.startswith("| drain no-op tasks ") and "≥" in line)
+    assert "| drain no-op tasks, tasks/s | 18,000 (3.60× ✔) |" in re.sub(" +", " ", text)
     assert [cell.strip() for cell in line.strip("|").split("|")] == [
         "drain no-op tasks",
         "18,000 tasks/s",
         "5,000 tasks/s huey-sqlite",
         "3.60×",
+        "–",
         "≥ 2.5 × huey-sqlite, ≥ 30 × celery-sqlalchemy",
         "✔",
         "≥ 20,000 tasks/s",
@@ -287,8 +347,8 @@ def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     found = outcome(**FULL)
     found.peers["qworker"]["note"] = "a <b> & 'c'"
     html = page.document(found)
-    for plot in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ElementTree.fromstring(plot)
+    for drawn in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ElementTree.fromstring(drawn)
     assert html.count("<svg") == 1 + len(FULL)
     assert "a &lt;b&gt; &amp; &#x27;c&#x27;" in html
     assert not re.search(r"(src|href)=|https?:|@import|url\(", html)
@@ -307,7 +367,7 @@ def test_far_apart_figures_are_drawn_on_a_logarithmic_scale() -> None:
 def test_figures_of_zero_and_below_can_be_drawn(value: float) -> None:
     drawn = chart.peers(METRICS["eta_pss_growth"], {"qworker": Spread(value, value, value)}, 10.0)
     ElementTree.fromstring(drawn)
-    assert "target 10.0" in drawn
+    assert "goal 10.0" in drawn
 
 
 def test_both_reports_are_written_and_can_be_written_again(
@@ -319,6 +379,73 @@ def test_both_reports_are_written_and_can_be_written_again(
     assert main(["report", str(tmp_path / "results.json")]) == 0
     assert first == {name: (tmp_path / name).read_text() for name in ("report.md", "report.html")}
     assert "report.html" in capsys.readouterr().out
+
+
+def grown(peer: str = "qworker") -> Results:
+    found = Results(started="2030-01-02T03:04:05+00:00")
+    found.peers[peer] = {"version": "1.0", "note": "", "group": "embedded"}
+    found.growth = [
+        Point(peer, "queued", x, {"run": cost, "publish": 20.0}) for x, cost in ((1e4, 60.0), (1e3, 50.0))
+    ]
+    return found
+
+
+def test_growth_is_a_table_and_a_plot_for_each_figure() -> None:
+    found = grown()
+    found.growth[0].error = "it stopped\nhere"
+    text = markdown.document(found)
+    assert "### With messages waiting" in text
+    line = next(line for line in text.splitlines() if line.startswith("| run one"))
+    assert [cell.strip() for cell in line.strip("|").split("|")] == ["run one", "qworker", "50.0", "60.0"]
+    assert "No figure for queued at 10,000, qworker: it stopped here" in text
+    assert "Losses" not in text
+    plots = re.findall(r"<svg.*?</svg>", page.document(found), re.DOTALL)
+    for drawn in plots:
+        ElementTree.fromstring(drawn)
+    assert len(plots) == 2
+    assert "qworker: 50.0 → 60.0 µs" in plots[0]
+
+
+def test_one_point_and_equal_costs_can_be_drawn() -> None:
+    ElementTree.fromstring(plot.lines("run one", {"qworker": [(10.0, 3.0)], "huey": [(10.0, 3.0)]}))
+
+
+def test_several_runs_make_one_report(tmp_path: Path) -> None:
+    first = outcome(noop_rate={"qworker": 10.0, "huey-sqlite": 5.0})
+    first.skipped = {"huey-redis": "no Redis answers"}
+    first.cells[1].error = "no task ran"
+    first.cells[1].figures = {}
+    first.left_out = ["noop huey-redis"]
+    second = outcome(noop_rate={"huey-sqlite": 4.0, "huey-redis": 6.0})
+    second.scale, second.limits = 0.5, {"Redis PING, a round trip": 9.0}
+    for name, run in (("a", first), ("b", second), ("growth", grown())):
+        run.save(tmp_path / f"{name}.json")
+    names = ["a.json", "b.json", "growth.json"]
+    assert main(["report", *(str(tmp_path / name) for name in names), "--out", str(tmp_path)]) == 0
+
+    whole = results.merge([results.load(tmp_path / name) for name in names])
+    assert (tmp_path / "report.md").read_text() == markdown.document(whole)
+    assert whole.groups() == ["embedded", "Redis"]
+    assert (whole.scale, whole.skipped, whole.left_out) == (0.5, {}, [])
+    assert whole.limits == {"Redis PING, a round trip": 9.0}
+    assert whole.figure("noop_rate", "huey-sqlite") == Spread(4.0, 4.0, 4.0)
+    assert not any(cell.error for cell in whole.cells)
+    assert len(whole.growth) == 2
+
+
+def test_a_file_that_names_no_brokers_is_understood(tmp_path: Path) -> None:
+    found = outcome(noop_rate={"huey-redis": 1.0, "gone": 1.0})
+    for peer in found.peers.values():
+        del peer["group"]
+    found.save(tmp_path / "old.json")
+    again = results.load(tmp_path / "old.json")
+    assert [again.group(peer) for peer in again.peers] == ["Redis", "embedded"]
+
+
+def test_brokers_and_names_choose_peers_together() -> None:
+    parse = _parser().parse_args
+    assert _chosen(parse(["run", "--groups", "mariadb", "--peers", "rq"]), []) == ["rq", "qworker-mariadb"]
+    assert _chosen(parse(["run"]), ["qworker"]) == ["qworker"]
 
 
 def test_an_unknown_peer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,8 @@ def test_text_and_back_is_the_same_instant(moment: datetime) -> None:
     epoch = clock.to_epoch(moment)
     assert clock.to_epoch(clock.isoformat(epoch)) == pytest.approx(epoch, abs=1e-3)
     assert clock.from_epoch(epoch).utcoffset() == timedelta(0)
-    assert clock.parse_iso(moment.isoformat()) == moment
+    # As instants: in an hour that a clock change repeats, datetimes of two zones are never equal.
+    assert clock.to_epoch(clock.parse_iso(moment.isoformat())) == pytest.approx(epoch, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,10 @@ def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
             {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0},
         ),
         ("timezone", "Europe/Zurich", "Europe/Zurich"),
+        ("broker_use_ssl", "false", False),
+        ("broker_use_ssl", "1", True),
+        ("broker_use_ssl", '{"ssl_ca_certs": "/ca.pem"}', {"ssl_ca_certs": "/ca.pem"}),
+        ("redis_backend_use_ssl", {"ssl_cert_reqs": None}, {"ssl_cert_reqs": None}),
     ],
 )
 def test_values_are_converted_when_unambiguous(make, name, given, expected):
@@ -134,6 +138,7 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
+        ("broker_use_ssl", "/etc/ssl/ca.pem", 'must be true, or a mapping such as {"ssl_ca_certs"'),
         ("security_key", f"{KEY},{KEY}2", "one key without quotes"),
         ("security_key", f"{KEY}\n{KEY}2", "JSON"),
         ("security_key", f"{KEY};{KEY}2", '"new key", "old key"'),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from qworker import states
 from qworker.embedded import (
+    NEXT_TAG,
     SCHEMA_VERSION,
     UPSERT_RESULT,
     Bell,
@@ -145,6 +146,17 @@ def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM queue").fetchone() == (0,)
         assert connection.execute("SELECT key FROM key_value").fetchall() == [("kept",)]
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_tags_go_on_where_an_older_qworker_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with closing(Database(path).connect()) as connection:
+        for thing in ("TRIGGER message_highest", "TABLE highest"):
+            connection.execute(f"DROP {thing}")
+        connection.execute("INSERT INTO sqlite_sequence VALUES ('message', 41)")  # its message 41 was acked
+        connection.execute("PRAGMA user_version = 2")
+    with closing(Database(path).connect()) as connection:
+        assert connection.execute(f"SELECT {NEXT_TAG}").fetchone() == (42,)
 
 
 def test_a_file_of_a_newer_qworker_is_left_alone(tmp_path: Path) -> None:
@@ -372,7 +384,7 @@ def test_all_bells_of_a_kind_ring(bells: Path) -> None:
     first, second, other = Bell(bells, "message"), Bell(bells, "message"), Bell(bells, "result")
     ringer.ring()
     assert (first.wait(10), second.wait(10), other.wait(0)) == (True, True, False)
-    assert (first.wait(0), first.drain()) == (False, False)
+    assert (first.wait(0), first.drain()) == (False, b"")
 
 
 def test_a_bell_hung_up_later_is_found(bells: Path) -> None:
@@ -401,7 +413,7 @@ def test_a_bell_taken_down_leaves_nothing(bells: Path) -> None:
     assert list(bells.iterdir()) == []
     ringer.ring()
     assert bell.fileno() == -1
-    assert bell.drain() is False
+    assert bell.drain() == b""
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -453,5 +465,5 @@ def test_where_pipes_cannot_be_made_waiting_is_a_short_sleep(
     bell = Bell(bells, "message")
     assert bell.fileno() == -1
     assert bell.wait(0) is True
-    assert bell.drain() is False
+    assert bell.drain() == b""
     bell.close()

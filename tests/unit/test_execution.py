@@ -38,15 +38,14 @@ ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 class Bench:
-    """An app whose results are kept in memory (or, *with_broker*, come as rows), and runs of its tasks."""
+    """An app whose results are kept in memory, and runs of its tasks; their rows are stored as a worker does."""
 
-    def __init__(self, with_broker: bool = False, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
-        broker: Any = "sqlite:///nowhere/never-opened.db" if with_broker else self.store
-        backend = None if with_broker else settings.pop("backend", "cache+memory://")
+        backend = settings.pop("backend", "cache+memory://")
         self.app = QWorker(
-            "bench", broker=broker, backend=backend, clock=self.clock, set_as_current=False, **settings
+            "bench", broker=self.store, backend=backend, clock=self.clock, set_as_current=False, **settings
         )
 
     def task(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Task[..., Any]:
@@ -71,8 +70,15 @@ class Bench:
         self.app.finalize()
         context, body = self.context(task, *args, **fields)
         if task.is_async:
-            return asyncio.run(execute_async(self.app, task, context, body))
-        return execute(self.app, task, context, body)
+            outcome = asyncio.run(execute_async(self.app, task, context, body))
+        else:
+            outcome = execute(self.app, task, context, body)
+        return self.keep(outcome)
+
+    def keep(self, outcome: Outcome) -> Outcome:
+        if outcome.row is not None:
+            self.app.backend.store_rows([outcome.row])
+        return outcome
 
     def do(self, body: Callable[..., Any], kind: str = "sync", **options: Any) -> Outcome:
         """Run a task of *body*."""
@@ -101,7 +107,7 @@ def raiser(error: BaseException) -> Callable[..., Any]:
 def test_success(kind: str) -> None:
     bench = Bench()
     outcome = bench.run(bench.task(lambda x, y: x + y, kind), 1, 2)
-    assert (outcome.kind, outcome.traceback, outcome.row) == (SUCCESS, None, None)
+    assert (outcome.kind, outcome.traceback) == (SUCCESS, None)
     assert outcome.runtime > 0
     assert bench.stored is not None
     assert (bench.stored["status"], bench.stored["result"]) == ("SUCCESS", 3)
@@ -201,12 +207,16 @@ def test_the_bodys_end_is_told_before_anything_else_happens() -> None:
         task = bench.task(body)
         bench.app.finalize()
         context, message_body = bench.context(task)
-        at_the_time: list[Any] = []
-        execute(
-            bench.app, task, context, message_body, lambda at=at_the_time, bench=bench: at.append(bench.state)
-        )
-        assert at_the_time == [None]
-        assert bench.state is not None
+        order: list[str] = []
+        make_row = bench.app.backend.row
+
+        def row(*args: Any, order: list[str] = order, make_row: Any = make_row) -> Any:
+            order.append("row")
+            return make_row(*args)
+
+        bench.app.backend.row = row  # type: ignore[method-assign]
+        execute(bench.app, task, context, message_body, lambda order=order: order.append("told"))
+        assert order == ["told", "row"]
 
 
 # -- retries --
@@ -280,8 +290,9 @@ def test_a_next_attempt_that_cannot_be_sent_is_a_failure_with_both_reasons() -> 
 # -- what is stored --
 
 
-def test_with_the_broker_the_row_is_left_to_the_worker() -> None:
-    bench = Bench(with_broker=True, result_expires=60)
+def test_the_row_is_left_to_the_worker_and_the_store_is_not_touched() -> None:
+    bench = Bench(result_expires=60, backend="sqlite:///nowhere/never-opened.db")
+    bench.app.backend.store_rows = lambda rows: None  # type: ignore[method-assign]
     outcome = bench.do(lambda: "done")
     assert outcome.row is not None
     task_id, status, payload, expires = outcome.row
@@ -327,28 +338,12 @@ def test_arguments_that_the_result_store_cannot_keep_do_not_lose_the_result(
     assert bench.state == "FAILURE"  # whoever waits for it gets an answer
 
 
-def test_a_store_that_is_away_is_asked_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    store, failures = bench.app.backend.store, [BackendError("away")]
-
-    def flaky(task_id: str, meta: Meta) -> bool:
-        if failures:
-            raise failures.pop()
-        return store(task_id, meta)
-
-    bench.app.backend.store = flaky  # type: ignore[method-assign]
-    assert bench.do(lambda: 1).kind == SUCCESS
-    assert bench.state == "SUCCESS"
-    assert "waits: away" in caplog.text
-    assert bench.clock.slept  # for a moment only
-
-
 def test_a_broken_store_still_gives_the_message_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(task_id: str, meta: Meta) -> bool:
+    def broken(task_id: str, meta: Meta) -> Any:
         raise RuntimeError("a bug in a store of somebody's own")
 
     bench = Bench()
-    bench.app.backend.store = broken  # type: ignore[method-assign]
+    bench.app.backend.row = broken  # type: ignore[method-assign]
     outcome = bench.do(lambda: 1)
     assert outcome.kind == FAILURE
     assert "a bug in a store" in outcome.text
@@ -360,27 +355,27 @@ def test_the_started_state_names_the_process() -> None:
     task = bench.task(lambda: 1, track_started=True)
     bench.app.finalize()
     context, _ = bench.context(task)
-    assert started(bench.app, task, context) is None
+    row = started(bench.app, task, context)
+    assert row is not None
+    bench.app.backend.store_rows([row])
     assert bench.stored is not None
     assert bench.stored["status"] == "STARTED"
     assert bench.stored["result"].keys() == {"pid", "hostname"}
-    bench = Bench(with_broker=True)
-    row = started(bench.app, bench.task(lambda: 1), context)
-    assert row is not None
-    assert row[1] == "STARTED"
 
 
 def test_a_started_state_that_cannot_be_stored_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-
-    def away(task_id: str, meta: Meta) -> bool:
-        raise BackendError("away")
-
-    bench.app.backend.store = away  # type: ignore[method-assign]
+    bench = Bench(result_extended=True)
     task = bench.task(lambda: 1)
     bench.app.finalize()
-    assert started(bench.app, task, bench.context(task)[0]) is None
-    assert "was not stored" in caplog.text
+    context, _ = bench.context(task)
+    context.args = (object(),)
+    assert started(bench.app, task, context) is None
+    assert "is not stored" in caplog.text
+
+
+def test_where_nothing_is_kept_there_is_no_row() -> None:
+    bench = Bench(backend="disabled://")
+    assert bench.do(lambda: object()).row is None
 
 
 # -- texts --
@@ -656,7 +651,7 @@ def run_async(bench: Bench, body: Callable[..., Any], soft: float | None, hard: 
     task = bench.app.task(name="work")(body)
     bench.app.finalize()
     context, message_body = bench.context(task)
-    return asyncio.run(execute_async(bench.app, task, context, message_body, soft, hard))
+    return bench.keep(asyncio.run(execute_async(bench.app, task, context, message_body, soft, hard)))
 
 
 @pytest.mark.parametrize(
@@ -730,7 +725,8 @@ def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:
             context, message_body = bench.context(task, n)
             context.id = f"id-{n}"
             contexts.append(execute_async(bench.app, task, context, message_body))
-        await asyncio.gather(*contexts)
+        for outcome in await asyncio.gather(*contexts):
+            bench.keep(outcome)
 
     asyncio.run(main())
     assert sorted(seen) == sorted((f"id-{n}", n) for n in range(20))

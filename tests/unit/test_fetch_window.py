@@ -28,7 +28,8 @@ class Window:
             lambda: None,
             on_demand=True,
         )
-        self.window = FetchWindow(self.pool, self.ready, 2, multiplier)
+        self.waiting = 0
+        self.window = FetchWindow(self.pool, self.ready, 2, multiplier, lambda: self.waiting)
         self.tag = 0
 
     def learn(self, seconds: float, name: str = "add") -> None:
@@ -45,7 +46,7 @@ class Window:
 
     def run(self, slots: Slots) -> None:
         """Let the pool take what there are slots for."""
-        assert self.pool.submit(self.ready.get_many(slots, 0)) == []
+        assert self.pool.submit(self.ready.get_many(slots)) == []
 
 
 def test_of_unknown_tasks_as_many_are_held_as_processes_and_prefetch_allow() -> None:
@@ -106,7 +107,7 @@ def test_nothing_is_fetched_while_more_than_half_is_there_so_that_fetches_are_ba
     assert window.window.room() == 0
     window.run(Slots(2, 0))
     window.pool.run()
-    window.ready.get_many(Slots(whole // 2, 0), 0)
+    window.ready.get_many(Slots(whole // 2, 0))
     assert window.window.room() >= whole // 2
 
 
@@ -177,3 +178,12 @@ def test_after_a_surplus_less_is_fetched_until_it_is_found_not_to_be_too_much() 
         assert window.window.surplus() == []
     assert rooms == sorted(rooms)
     assert rooms[0] < rooms[-1] == rooms[-2]
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 10.0])
+def test_what_waits_for_a_result_store_that_is_away_is_held_too(seconds: float) -> None:
+    window = Window()
+    window.learn(seconds)
+    assert window.window.room() > 0
+    window.waiting = MAX_WINDOW
+    assert window.window.room() == 0

@@ -10,7 +10,7 @@ from qworker import QWorker, Signature, Task
 from qworker.current import Context
 from qworker.errors import BrokerUnavailable
 from qworker.execution import FAILURE, SUCCESS, Outcome, execute
-from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from tests.unit.stores import KeepingStore, Sent, make_app
 
 
@@ -23,9 +23,12 @@ def run(app: QWorker, name: str, **fields: Any) -> Outcome:
         {key: getattr(message, key) for key in ("callbacks", "errbacks", "chain", "chord")},
     )
     task = app.tasks[name]
-    return execute(
-        app, task, Context.from_message(parse_headers(encode(message).headers), body, task=task), body
-    )
+    wire = encode(message)
+    headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+    outcome = execute(app, task, Context.from_message(headers, body, properties=properties, task=task), body)
+    if outcome.row is not None:  # as the worker does
+        app.backend.store_rows([outcome.row])
+    return outcome
 
 
 @pytest.fixture
@@ -75,6 +78,14 @@ def test_callbacks_get_the_value_put_first(app_and_store: tuple[QWorker, Keeping
     meta = app.backend.get("parent")
     assert meta is not None
     assert [child[0][0] for child in meta["children"]] == [sent.headers["id"] for sent in store.sent]
+
+
+def test_who_called_the_first_hears_of_what_follows(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    callbacks = [Signature("after", (1,)), Signature("after", (2,), options={"reply_to": "another"})]
+    run(app, "five", callbacks=callbacks, reply_to="caller")
+    answers = [parse_properties(sent.envelope.properties)["reply_to"] for sent in store.sent]
+    assert answers == ["caller", "another"]
 
 
 def test_the_last_of_a_chain_comes_next_and_takes_the_rest_along(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
+from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
@@ -46,6 +47,7 @@ class Ears:
         crash: Callable[[str, BaseException], None] = lambda name, error: None  # noqa: E731
         self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.wake)
         self.revoked: list[int] = []
+        self.idle = 0
         self.listener = Listener(
             self.app,
             crash,
@@ -58,11 +60,19 @@ class Ears:
             node="w@h",
             queues=["celery"],
             concurrency=2,
+            offer=self.offer,
             on_revoked=lambda request: self.revoked.append(request.tag),
         )
         self.settler.listener = self.listener.mailbox
         self.listener.opened()
         self.listener.last_turn = 0.0
+
+    def offer(self, requests: list[Request]) -> list[Request]:
+        """As many processes are idle as a test says; they only remember what they were given."""
+        taken, rest = requests[: self.idle], requests[self.idle :]
+        self.idle -= len(taken)
+        self.given_at_once = [request.tag for request in taken]
+        return rest
 
     def push(self, count: int, task: str = "add", **fields: Any) -> None:
         fields.setdefault("id", "pushed")
@@ -84,7 +94,7 @@ class Ears:
 
     def take(self, count: int = 99) -> list[Request]:
         """What the mediator would take; held by nobody then."""
-        return self.ready.get_many(Slots(count, count), 0)
+        return self.ready.get_many(Slots(count, count))
 
     def run(self, count: int = 99) -> list[Request]:
         """Let the pool take so many, and hold them."""
@@ -528,6 +538,45 @@ def test_an_early_ack_that_came_too_late_lets_nothing_run() -> None:
     assert (len(ears.ready), request.acked, ears.state.requests) == (0, False, {})
 
 
+def test_a_broker_that_fails_while_it_is_waited_for_is_asked_again() -> None:
+    """To wait is no reason to give up; what is wrong is said by the next turn."""
+
+    class Moody(MemoryStore):
+        moods: ClassVar = [BrokerUnavailable("the connection fell"), LeaseLost("taken for dead")]
+
+        def wait(self, timeout: float) -> bool:
+            if self.moods:
+                raise self.moods.pop()
+            return super().wait(timeout)
+
+    ears = Ears(store=(store := Moody()))
+    ears.push(1)
+    ears.turn()
+    ears.turn()
+    assert (store.moods, len(ears.ready)) == ([], 1)
+
+
+def test_an_early_ack_of_which_nobody_knows_lets_nothing_run() -> None:
+    """The broker may have heard it, or not: then another worker has the message."""
+
+    class Deaf(MemoryStore):
+        deaf = True
+
+        def confirm(self) -> None:
+            if self.deaf:
+                raise BrokerUnavailable("no answer")
+
+    ears = Ears(worker_ack_flush_seconds=0, store=(store := Deaf()))
+    ears.push(1, "once")
+    ears.turns()
+    ears.settler.ack_first(ears.take())
+    ears.turn()
+    assert (len(ears.ready), len(store.settled)) == (0, 1)
+    store.deaf = False
+    ears.turns()
+    assert (len(ears.ready), ears.state.requests) == (0, {}), "it was heard, and is lost"
+
+
 def test_what_was_acked_early_survives_a_lost_lease() -> None:
     ears = Ears(worker_ack_flush_seconds=0)
     ears.push(1, "once")
@@ -683,3 +732,52 @@ def test_an_end_without_a_broker_is_told_and_ends(caplog: pytest.LogCaptureFixtu
     ears.store.away = True
     ears.listener.closed()
     assert "those tasks will run again" in caplog.text
+
+
+def test_an_idle_process_gets_its_request_without_the_ready_queue() -> None:
+    rig = Ears()
+    rig.idle = 1
+    rig.push(2)
+    rig.turn()
+    assert len(rig.given_at_once) == 1
+    assert len(rig.ready) == 1
+
+
+# -- a broker that is not there yet --
+
+
+class LateStore(MemoryStore):
+    """A broker that is started after us."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.there = True
+
+    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        if not self.there:
+            raise BrokerUnavailable("nobody listens there")
+        return super().enlist(name, queues, concurrency)
+
+
+def test_a_broker_that_is_started_later_is_waited_for() -> None:
+    store = LateStore()
+    rig = Ears(store=store)
+    store.resign()
+    rig.listener._epoch = 0
+    store.there = False
+    rig.listener.opened()
+    assert rig.listener.step(rig.clock.monotonic()) is not None
+    assert (rig.listener.failing, rig.listener.last_turn) == ("nobody listens there", 0.0)
+    store.there = True
+    rig.push(1)
+    rig.listener.step(rig.clock.monotonic())
+    assert rig.listener.last_turn
+    assert len(rig.ready) == 1
+
+
+def test_where_it_is_not_waited_for_the_worker_ends() -> None:
+    store = LateStore()
+    rig = Ears(store=store, broker_connection_retry_on_startup=False)
+    store.there = False
+    with pytest.raises(BrokerUnavailable, match="nobody listens there"):
+        rig.listener.opened()

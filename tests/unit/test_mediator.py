@@ -209,3 +209,96 @@ def test_an_empty_queue_costs_no_submission() -> None:
     desk = Desk()
     desk.step()
     assert desk.pool.submitted == []
+
+
+# -- offer --
+
+
+def test_an_idle_pool_gets_what_is_offered_at_once() -> None:
+    desk = Desk()
+    one, two = desk.rooms.requests(2)
+    assert desk.mediator.offer([one, two]) == []
+    assert desk.running == tags([one, two])
+
+
+def test_more_than_there_are_idle_processes_goes_the_long_way() -> None:
+    desk = Desk(concurrency=1)
+    two = desk.rooms.requests(2)
+    assert desk.mediator.offer(two) == two
+    assert desk.running == []
+
+
+def test_an_offer_overtakes_nobody() -> None:
+    desk = Desk()
+    waiting, late = desk.rooms.requests(2)
+    desk.put(waiting)
+    assert desk.mediator.offer([late]) == [late]
+    assert desk.running == []
+
+
+def test_after_a_step_offers_are_taken_again() -> None:
+    desk = Desk()
+    first, second = desk.rooms.requests(2)
+    desk.put(first)
+    desk.step()
+    assert desk.mediator.offer([second]) == []
+    assert desk.running == tags([first, second])
+
+
+def test_offers_are_looked_at_like_everything_else() -> None:
+    desk = Desk()
+    desk.rooms.clock.advance(10)
+    expired = desk.rooms.request(1, expires="2023-11-14T22:13:21+00:00")
+    assert desk.mediator.offer([expired]) == []
+    assert desk.ended == [(expired.tag, EXPIRED)]
+    assert desk.running == []
+
+
+def test_what_the_pool_refuses_comes_back_from_an_offer() -> None:
+    desk = Desk()
+    refused = desk.rooms.request()
+    desk.pool.refusing = {refused.tag}
+    assert desk.mediator.offer([refused]) == [refused]
+
+
+def test_a_quiet_mediator_takes_no_offer() -> None:
+    desk = Desk()
+    desk.mediator.quiet()
+    request = desk.rooms.request()
+    assert desk.mediator.offer([request]) == [request]
+
+
+def test_a_refill_gives_the_pool_what_is_ready() -> None:
+    desk = Desk(concurrency=3)
+    desk.put(*desk.rooms.requests(5))
+    desk.mediator.refill()
+    assert desk.running == [1, 2, 3]
+
+
+def test_of_very_much_a_refill_leaves_the_rest_to_the_mediator() -> None:
+    desk = Desk(concurrency=BATCH + 10)
+    desk.put(*desk.rooms.requests(BATCH + 5))
+    seen = desk.ready.changes
+    desk.mediator.refill()
+    assert len(desk.running) == BATCH
+    assert desk.ready.changes > seen, "else the mediator would sleep on"
+
+
+def test_a_refill_while_another_has_the_turn_has_that_one_look_again() -> None:
+    desk = Desk()
+    desk.put(*desk.rooms.requests(2))
+    seen = desk.ready.changes
+    with desk.mediator._turn:
+        desk.mediator.refill()
+        assert desk.mediator.offer(desk.rooms.requests(1)) != []
+    assert desk.running == []
+    assert desk.ready.changes > seen
+
+
+def test_nothing_is_moved_once_the_mediator_is_to_be_quiet() -> None:
+    desk = Desk()
+    desk.mediator.stop()
+    desk.put(*desk.rooms.requests(2))
+    desk.mediator.refill()
+    desk.step()
+    assert desk.running == []

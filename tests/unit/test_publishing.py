@@ -574,6 +574,28 @@ def test_queues_that_must_be_declared() -> None:
     assert store.tries == 0
 
 
+def test_signatures_in_apply_many_keep_their_own_options() -> None:
+    _, store, add = with_add()
+    token = push(context := Context(id="parent", root_id="root"), add)
+    try:
+        own = add.s(3, 4)
+        own.options.update(queue="far", priority=7, task_id="mine")
+        results = add.apply_many([(1, 2), own, (5, 6)])
+    finally:
+        pop(token)
+    places = [(sent.envelope.queue, sent.envelope.priority) for sent in store.sent]
+    assert places == [("celery", 0), ("far", 7), ("celery", 0)]
+    assert [sent.headers["id"] for sent in store.sent] == [result.id for result in results]
+    assert {sent.headers["parent_id"] for sent in store.sent} == {"parent"}
+    assert results[1].id == "mine"
+    assert sorted(child.id for child in context.children) == sorted(result.id for result in results)
+    assert store.tries == 1  # all of them, or none
+    own.options["no_such"] = 1
+    with pytest.raises(PublishError, match="no_such"):
+        add.apply_many([(1, 2), own])
+    assert store.tries == 1
+
+
 # -- speed: far above what it takes, so that only a change of kind fails it --
 
 

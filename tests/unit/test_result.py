@@ -251,6 +251,17 @@ def test_who_waits_is_told_once_that_nobody_listens(
     assert ("No worker is running on this broker" in caplog.text) is (not alive)
 
 
+def test_nobody_is_missed_where_the_broker_does_not_tell_of_workers(caplog: pytest.LogCaptureFixture) -> None:
+    app, store, clock = make_app()
+    app = QWorker(
+        "proj", broker=store, backend=Never("never://", app.conf, clock), clock=clock, set_as_current=False
+    )
+    store.lacks = frozenset({"workers"})
+    with pytest.raises(ResultTimeout):
+        app.send_task("work").get(timeout=30)
+    assert "No worker" not in caplog.text
+
+
 # -- looking --
 
 
@@ -375,14 +386,16 @@ def test_the_loop_runs_on_while_results_are_awaited(app: QWorker) -> None:
 
     async def main() -> list[Any]:
         ticking = asyncio.create_task(tick())
+        awaited = asyncio.gather(*results)
+        while ticks < 20:  # would not end if who awaits held up the loop
+            await asyncio.sleep(0.001)
         for number, result in enumerate(results):
-            end_later(app, result.id, "SUCCESS", number, delay=0.3 + number * 0.001)
-        found = await asyncio.gather(*results)
+            end(app, result.id, value=number)
+        found = await awaited
         ticking.cancel()
         return list(found)
 
     assert asyncio.run(main()) == list(range(30))
-    assert ticks > 5
 
 
 def test_who_gives_up_leaves_it_to_the_others(app: QWorker) -> None:

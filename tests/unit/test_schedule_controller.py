@@ -35,7 +35,7 @@ class Watched:
         return self.controller.step(self.clock.monotonic())
 
     def out(self) -> list[int]:
-        return tags(self.ready.get_many(Slots(99, 99), 0))
+        return tags(self.ready.get_many(Slots(99, 99)))
 
 
 def test_it_rests_until_woken_while_there_is_nothing() -> None:

@@ -31,7 +31,9 @@ class Desk:
         self.settler = Settler(self.rooms.app, self.ready)
         self.settler.listener = self.mailbox = Mailbox(self.wake)
         if foreign:
-            self.settler.writer = ResultWriter(self.rooms.app, lambda name, error: None, self.mailbox.post)
+            self.settler.writer = ResultWriter(
+                self.rooms.app, lambda name, error: None, self.mailbox.post_many
+            )
 
     def wake(self) -> None:
         self.wakes += 1
@@ -101,7 +103,7 @@ def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
     desk = Desk()
     desk.ready.put_many(desk.rooms.requests(1, first=9))
     desk.settler.ended([Ended(one, None, UNSTARTED) for one in desk.rooms.requests(2)])
-    assert tags(desk.ready.get_many(Slots(9, 9), 0)) == [1, 2, 9]
+    assert tags(desk.ready.get_many(Slots(9, 9))) == [1, 2, 9]
     assert desk.letters == []
 
 
@@ -134,6 +136,24 @@ def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
     meta = desk.rooms.app.backend.get("id-1")
     assert meta is not None
     assert meta["status"] == "REVOKED"
+
+
+def test_so_does_what_a_task_has_returned() -> None:
+    desk = Desk(foreign=True)
+    one = desk.rooms.request(1)
+    backend = desk.rooms.app.backend
+    started = backend.row("id-1", backend.meta("id-1", "STARTED"))
+    row = backend.row("id-1", backend.meta("id-1", "SUCCESS", 5))
+    assert started is not None
+    desk.settler.started([(one, started)])
+    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=row))])
+    assert desk.letters == []
+    writer = desk.settler.writer
+    assert writer is not None
+    assert writer.held() == 2
+    writer.step(0.0)
+    assert desk.letters == [Letter(one, Ack(1))]
+    assert (backend.get("id-1") or {})["result"] == 5
 
 
 def test_what_has_nothing_to_store_does_not_wait_for_that_store() -> None:

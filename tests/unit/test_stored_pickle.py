@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from base64 import b64decode
 from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -106,3 +107,30 @@ def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> N
     assert meta is not None
     assert (meta["result"], meta["children"], "name" in meta) == (5, [], False)
     backend.close()
+
+
+# What Celery 5.6.3 has stored for store_result("s", …, "STARTED"), mark_as_failure(…) and GroupResult("g", …).save().
+RECORDED = {
+    "gAWVHAAAAAAAAAB9lCiMA3BpZJRLAYwIaG9zdG5hbWWUjAFolHUu": {"pid": 1, "hostname": "h"},
+    "gAWVSAAAAAAAAAB9lCiMCGV4Y190eXBllIwIS2V5RXJyb3KUjAtleGNfbWVzc2FnZZSMAm5vlIWUjApleGNfbW9kdWxllIwIYnVpbHRpbnOUdS4=": {
+        "exc_type": "KeyError",
+        "exc_message": ("no",),
+        "exc_module": "builtins",
+    },
+    "gAWVXwEAAAAAAACMD2NlbGVyeS5hcHAuYmFzZZSMEV91bnBpY2tsZV9hcHBhdHRylJOUjAtHcm91cFJlc3VsdJSMAWeUXZQoaAKMC0FzeW5jUmVz"
+    "dWx0lCiMAWGUjBRjZWxlcnkuYmFja2VuZHMuYmFzZZSMEHVucGlja2xlX2JhY2tlbmSUk5SMGGNlbGVyeS5iYWNrZW5kcy5kYXRhYmFzZZSMD0RhdGFi"
+    "YXNlQmFja2VuZJSTlCl9lCiMBWRidXJplIwUc3FsaXRlOi8vL3Jlc3VsdHMuZGKUjAdleHBpcmVzlIwIZGF0ZXRpbWWUjAl0aW1lZGVsdGGUk5RLAUsA"
+    "SwCHlFKUjA5lbmdpbmVfb3B0aW9uc5R9lCiMDXBvb2xfcHJlX3BpbmeUiIwMcG9vbF9yZWN5Y2xllE0QDnV1h5RSlE5OTnSUhpRSlGgCaAYojAFilGgc"
+    "Tk5OdJSGlFKUZYaUhpRSlC4=": [["g", None], [[["a", None], None], [["b", None], None]]],
+}
+
+
+@pytest.mark.parametrize("payload", RECORDED, ids=["state", "failure", "group"])
+def test_what_a_real_celery_has_stored_is_read(payload: str) -> None:
+    assert load_plain(b64decode(payload), "here") == RECORDED[payload]
+
+
+def test_of_celerys_own_objects_only_results_are_described() -> None:
+    task = b"\x80\x02ccelery.app.base\n_unpickle_appattr\n(X\x04\x00\x00\x00Task)tR."
+    with pytest.raises(BackendError, match="it holds a Task"):
+        load_plain(task, "here")

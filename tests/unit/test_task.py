@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import pickle
 import signal
+import threading
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,9 +16,19 @@ import pytest
 from qworker import QWorker, Task, signals
 from qworker.clock import from_epoch
 from qworker.current import Context, pop, push, set_default_app
-from qworker.errors import ConfigurationError, Ignore, MaxRetriesExceeded, PublishError, Reject, Retry
+from qworker.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    ControlError,
+    Ignore,
+    MaxRetriesExceeded,
+    PublishError,
+    Reject,
+    Retry,
+)
 from qworker.execution import INTERRUPTED, Interrupted, execute
 from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.testing import MemoryStore
 from tests.unit.stores import KeepingStore, make_app
 
 
@@ -634,8 +646,13 @@ def test_a_keyboard_interrupt_ends_the_waiting_of_an_eager_async_task() -> None:
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(5)
 
-    with pytest.raises(KeyboardInterrupt):
-        work.apply()
+    # Where the suite runs in the background, SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work.apply()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interruption_of_the_worker_goes_through_an_eager_call() -> None:
@@ -653,3 +670,91 @@ def test_an_interruption_of_the_worker_goes_through_an_eager_call() -> None:
     body = Body((), {}, {})
     context = Context.from_message({"id": "i1", "task": outer.name}, body, task=outer)
     assert execute(app, outer, context, body).kind == INTERRUPTED
+
+
+# -- from asyncio --
+
+
+class Gated(MemoryStore):
+    """A broker that takes a message only once the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def push(self, envelopes: Any, timeout: float = 10.0) -> None:
+        if not self.go.wait(timeout):
+            raise BrokerUnavailable("held up")
+        super().push(envelopes, timeout)
+
+
+def gated(**settings: Any) -> tuple[Gated, Task[..., int]]:
+    store = Gated()
+    app = QWorker("gated", broker=store, backend="cache+memory://", set_as_current=False, **settings)
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    return store, add
+
+
+def test_a_slow_broker_does_not_hold_up_the_event_loop() -> None:
+    store, add = gated()
+
+    async def main() -> list[str]:
+        calls = [asyncio.create_task(add.adelay(number, y=1)) for number in range(3)]
+        calls.append(asyncio.create_task(add.aapply_async((1, 2), countdown=60, task_id="mine")))
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop turns, although no call has been taken yet
+        assert not any(call.done() for call in calls)
+        store.go.set()
+        return [(await call).id for call in calls]
+
+    ids = asyncio.run(main())
+    assert ids[3] == "mine"
+    assert len(set(ids)) == 4
+    assert store.messages == 4
+
+
+def test_what_a_call_refuses_it_refuses_in_asyncio() -> None:
+    _, add = gated()
+    with pytest.raises(TypeError, match="missing"):
+        asyncio.run(add.adelay(1))
+    with pytest.raises(PublishError, match="no_such"):
+        asyncio.run(add.aapply_async((1, 2), no_such=1))
+
+
+def test_a_broker_that_is_away_ends_at_the_deadline_in_asyncio() -> None:
+    _, add = gated(task_publish_timeout=0.05)
+    with pytest.raises(BrokerUnavailable, match="held up"):
+        asyncio.run(add.adelay(1, 2))
+
+
+def test_a_call_made_in_a_task_knows_its_parent_in_asyncio_too() -> None:
+    store, add = gated()
+    store.go.set()
+    context = Context(id="parent", root_id="root")
+    token = push(context, add)
+    try:
+        result = asyncio.run(add.adelay(1, 2))
+    finally:
+        pop(token)
+    store.enlist("w@h", ["celery"], 1)
+    (leased,) = store.lease(["celery"], 1)
+    assert (json.loads(leased.headers)["parent_id"], json.loads(leased.headers)["root_id"]) == (
+        "parent",
+        "root",
+    )
+    assert context.children == [result]
+
+
+def test_revoking_and_waiting_is_refused() -> None:
+    store, add = gated()
+    store.go.set()
+    result = add.delay(1, 2)
+    for given in ({"wait": True}, {"timeout": 1}, {"timeout": 0}):
+        (name,) = given
+        with pytest.raises(ControlError, match=f"{name}=.*workers do not answer"):
+            result.revoke(**given)
+    assert store.revoked_since(0)[1] == []

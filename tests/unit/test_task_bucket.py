@@ -32,7 +32,7 @@ class Bucket:
         self.queue.put_many(requests)
 
     def take(self, slots: Slots = MANY) -> list[int]:
-        return tags(self.queue.get_many(slots, 0))
+        return tags(self.queue.get_many(slots))
 
 
 def test_runs_are_at_least_an_interval_apart() -> None:
@@ -94,7 +94,7 @@ def test_a_limited_async_task_waits_for_an_async_slot() -> None:
 def test_what_was_put_back_needs_no_second_token() -> None:
     bucket = Bucket(rate=1)
     bucket.put(*bucket.rooms.requests(2))
-    taken = bucket.queue.get_many(MANY, 0)
+    taken = bucket.queue.get_many(MANY)
     bucket.queue.put_back(taken)
     assert bucket.take() == [1]
     assert bucket.take() == []
@@ -147,3 +147,11 @@ def test_no_rate_is_exceeded_and_nothing_is_lost(rate: float, arrivals: list[tup
     assert all(gap >= 1 / rate - 1e-9 for gap in gaps)
     assert len(bucket.queue) <= HORIZON * rate + 2
     assert len(starts) + len(bucket.queue) + len(bucket.parked) == came
+
+
+def test_what_is_limited_stands_in_the_order_of_the_scale() -> None:
+    rooms = Rooms()
+    for lowest_first, order in ((False, [2, 1]), (True, [1, 2])):
+        bucket = TaskBucket({"add": 10}, rooms.clock, lambda request, due: None, lowest_first)
+        bucket.put_many([rooms.request(1, "once", priority=3), rooms.request(2, "add", priority=6)])
+        assert tags(bucket.get_many(MANY)) == order

@@ -1,0 +1,411 @@
+"""Private servers: a Redis, PostgreSQL or RabbitMQ of a test's own, that may be killed, frozen and restarted.
+
+Comes from:  tests of faults, which start one on a free port with its data in a new directory.
+Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres`` then).
+Thread:      the test's; the kernel kills a server whose test has died.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.processes import descendants, gone, kill, state
+
+PATIENCE = 60.0
+"""Seconds that a server may take to start or to end on a busy machine."""
+PORTS = range(15000, 32000)
+"""Below those that the kernel gives to clients: while a server is away, a client that retries would be connected to
+itself when its own port is the one it asks for."""
+_PLACES = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+    "/usr/lib/rabbitmq/bin",
+)
+
+
+class Server(ABC):
+    """One server process, running when made. options: lines of its configuration, by name."""
+
+    binary: str
+    polite = signal.SIGTERM
+    """The signal that ends it in good order."""
+
+    def __init__(self, **options: object) -> None:
+        self.options = {name: str(value) for name, value in options.items()}
+        self.port = free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"qworker-{self.binary}-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[int] = []
+        try:
+            self.prepare()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients find it."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what it needs before its first start."""
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """How it is run in the foreground."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether it serves clients."""
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def start(self, wait: bool = True) -> None:
+        """Start it on the data that it has; return when it serves (wait=False: at once)."""
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.command()],
+                cwd=self.directory,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until it serves clients."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.answers():
+            assert self.process is not None
+            assert self.process.poll() is None, f"{self.binary} ended at its start:\n{self.log[-4000:]}"
+            assert time.monotonic() < deadline, f"{self.binary} does not answer:\n{self.log[-4000:]}"
+            time.sleep(0.02)
+
+    def tree(self) -> list[int]:
+        return [self.process.pid, *descendants(self.process.pid)] if self.process else []
+
+    def kill(self) -> None:
+        """kill -9 of it all; returns when it is dead. Its data stay as they are."""
+        pids = self.tree()
+        if self.process is None:
+            return
+        for pid in pids:
+            kill(pid)
+        self.process.wait(PATIENCE)
+        self.process = None
+        self._frozen = []
+        self._until(lambda: all(gone(pid) for pid in pids), "die")
+
+    def stop(self) -> None:
+        """End it politely."""
+        if self.process is not None:
+            self.process.send_signal(self.polite)
+            self.process.wait(PATIENCE)
+        self.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay, and nobody answers."""
+        self._frozen = self.tree()
+        for pid in self._frozen:
+            kill(pid, signal.SIGSTOP)
+        self._until(lambda: all(state(pid) in "TZX" for pid in self._frozen), "freeze")
+
+    def thaw(self) -> None:
+        for pid in self._frozen:
+            kill(pid, signal.SIGCONT)
+        self._frozen = []
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{self.binary} does not {what}"
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Nothing of it is left, data neither. May be called twice."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Redis(Server):
+    """Every write is in its file when it is answered; ``appendfsync="everysec"`` and other lines of redis.conf."""
+
+    binary = "redis-server"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def prepare(self) -> None:
+        self.options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.directory),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            **self.options,
+        }
+
+    def command(self) -> list[str]:
+        lines = [word for name, value in self.options.items() for word in (f"--{name}", value)]
+        return [binary(self.binary), *lines]
+
+    def answers(self) -> bool:
+        import redis
+
+        client = redis.Redis(port=self.port, socket_timeout=5.0)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def do(self, *words: Any) -> Any:
+        """One command, on a connection of its own."""
+        import redis
+
+        client = redis.Redis(port=self.port, socket_timeout=PATIENCE)
+        try:
+            return client.execute_command(*words)
+        finally:
+            client.close()
+
+
+class PostgreSQL(Server):
+    """A cluster with a database ``test``. A commit survives the server's death, though not the machine's."""
+
+    binary = "postgres"
+    polite = signal.SIGINT  # SIGTERM would wait until all clients have gone
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/test"
+
+    def prepare(self) -> None:
+        data = self.directory / "data"
+        user = unprivileged()
+        if user is not None:
+            os.chown(self.directory, user.pw_uid, user.pw_gid)
+        initdb = [binary("initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]  # fmt: skip
+        subprocess.run([*_as(user), *initdb], check=True, stdout=subprocess.DEVNULL, cwd=self.directory)
+        lines = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "shared_buffers": "16MB",
+            **self.options,
+        }
+        with (data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+
+    def command(self) -> list[str]:
+        return [*_as(unprivileged(), "--pdeathsig", "KILL"), binary(self.binary), "-D", str(self.directory / "data")]  # fmt: skip
+
+    def start(self, wait: bool = True) -> None:
+        first = self.process is None and not (self.directory / "log").exists()
+        super().start(wait)
+        if first:
+            self.do("CREATE DATABASE test", database="postgres")
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            self.do("SELECT 1", database="postgres")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def do(self, statement: str, database: str = "test") -> list[Any]:
+        """One statement, committed at once; the rows it returns."""
+        import psycopg
+
+        with psycopg.connect(
+            host="127.0.0.1", port=self.port, user="postgres", dbname=database, autocommit=True, connect_timeout=5
+        ) as connection:  # fmt: skip
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def terminate_backends(self) -> int:
+        """Close every connection but our own; return how many."""
+        return len(
+            self.do(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+        )
+
+
+class RabbitMQ(Server):
+    """A node by itself, with an epmd of its own. Starting takes some seconds."""
+
+    binary = "rabbitmq-server"
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def prepare(self) -> None:
+        self._epmd_port, self._peer_port = free_port(), free_port()
+        self._epmd = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", binary("epmd"), "-port", str(self._epmd_port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        (self.directory / "enabled_plugins").write_text("[].\n")
+        lines = {
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "log.console": "true",
+            "log.file": "false",
+            "log.console.level": "warning",
+            "vm_memory_high_watermark.absolute": "1GB",
+            "disk_free_limit.absolute": "1MB",
+            **self.options,
+        }
+        (self.directory / "rabbitmq.conf").write_text(
+            "".join(f"{name} = {value}\n" for name, value in lines.items())
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **super().environment(),
+            "HOME": str(self.directory),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": f"qworker{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._peer_port),
+            "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.directory / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.directory / "no-environment"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(self.directory / "pid"),
+            # Two processors are shared with the workers: a node must not spin on them while it waits.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+        }
+
+    def command(self) -> list[str]:
+        return [binary(self.binary)]
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5.0) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                return bool(connection.recv(1))
+        except OSError:
+            return False
+
+    def do(self, *words: str) -> str:
+        """One command of rabbitmqctl; what it printed."""
+        done = subprocess.run(
+            [binary("rabbitmqctl"), "--quiet", *words],
+            env=self.environment(),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 0, f"rabbitmqctl {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def close(self) -> None:
+        super().close()
+        self._epmd.kill()
+        self._epmd.wait(PATIENCE)
+
+
+SERVERS: dict[str, type[Server]] = {"redis": Redis, "postgresql": PostgreSQL, "rabbitmq": RabbitMQ}
+
+
+def missing(kind: str) -> str | None:
+    """The binary that is wanted for a server of *kind* and is not here; None when all are."""
+    wanted = {
+        "redis": ["redis-server"],
+        "postgresql": ["postgres", "initdb"],
+        "rabbitmq": ["rabbitmq-server", "rabbitmqctl", "epmd"],
+        "mariadb": ["mariadbd", "mariadb-install-db"],
+    }
+    return next((name for name in ["setpriv", *wanted[kind]] if _find(name) is None), None)
+
+
+@contextmanager
+def serving(kind: str, make: Callable[..., Server] | None = None, **options: object) -> Iterator[Any]:
+    """A new server of *kind* (made by *make*), gone afterwards. Without its binaries the test is skipped; where CI is set
+    it fails."""
+    absent = missing(kind)
+    if absent is not None:
+        message = f"no {absent} here: install the server package of {kind}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    server = (make or SERVERS[kind])(**options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that the kernel gives to no client."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def binary(name: str) -> str:
+    found = _find(name)
+    assert found is not None, f"{name} is not installed"
+    return found
+
+
+def _find(name: str) -> str | None:
+    """The server's own directories first: what a distribution puts on the path may want to be another user."""
+    for place in _PLACES:
+        for path in sorted(Path("/").glob(f"{place[1:]}/{name}"), reverse=True):
+            return str(path)
+    return shutil.which(name)
+
+
+def unprivileged() -> pwd.struct_passwd | None:
+    """The user for a server that refuses to be root's; None when we are not root."""
+    return pwd.getpwnam("postgres") if os.geteuid() == 0 else None
+
+
+def _as(user: pwd.struct_passwd | None, *options: str) -> list[str]:
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", *options, "--"]

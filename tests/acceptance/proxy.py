@@ -1,0 +1,217 @@
+"""Proxy: a link to a server that a test can cut, freeze, slow down and lie with, while it is in use.
+
+Comes from:  clients that were given the proxy's port.
+Goes to:     the server behind it.
+Thread:      two for each connection (one a direction) and one that accepts; a test turns the knobs from its own.
+
+The knobs hold for connections that are open and for those that come:
+
+    proxy.up, proxy.down      the two directions: towards the server, towards the client. Each is a Link:
+        .open = False         half-open: nothing more is read or forwarded, the sender's buffers fill up
+        .lost = True          what comes is read and thrown away
+        .delay = 0.2          seconds that each piece is late; a link carries on meanwhile, as a long one does
+        .rate = 16_000        bytes a second
+    proxy.mode = REFUSE       new connections are reset; BLACK_HOLE: accepted, and nothing is ever said; PASS
+    proxy.cut()               reset every connection now (fin=True: end it politely)
+    proxy.strand()            connections that are open fall silent for good, and nobody is told; new ones are well
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+PASS, REFUSE, BLACK_HOLE = "pass", "refuse", "black hole"
+_TICK = 0.02
+"""Seconds after which a turned knob is noticed."""
+_PIECE = 65536
+_LINGER = struct.pack("ii", 1, 0)
+"""For a socket whose close is a reset."""
+Pair = tuple[socket.socket, socket.socket | None]
+"""What a client opened, and what was opened to the server for it (None: nothing)."""
+
+
+class Link:
+    """One direction. count: bytes that were forwarded, of all connections. The test turns the knobs."""
+
+    def __init__(self) -> None:
+        self.heal()
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def forwarded(self, count: int) -> None:
+        with self._lock:
+            self.count += count
+
+    def heal(self) -> None:
+        self.open = True
+        self.lost = False
+        self.delay = 0.0
+        self.rate = 0.0
+
+
+class Proxy:
+    """In front of host:port; ``proxy.port`` is where clients connect to."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.target = (host, port)
+        self.up = Link()
+        self.down = Link()
+        self.mode = PASS
+        self.connections = 0
+        """How many were ever accepted, refused ones not counted."""
+        self._lock = threading.Lock()
+        self._pairs: set[Pair] = set()
+        self._stranded: frozenset[Pair] = frozenset()
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._listener.settimeout(_TICK)
+        self.port: int = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, name="proxy", daemon=True)
+        self._accepting.start()
+
+    @property
+    def open_connections(self) -> int:
+        with self._lock:
+            return len(self._pairs)
+
+    def url(self, url: str) -> str:
+        """*url* of the server, by way of this proxy."""
+        host, port = self.target
+        return url.replace(f"{host}:{port}", f"127.0.0.1:{self.port}")
+
+    def cut(self, fin: bool = False) -> int:
+        """End every connection on both sides; return how many there were."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            for side in pair:
+                with suppress(OSError):
+                    if side is not None and fin:
+                        side.shutdown(socket.SHUT_RDWR)  # its threads see an end
+                    elif side is not None:
+                        side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+            if not fin or pair[1] is None:
+                self._forget(pair)
+        return len(pairs)
+
+    def strand(self) -> int:
+        """As when a router between forgets them; return how many there were."""
+        with self._lock:
+            self._stranded = frozenset(self._pairs)
+        return len(self._stranded)
+
+    def heal(self) -> None:
+        """All knobs as at the beginning; connections stay as they are."""
+        self.mode = PASS
+        self.up.heal()
+        self.down.heal()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._accepting.join()
+        self._listener.close()
+        self.cut()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the proxy's threads --
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.mode == REFUSE:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+                client.close()
+                continue
+            self.connections += 1
+            if self.mode == BLACK_HOLE:
+                with self._lock:
+                    self._pairs.add((client, None))
+                continue
+            threading.Thread(target=self._connect, args=(client,), name="proxy link", daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self.target, 5.0)
+        except OSError:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+            client.close()
+            return
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.setblocking(False)
+        server.setblocking(False)
+        pair = (client, server)
+        with self._lock:
+            self._pairs.add(pair)
+        other = threading.Thread(target=self._forward, args=(server, client, self.down, pair), daemon=True)
+        other.start()
+        self._forward(client, server, self.up, pair)
+        other.join()
+        self._forget(pair)
+
+    def _forward(self, source: socket.socket, sink: socket.socket, link: Link, pair: Pair) -> None:
+        """Carry bytes from *source* to *sink* until either ends."""
+        late: deque[tuple[float, bytes]] = deque()
+        ended = False
+        try:
+            while pair in self._pairs and not (ended and not late):
+                now = time.monotonic()
+                if not link.open or pair in self._stranded:
+                    time.sleep(_TICK)
+                    continue
+                while late and late[0][0] <= now:
+                    self._send(sink, late.popleft()[1], link, pair)
+                pause = min(_TICK, late[0][0] - now) if late else _TICK
+                if ended or not select.select([source], [], [], max(pause, 0.0))[0]:
+                    time.sleep(max(pause, 0.0) if ended else 0.0)
+                    continue
+                if not link.open or pair in self._stranded:  # since we began to wait
+                    continue
+                data = source.recv(_PIECE)
+                if not data:
+                    ended = True
+                elif link.lost:
+                    continue
+                elif link.delay or late:
+                    late.append((time.monotonic() + link.delay, data))
+                else:
+                    self._send(sink, data, link, pair)
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+        except (OSError, ValueError):
+            self._forget(pair)
+
+    def _send(self, sink: socket.socket, data: bytes, link: Link, pair: Pair) -> None:
+        """Never for longer than the connection lives, also when nobody reads at the other end."""
+        while data and pair in self._pairs:
+            if not select.select([], [sink], [], _TICK)[1]:
+                continue
+            rate = link.rate
+            sent = sink.send(data[: max(1, int(rate * _TICK))] if rate else data)
+            link.forwarded(sent)
+            data = data[sent:]
+            if rate:
+                time.sleep(sent / rate)
+
+    def _forget(self, pair: Pair) -> None:
+        with self._lock:
+            if pair not in self._pairs:
+                return
+            self._pairs.discard(pair)
+        for side in pair:
+            if side is not None:
+                side.close()

@@ -1,0 +1,70 @@
+"""An SQS of a test's own: moto's, which answers boto as Amazon does, and forgets all when it ends.
+
+Comes from:  test_sqs.py and tests/integration/test_sqs_store.py.
+Goes to:     ``python -m moto.server``.
+Thread:      the test's; the kernel kills a server whose test has died.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+import boto3
+
+from tests.acceptance.private_servers import Server
+
+REGION = "us-east-1"
+
+
+class Sqs(Server):
+    binary = "moto"
+
+    @property
+    def url(self) -> str:
+        return f"sqs://key:secret@127.0.0.1:{self.port}/"
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """It keeps nothing."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5.0).close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def client(self) -> Any:
+        return boto3.client(
+            "sqs",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+        )
+
+    def reset(self) -> None:
+        """As new."""
+        request = urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")
+        urllib.request.urlopen(request, timeout=10.0).close()
+
+    def counts(self, queue: str) -> tuple[int, int, int]:
+        """How many messages of *queue* can be received, are due later, and are hidden."""
+        client = self.client()
+        url = client.get_queue_url(QueueName=queue)["QueueUrl"]
+        found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        ready, delayed, hidden = (
+            int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in ("", "Delayed", "NotVisible")
+        )
+        return ready, delayed, hidden

@@ -1,0 +1,356 @@
+"""Brokers that are servers, and the network to them: killed, frozen, cut, slow, silent, full; and workers beside them.
+
+Every test sends a steady stream of tasks through a fault and holds the same promises: every accepted call ends with a
+result; repeats are bounded, by a number that stands here; work goes on within RECOVERY seconds of the fault's end; the
+worker is the same process as before and has not grown; nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from qworker.errors import BrokerUnavailable
+from tests.acceptance.brokers import Broken, RemoteSite, Stream
+from tests.acceptance.harness import WorkerProcess
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+from tests.acceptance.processes import open_files, resident
+from tests.acceptance.proxy import BLACK_HOLE, REFUSE
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(120)]
+
+RECOVERY = 5.0
+"""Seconds after a fault's end in which the next task must start."""
+GROWTH = 48 << 20
+"""Bytes that a worker's main process may grow by."""
+IN_FLIGHT = 8
+"""Tasks that may run again because a fault came between their end and their ack: those of one flush and two processes."""
+WAIT = 2.5
+"""Seconds that a fault lasts: long enough for the worker to notice, and to try again a few times."""
+
+
+# -- faults: each is done to a broker, and undone again when it returns --
+
+
+def killed(broken: Broken) -> None:
+    broken.server.kill()
+    time.sleep(WAIT)
+    broken.server.start()
+
+
+def stopped(broken: Broken) -> None:
+    broken.server.stop()
+    time.sleep(WAIT)
+    broken.server.start()
+
+
+def frozen(broken: Broken) -> None:
+    broken.server.freeze()
+    time.sleep(7.0)
+    broken.server.thaw()
+
+
+def cut(broken: Broken) -> None:
+    for _ in range(5):
+        broken.proxy.cut()
+        time.sleep(0.5)
+
+
+def ended(broken: Broken) -> None:
+    for _ in range(3):
+        broken.proxy.cut(fin=True)
+        time.sleep(0.5)
+
+
+def refused(broken: Broken) -> None:
+    broken.proxy.mode = REFUSE
+    broken.proxy.cut()
+    time.sleep(WAIT)
+    broken.proxy.heal()
+
+
+def answers_held(broken: Broken) -> None:
+    """Half-open: what we say is heard, and we never learn it."""
+    broken.proxy.down.open = False
+    time.sleep(4.0)
+    broken.proxy.mode = REFUSE
+    broken.proxy.cut()
+    broken.proxy.heal()
+
+
+def questions_held(broken: Broken) -> None:
+    """Half-open the other way: what we say is not heard until later, when nobody listens for the answer any more."""
+    broken.proxy.up.open = False
+    time.sleep(4.0)
+    broken.proxy.heal()
+
+
+def black_hole(broken: Broken) -> None:
+    """Open connections fall silent, and so do new ones; at the end they are reset."""
+    broken.proxy.mode = BLACK_HOLE
+    broken.proxy.up.lost = broken.proxy.down.lost = True
+    time.sleep(5.0)
+    broken.proxy.cut()
+    broken.proxy.heal()
+
+
+def stranded(broken: Broken) -> None:
+    """A router forgets the connections: only silence tells."""
+    broken.proxy.strand()
+    time.sleep(6.0)
+
+
+def slow(broken: Broken) -> None:
+    for link in (broken.proxy.up, broken.proxy.down):
+        link.delay, link.rate = 0.1, 64_000.0
+    time.sleep(4.0)
+    broken.proxy.heal()
+
+
+class Fault(NamedTuple):
+    """repeats: how many runs there may be beyond one for each call, those whose sending was unsure not counted.
+    halts: no task can start while it lasts, which shows that it was there."""
+
+    act: Callable[[Broken], None]
+    repeats: int = IN_FLIGHT
+    halts: bool = True
+
+
+FAULTS = [
+    Fault(killed),
+    Fault(stopped),
+    Fault(frozen),
+    Fault(cut, 5 * IN_FLIGHT, halts=False),
+    Fault(ended, 3 * IN_FLIGHT, halts=False),
+    Fault(refused),
+    Fault(answers_held),
+    Fault(questions_held),
+    Fault(black_hole),
+    Fault(slow, 0, halts=False),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.act.__name__)
+def test_a_stream_of_tasks_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _outlives(fault, broken, remote)
+
+
+@pytest.mark.parametrize("broken", ["redis", "rabbitmq"], indirect=True)
+def test_a_stream_outlives_connections_that_fall_silent(broken: Broken, remote: RemoteSite) -> None:
+    """PostgreSQL is given 30 s to answer a statement, so there it takes as long."""
+    _outlives(Fault(stranded), broken, remote)
+
+
+# -- what only one kind of server can do --
+
+
+def clients_killed(broken: Broken) -> None:
+    for _ in range(5):
+        for kind in ("normal", "pubsub"):
+            broken.server.do("CLIENT", "KILL", "TYPE", kind)
+        time.sleep(0.5)
+
+
+def clients_paused(broken: Broken) -> None:
+    broken.server.do("CLIENT", "PAUSE", 4000, "ALL")
+    time.sleep(4.0)
+
+
+def writes_paused(broken: Broken) -> None:
+    broken.server.do("CLIENT", "PAUSE", 4000, "WRITE")
+    time.sleep(4.0)
+
+
+def memory_full(broken: Broken) -> None:
+    broken.server.do("CONFIG", "SET", "maxmemory", "1")
+    time.sleep(WAIT)
+    broken.server.do("CONFIG", "SET", "maxmemory", "0")
+
+
+def scripts_forgotten(broken: Broken) -> None:
+    for _ in range(30):
+        broken.server.do("SCRIPT", "FLUSH")
+        time.sleep(0.1)
+
+
+def made_a_replica(broken: Broken) -> None:
+    """A failover that this server lost: it takes no writes, and its master is away."""
+    broken.server.do("REPLICAOF", "127.0.0.1", 1)
+    time.sleep(WAIT)
+    broken.server.do("REPLICAOF", "NO", "ONE")
+
+
+REDIS_FAULTS = [
+    Fault(clients_killed, 5 * IN_FLIGHT, halts=False),
+    Fault(clients_paused),
+    Fault(writes_paused),
+    Fault(memory_full),
+    Fault(scripts_forgotten, 0, halts=False),
+    Fault(made_a_replica),
+]
+
+
+@pytest.mark.parametrize("broken", ["redis"], indirect=True)
+@pytest.mark.parametrize("fault", REDIS_FAULTS, ids=lambda fault: fault.act.__name__)
+def test_on_redis_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _outlives(fault, broken, remote)
+
+
+def connections_closed(broken: Broken) -> None:
+    for _ in range(3):
+        broken.server.do("close_all_connections", "--global", "said so by a test")
+
+
+def memory_alarm(broken: Broken) -> None:
+    """Whoever publishes is blocked; whoever consumes is not."""
+    broken.server.do("set_vm_memory_high_watermark", "absolute", "1MB")
+    time.sleep(WAIT)
+    broken.server.do("set_vm_memory_high_watermark", "absolute", "1GB")
+
+
+RABBITMQ_FAULTS = [
+    Fault(connections_closed, 3 * IN_FLIGHT, halts=False),
+    Fault(memory_alarm),
+]
+
+
+@pytest.mark.parametrize("broken", ["rabbitmq"], indirect=True)
+@pytest.mark.parametrize("fault", RABBITMQ_FAULTS, ids=lambda fault: fault.act.__name__)
+def test_on_rabbitmq_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _outlives(fault, broken, remote)
+
+
+def backends_terminated(broken: Broken) -> None:
+    for _ in range(5):
+        broken.server.terminate_backends()
+        time.sleep(0.5)
+
+
+def table_locked(broken: Broken) -> None:
+    """Somebody's migration holds the table for longer than a statement may take."""
+    broken.server.do("BEGIN; LOCK TABLE qworker_message IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(8); COMMIT")
+
+
+POSTGRESQL_FAULTS = [
+    Fault(backends_terminated, 5 * IN_FLIGHT, halts=False),
+    Fault(table_locked),
+]
+
+
+@pytest.mark.parametrize("broken", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("fault", POSTGRESQL_FAULTS, ids=lambda fault: fault.act.__name__)
+def test_on_postgresql_a_stream_outlives(fault: Fault, broken: Broken, remote: RemoteSite) -> None:
+    _outlives(fault, broken, remote)
+
+
+# -- more than one fault --
+
+
+def test_many_restarts_in_a_row(broken: Broken, remote: RemoteSite) -> None:
+    """RabbitMQ takes 5 s to start, so there are fewer of its."""
+    count = 3 if broken.server.binary == "rabbitmq-server" else 10
+
+    def restarts() -> None:
+        for _ in range(count):
+            broken.server.kill()
+            broken.server.start()
+            time.sleep(0.3)
+
+    worker = remote.start()
+    outlives(remote, worker, restarts, count * IN_FLIGHT)
+
+
+@pytest.mark.parametrize("broken", ["redis"], indirect=True)
+def test_redis_is_full_and_what_is_done_can_be_told(broken: Broken, remote: RemoteSite) -> None:
+    """F-32: nothing new is taken, and callers are told why; but tasks that end are acknowledged, which makes room."""
+    worker = remote.start()
+    go = remote.path / "go"
+    ids = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*ids)
+    broken.server.do("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(BrokerUnavailable, match="memory is full"):
+        remote.send("work", 1, retry=False)
+    go.touch()
+    remote.until(lambda: remote.waiting() == 0, "the two to be acknowledged")
+    broken.server.do("CONFIG", "SET", "maxmemory", "0")
+    remote.ended(remote.send("work", 2))
+    remote.drained()
+    assert worker.alive
+    finish(remote, 0)
+
+
+def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Path) -> None:
+    """F-65: nothing is acknowledged without its result; broker and worker go on, and in the end every call has one."""
+    with (
+        broken.exposed(),
+        RemoteSite(tmp_path, broken.url, broken.direct, results.url) as site,
+    ):
+        worker = site.start()
+
+        def away() -> None:
+            results.server.kill()
+            time.sleep(5.0)
+            results.server.start()
+
+        outlives(site, worker, away, IN_FLIGHT)
+        assert "the result store answers again" in worker.log
+        assert "the broker answers again" not in worker.log
+
+
+# -- what every test asserts --
+
+
+def _outlives(fault: Fault, broken: Broken, site: RemoteSite) -> None:
+    # What tells a silent connection from an idle one, so that no test has to wait for the defaults.
+    site.settings["broker_heartbeat"] = 3
+    site.settings["broker_transport_options"] = '{"socket_timeout": 3.0}'
+    worker = site.start()
+    outlives(site, worker, lambda: fault.act(broken), fault.repeats)
+    if fault.halts:
+        starts = [record.wall for record in site.records(kind=STARTED)]
+        assert max(after - before for before, after in pairwise(starts)) > 2.0, "there was no fault"
+
+
+def outlives(site: RemoteSite, worker: WorkerProcess, fault: Callable[[], None], repeats: int) -> None:
+    """Send tasks while *fault* comes and goes; assert everything this page promises."""
+    stream = Stream(site)
+    site.until(lambda: len(site.records(kind=STARTED)) > 20, "the stream to flow")
+    memory, files = resident(worker.pid), open_files(worker.pid)
+    fault()
+    over = time.time()
+    recovered(site, over)
+    stream.stop()
+    assert stream.slowest < 15.0, "a call is answered, or refused, in time"
+    ids = [site.send("work", number) for number in range(20)]
+    site.drained()
+    site.ended(*ids)
+    assert resident(worker.pid) - memory < GROWTH
+    assert open_files(worker.pid) <= files + 6
+    finish(site, repeats)
+
+
+def recovered(site: RemoteSite, over: float) -> float:
+    """Wait until a task has started after the instant *over*; return how long that took, RECOVERY at most."""
+    first = site.until(
+        lambda: next((record.wall for record in site.records(kind=STARTED) if record.wall > over), None),
+        "work to go on",
+    )
+    assert first - over <= RECOVERY
+    return first - over
+
+
+def finish(site: RemoteSite, repeats: int, overlaps: bool = True) -> None:
+    """Stop all workers; check the invariants, and that not more than *repeats* runs were repetitions."""
+    for worker in site.workers:
+        if worker.alive:
+            worker.stop()
+    check(site, overlaps=overlaps)
+    starts = [record.id for record in site.records(kind=STARTED) if record.id in site.sent]
+    again = len(starts) - len(set(starts))
+    assert again <= repeats, f"{again} runs were repeated"

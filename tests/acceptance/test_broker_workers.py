@@ -1,0 +1,272 @@
+"""Workers of a broker that is a server: killed, frozen, and beside each other. (test_faults_death.py has the file's.)"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.acceptance.brokers import Broken, RemoteSite, Stream
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import ENDED, STARTED
+from tests.acceptance.processes import gone, kill
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+def repeated(site: RemoteSite) -> int:
+    """How many runs there were beyond one for each call."""
+    starts = [record.id for record in site.records(kind=STARTED)]
+    return len(starts) - len(set(starts))
+
+
+def test_nothing_happens(remote: RemoteSite) -> None:
+    """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
+    worker = remote.start()
+    remote.send_many("work", [(number,) for number in range(300)])
+    remote.send_many("work_async", [(number, 0.01) for number in range(50)])
+    for number in range(10):
+        remote.send("work", number, 0.01)
+        remote.send("work", number, countdown=0.5)
+        remote.send("flaky", 2)
+        remote.send("once", number)
+    remote.drained()
+    worker.stop()
+    check(remote)
+    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
+    assert per_id == [1] * len(per_id)
+    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
+    assert set(remote.states().values()) == {"SUCCESS"}
+
+
+def test_main_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
+    """F-02: its children go at once; another worker has everything back; only what ran is run again."""
+    first = remote.start()
+    go = remote.path / "go"
+    long = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*long)
+    short = remote.send_many("work", [(number, 0.002) for number in range(200)])
+    later = [remote.send("work", number, countdown=1.5) for number in range(5)]
+    killed = time.monotonic()
+    first.kill()
+    for pid in first.seen:
+        remote.until(lambda pid=pid: gone(pid), "the children to go with their worker")
+    second = remote.start(name="two")
+    again = remote.started(*long, times=2)
+    assert max(record.monotonic for record in again) - killed < 8.0, (
+        "on one host nobody waits for a lease to end"
+    )
+    go.touch()
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 2, "only what was running ran twice"
+    assert len(remote.states()) == len(short) + len(later) + 2
+
+
+def test_main_is_killed_while_short_tasks_stream(remote: RemoteSite) -> None:
+    """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
+    remote.send_many("work", [(number,) for number in range(6000)])
+    for name in ("one", "two", "three"):
+        worker = remote.start(name=name)
+        goal = len(remote.records()) + 600
+        remote.until(lambda goal=goal: len(remote.records()) >= goal, "some tasks to run")
+        worker.kill()
+    last = remote.start(name="last")
+    remote.drained()
+    last.stop()
+    check(remote)
+    assert repeated(remote) <= 3 * 500, "what a worker had done but not acked is bounded by its window"
+
+
+def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
+    """F-01: noticed at once, run again at once, counted; the worker itself is not disturbed."""
+    worker = remote.start()
+    go = remote.path / "go"
+    id = remote.send("until_file", str(go))
+    before = worker.wait_pool()
+    for times in (1, 2, 3):
+        (start,) = remote.started(id, times=times)
+        kill(start.pid)
+        killed = time.monotonic()
+        (again,) = remote.started(id, times=times + 1)
+        assert again.monotonic - killed <= (2.0 if times == 1 else 6.0), "I-10; after more deaths it waits"
+        assert again.attempt == times + 1
+    assert len(set(worker.wait_pool()) & set(before)) <= 1
+    go.touch()
+    remote.drained()
+    worker.stop()
+    check(remote)
+
+
+def test_a_poison_task_is_given_up(remote: RemoteSite) -> None:
+    """F-10: a task that kills its process each time ends among the dead letters, and good ones run meanwhile."""
+    worker = remote.start()
+    id = remote.send("misbehave", "kill")
+    good = [remote.send("work", number, 0.01) for number in range(30)]
+    remote.ended(*good)
+    remote.until(lambda: id in remote.dead(), "the task to be given up")
+    remote.drained()
+    worker.stop()
+    check(remote)
+    assert len(remote.records(id, STARTED)) == 5
+    assert remote.states()[id] == "FAILURE"
+
+
+def test_two_workers_share_a_queue(remote: RemoteSite) -> None:
+    """No message twice, and both work."""
+    workers = [remote.start(name=name) for name in ("one", "two")]
+    remote.send_many("work", [(number, 0.01) for number in range(400)])
+    remote.drained()
+    pools = [{*worker.pool()} for worker in workers]
+    for worker in workers:
+        worker.stop()
+    check(remote)
+    ran = [record.pid for record in remote.records(kind=STARTED)]
+    assert len(ran) == 400
+    shares = [sum(pid in pool for pid in ran) for pool in pools]
+    assert min(shares) > 40, shares
+
+
+def test_a_worker_is_killed_beside_another(remote: RemoteSite) -> None:
+    first = remote.start(name="one")
+    go = remote.path / "go"
+    ids = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*ids)
+    second = remote.start(name="two")
+    killed = time.monotonic()
+    first.kill()
+    again = remote.started(*ids, times=2)
+    assert max(record.monotonic for record in again) - killed < 5.0, "well before the lease of 15 s"
+    go.touch()
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 2
+
+
+def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -> None:
+    """A task that is acknowledged first does not start before the broker is known to have heard it."""
+    first = remote.start()
+    remote.ended(remote.send("once", 1))
+    remote.drained()
+    broken.proxy.up.lost = True
+    with RemoteSite(remote.path, broken.direct, broken.direct) as beside:
+        beside.send("once", 2)
+        remote.sent.update(beside.sent)
+    time.sleep(1.0)
+    first.kill()
+    broken.proxy.cut()
+    broken.proxy.heal()
+    second = remote.start(name="two")
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 0
+    assert len(remote.records(kind=STARTED)) == 2
+
+
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_an_early_ack_outlives_the_broker(broken: Broken, remote: RemoteSite) -> None:
+    """The broker is killed when the task has just begun, and its worker too: the task is lost, and not run again.
+    (RabbitMQ writes down acks when it likes.)"""
+    first = remote.start()
+    ids = [remote.send("once", number, 2.0) for number in range(2)]
+    remote.started(*ids)
+    broken.server.kill()
+    first.kill()
+    broken.server.start()
+    second = remote.start(name="two")
+    remote.ended(remote.send("work", 1))
+    remote.drained(but={"once"})
+    second.stop()
+    check(remote, lost=ids)
+    assert repeated(remote) == 0
+
+
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
+    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
+    remote.settings["worker_lease_seconds"] = 2
+    first = remote.start()
+    ids = [remote.send("work", number, 0.4) for number in range(6)]
+    remote.started(ids[0])
+    frozen = first.tree()
+    for pid in frozen:
+        kill(pid, signal.SIGSTOP)
+    second = remote.start(name="two")
+    remote.drained()
+    taken = len(remote.records(kind=STARTED))
+    for pid in frozen:
+        kill(pid, signal.SIGCONT)
+    remote.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
+    more = [remote.send("work", number, 0.05) for number in range(10)]
+    remote.drained()
+    remote.ended(*more)
+    remote.until(
+        lambda: len(remote.records(kind=STARTED)) == len(remote.records(kind=ENDED)),
+        "the thawed tasks to end",
+    )
+    first.stop()
+    second.stop()
+    check(remote, overlaps=True)
+    assert len(remote.records(kind=STARTED)) <= taken + 10 + 2, (
+        "what had not started when it froze is not run twice"
+    )
+
+
+@pytest.mark.parametrize("broken", ["rabbitmq"], indirect=True)
+def test_a_frozen_worker_falls_silent_for_rabbitmq(remote: RemoteSite) -> None:
+    """F-06 where the server's heartbeat is the lease."""
+    remote.settings["broker_heartbeat"] = 2
+    first = remote.start()
+    ids = [remote.send("work", number, 0.4) for number in range(6)]
+    remote.started(ids[0])
+    frozen = first.tree()
+    for pid in frozen:
+        kill(pid, signal.SIGSTOP)
+    second = remote.start(name="two")
+    remote.drained()
+    for pid in frozen:
+        kill(pid, signal.SIGCONT)
+    more = [remote.send("work", number, 0.05) for number in range(10)]
+    remote.drained()
+    remote.ended(*more)
+    first.stop()
+    second.stop()
+    check(remote, overlaps=True)
+    assert repeated(remote) <= 4, "what ran, and what its frozen children were given"
+
+
+@pytest.mark.slow
+def test_a_task_longer_than_the_lease(remote: RemoteSite) -> None:
+    """F-64, F-57: a live worker renews; nobody else takes what it runs, or what it holds for later."""
+    remote.settings["worker_lease_seconds"] = 1
+    workers = [remote.start(name=name) for name in ("one", "two")]
+    ids = [remote.send("work", number, 3.5) for number in range(3)]
+    later = [remote.send("work", number, countdown=2.5) for number in range(10)]
+    remote.drained()
+    remote.ended(*ids, *later)
+    for worker in workers:
+        worker.stop()
+    check(remote)
+    assert repeated(remote) == 0
+
+
+@pytest.mark.slow
+def test_deploys_under_load(remote: RemoteSite) -> None:
+    """F-04: TERM and a new worker, three times, while tasks stream in: nothing runs twice."""
+    stream = Stream(remote, rate=50.0)
+    for number in range(3):
+        worker = remote.start(name=f"worker{number}")
+        goal = len(remote.records()) + 60
+        remote.until(lambda goal=goal: len(remote.records()) > goal, "tasks to run")
+        worker.stop()
+    stream.stop()
+    last = remote.start(name="last")
+    remote.drained()
+    last.stop()
+    check(remote)
+    assert not remote.unsure
+    assert repeated(remote) == 0

@@ -1,0 +1,84 @@
+"""Two brokers: the first is killed or frozen, and producers and workers go on with the second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from qworker import QWorker
+from tests.acceptance.harness import Site, until
+from tests.acceptance.private_servers import Redis
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+RECOVERY = {"kill": 10.0, "freeze": 25.0}
+"""Seconds from the loss of the first broker until what was sent since is done. One that is frozen is only known to be lost
+when the longest time that an answer may take is over: 10 s."""
+
+
+class Two(Site):
+    """A site on two servers; results are in a file."""
+
+    def __init__(self, path: Path, first: Redis, second: Redis) -> None:
+        self.first, self.second = first, second
+        self.results = f"sqlite:///{path / 'results.db'}"
+        super().__init__(path, broker=f"{first.url};{second.url}", result_backend=self.results)
+
+    def done(self, ids: list[str]) -> bool:
+        return all(self.client.AsyncResult(id).ready() for id in ids)
+
+    def left(self, server: Redis) -> int:
+        with closing(QWorker("looker", broker=server.url, set_as_current=False)) as looker:
+            return sum(queue.ready + queue.leased for queue in looker.broker.queues())
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    with closing(Redis()) as first, closing(Redis()) as second, closing(Two(tmp_path, first, second)) as site:
+        yield site
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_when_the_first_broker_is_lost_work_goes_on_with_the_second(two: Two, fault: str) -> None:
+    worker = two.start("-c", "2")
+    before = [two.send("work", number, 0.01) for number in range(20)]
+    until(lambda: two.done(before), "what the first server had", worker)
+    getattr(two.first, fault)()
+    lost = time.monotonic()
+    after = [two.send("work", number, 0.01) for number in range(20)]
+    until(lambda: two.done(after), "what the second server has", worker)
+    assert time.monotonic() - lost < RECOVERY[fault], worker.log
+    assert worker.alive
+    assert "working with" in worker.log
+    assert "Traceback" not in worker.log
+    until(lambda: two.left(two.second) == 0, "the last acks", worker)
+    assert {len(two.started(id)) for id in before + after} == {1}
+    worker.stop()
+
+
+def test_what_the_first_broker_kept_is_there_when_it_is_back(two: Two) -> None:
+    """What ran when it died is acked nowhere else: it runs again, from where it is, and nothing is lost."""
+    worker = two.start("-c", "1")
+    go = two.path / "go"
+    running = two.send("until_file", str(go))
+    two.started(running)
+    waiting = [two.send("work", number, 0.01) for number in range(5)]
+    two.first.kill()
+    later = [two.send("work", number, 0.01) for number in range(5)]
+    until(lambda: "working with" in worker.log, "the change of server", worker)
+    go.touch()
+    until(lambda: two.done([running, *later]), "what runs, and what was sent since", worker)
+    worker.stop()
+    assert not two.done(waiting)
+    two.first.start()
+    again = two.start("-c", "1")  # the first one answers, so it is the one
+    until(lambda: two.done(waiting), "what the first server had kept", again)
+    until(lambda: two.left(two.first) == 0, "the last acks", again)
+    assert two.left(two.second) == 0
+    two.started(running, times=2)
+    assert {len(two.started(id)) for id in waiting + later} == {1}
+    again.stop()

@@ -1,0 +1,98 @@
+"""A result store of its own that dies, freezes and comes back: no task is lost, blocked, or run twice for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.components.fetch import MAX_WINDOW
+from tests.acceptance.harness import Site, opened
+from tests.acceptance.ledger import STARTED
+from tests.acceptance.private_servers import Redis, serving
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def store() -> Iterator[Redis]:
+    with serving("redis") as server:
+        assert isinstance(server, Redis)
+        yield server
+
+
+@pytest.fixture
+def site(tmp_path: Path, store: Redis) -> Iterator[Site]:
+    with opened(tmp_path, result_backend=store.url) as site:
+        yield site
+
+
+def values(site: Site, ids: list[str]) -> list[object]:
+    return [site.client.AsyncResult(id).get(timeout=60) for id in ids]
+
+
+def runs(site: Site) -> int:
+    return len(site.records(kind=STARTED))
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("task", ["work", "work_async"])
+def test_a_store_that_is_away_delays_acks_and_eats_nothing(
+    site: Site, store: Redis, fault: str, task: str
+) -> None:
+    site.start("--concurrency", "2")
+    (first,) = site.send_many(task, [(7,)])
+    assert values(site, [first]) == [7]
+    getattr(store, fault)()
+    ids = site.send_many(task, [(number,) for number in range(2000)])
+    site.until(lambda: runs(site) > 1, "tasks to run though the store is away")
+    # It stops taking more, long before everything has run.
+    site.until(lambda: _rests(site), "the worker to rest")
+    ran = runs(site)
+    assert ran < 4 * MAX_WINDOW
+    assert site.waiting() == 2000
+    store.start() if fault == "kill" else store.thaw()
+    assert values(site, ids) == list(range(2000))
+    site.drained()
+    assert runs(site) == 2001
+
+
+def _rests(site: Site) -> bool:
+    """Whether nothing more starts within a second."""
+    before = runs(site)
+    time.sleep(1.0)
+    return runs(site) == before
+
+
+def test_a_worker_that_stops_meanwhile_leaves_the_tasks_to_the_next(site: Site, store: Redis) -> None:
+    worker = site.start("--concurrency", "2", environment={"QWORKER_RESULT_STORE_PATIENCE": "1"})
+    store.kill()
+    ids = site.send_many("work", [(number,) for number in range(10)])
+    site.ended(*ids[:2])
+    worker.stop()
+    assert "results were not stored: those tasks will come again" in worker.log
+    assert site.waiting() == 10
+    store.start()
+    site.start("--concurrency", "2")
+    assert values(site, ids) == list(range(10))
+    site.drained()
+
+
+def test_a_worker_that_dies_between_result_and_ack_repeats_and_changes_nothing(
+    site: Site, store: Redis, tmp_path: Path
+) -> None:
+    hit = tmp_path / "hit"
+    worker = site.start(
+        "--concurrency", "2", ready=False, environment={"QWORKER_CRASH_AT": f"settling@{hit}"}
+    )
+    ids = site.send_many("work", [(number,) for number in range(20)])
+    site.until(hit.exists, "the crash")
+    worker.wait()
+    assert any(site.client.AsyncResult(id).ready() for id in ids)
+    assert site.waiting() == 20
+    site.start("--concurrency", "2")
+    assert values(site, ids) == list(range(20))
+    site.drained()
+    assert runs(site) > 20

@@ -1,0 +1,225 @@
+"""``qworker move`` between real brokers, killed in the middle too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from qworker import QWorker
+from qworker.transports.lease import Bury, Envelope, LeaseStore
+from tests.acceptance.harness import REPOSITORY
+from tests.acceptance.private_servers import serving
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+BATCH = 100
+LEASE_SECONDS = 2.0
+TASKS = f"""
+from qworker import QWorker
+
+app = QWorker("tasks", worker_lease_seconds={LEASE_SECONDS})
+
+
+@app.task
+def add(x, y):
+    return x + y
+"""
+
+
+class House:
+    """A directory with an app, and brokers of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stack = ExitStack()
+        (path / "tasks.py").write_text(TASKS)
+
+    def url(self, kind: str) -> str:
+        """Where a new, empty broker of that kind is."""
+        if kind == "sqlite":
+            return f"sqlite:///{self.path / os.urandom(4).hex()}.db"
+        return self._stack.enter_context(serving(kind.replace("amqp", "rabbitmq"))).url
+
+    def open(self, url: str) -> LeaseStore:
+        app = QWorker("test", broker=url, set_as_current=False, worker_lease_seconds=LEASE_SECONDS)
+        self._stack.callback(app.close)
+        return app.broker
+
+    def move(self, old: str, new: str, *options: str, crash: str = "") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        if crash:
+            environment["QWORKER_CRASH_AT"] = f"{crash}@{self.path / 'crashed'}"
+        command = [sys.executable, "-m", "qworker", "move", old, new, "--yes", "-A", "tasks", *options]
+        return subprocess.run(
+            command, cwd=self.path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def held(self, url: str) -> dict[str, list[tuple[int, float | None]]]:
+        """Priority and due time of all that waits, by id; it is put back."""
+        store = self.open(url)
+        store.enlist("reader", ["celery"], 0)
+        found: dict[str, list[tuple[int, float | None]]] = {}
+        quiet = time.monotonic()
+        while time.monotonic() - quiet < LEASE_SECONDS + 1:  # what the dead held comes back
+            store.reclaim()
+            for leased in store.lease(["celery"], 500, near=500, horizon=1e6):
+                found.setdefault(json.loads(leased.headers)["id"], []).append((leased.priority, leased.due))
+                quiet = time.monotonic()
+            time.sleep(0.02)
+        store.resign()
+        return found
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.close()
+
+
+def messages(total: int, delayed: bool = True) -> list[Envelope]:
+    now = round(time.time())
+    return [
+        Envelope(
+            "celery",
+            json.dumps({"task": "tasks.add", "id": f"id-{number}"}),
+            None,
+            b"[[1,2],{},{}]",
+            (0, 3, 6, 9)[number % 4],
+            now + 3600.0 + number if delayed and number % 5 == 0 else None,
+        )
+        for number in range(total)
+    ]
+
+
+def by_id(sent: list[Envelope]) -> dict[str, list[tuple[int, float | None]]]:
+    return {json.loads(each.headers)["id"]: [(each.priority, each.due)] for each in sent}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("sqlite", "sqlite"),
+        ("sqlite", "redis", "sqlite"),
+        ("redis", "redis"),
+        ("sqlite", "redis", "postgresql"),
+    ],
+    ids="-".join,
+)
+def test_everything_arrives_as_it_was(house: House, kinds: tuple[str, ...]) -> None:
+    sent = messages(450)
+    urls = [house.url(kind) for kind in kinds]
+    house.open(urls[0]).push(sent)
+    for old, new in pairwise(urls):
+        done = house.move(old, new)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Moved 450 messages."), done.stderr
+        assert [info for info in house.open(old).queues() if info.ready or info.delayed or info.leased] == []
+    assert house.held(urls[-1]) == by_id(sent)
+
+
+def test_from_rabbitmq_and_to_it(house: House) -> None:
+    """Without priorities, which its queues have only when they are declared with them."""
+    sent = messages(250, delayed=False)
+    first, rabbit, last = house.url("sqlite"), house.url("amqp"), house.url("sqlite")
+    house.open(first).push(sent)
+    assert house.move(first, rabbit).returncode == 0
+    done = house.move(rabbit, last)
+    assert "Moved 250 messages." in done.stdout, done.stderr
+    assert "stop them first" in done.stderr
+    assert house.held(last).keys() == by_id(sent).keys()
+
+
+@pytest.mark.parametrize("point", ["publishing", "published", "claiming", "acking", "resigning"])
+def test_killed_in_the_middle_and_run_again(house: House, point: str) -> None:
+    """What was in both places may be twice in the new one: one batch at most. Nothing is missing."""
+    sent = messages(350)
+    old, new = house.url("sqlite"), house.url("sqlite")
+    house.open(old).push(sent)
+    killed = house.move(old, new, crash=point)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = house.move(old, new)
+    assert done.returncode == 0, done.stderr
+    found = house.held(new)
+    assert found.keys() == by_id(sent).keys()
+    assert sum(len(copies) - 1 for copies in found.values()) <= BATCH
+    assert [info for info in house.open(old).queues() if info.ready or info.delayed or info.leased] == []
+
+
+@pytest.mark.parametrize("kinds", [("sqlite", "redis"), ("redis", "sqlite")], ids="-".join)
+def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
+    """kill -9 as soon as something has arrived, again and again, until one gets to the end."""
+    sent = messages(4000)
+    old, new = (house.url(kind) for kind in kinds)
+    house.open(old).push(sent)
+    target = house.open(new)
+    kills = 0
+    while kills < 3:
+        before = sum(info.ready + info.delayed for info in target.queues())
+        command = [sys.executable, "-m", "qworker", "move", old, new, "--yes", "-A", "tasks"]
+        mover = subprocess.Popen(
+            command,
+            cwd=house.path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while (
+            mover.poll() is None
+            and sum(info.ready + info.delayed for info in target.queues()) <= before + 300
+        ):
+            time.sleep(0.002)
+        mover.kill()
+        mover.wait()
+        kills += 1
+    done = house.move(old, new)
+    assert done.returncode == 0, done.stderr
+    found = house.held(new)
+    assert found.keys() == by_id(sent).keys()
+    assert sum(len(copies) - 1 for copies in found.values()) <= kills * BATCH
+
+
+def test_a_broker_that_is_not_there(house: House) -> None:
+    sent = messages(10)
+    old = house.url("sqlite")
+    house.open(old).push(sent)
+    done = house.move(old, "redis://127.0.0.1:1/0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "127.0.0.1:1" in done.stderr
+    assert house.held(old) == by_id(sent)
+
+
+def test_dead_letters(house: House) -> None:
+    old, new = house.url("sqlite"), house.url("sqlite")
+    store = house.open(old)
+    store.push(messages(150, delayed=False))
+    epoch = store.enlist("undertaker", ["celery"], 1)
+    store.settle(epoch, [Bury(leased.tag, "because") for leased in store.lease(["celery"], 150)])
+    store.resign()
+    done = house.move(old, new, "--dead")
+    assert "Moved 0 messages and 150 dead letters." in done.stdout, done.stderr
+    assert Counter(letter.reason for letter in house.open(new).dead(None, 1000)) == {"because": 150}
+    assert store.dead() == []
+
+
+def test_progress_is_plain_lines_where_nobody_looks(house: House) -> None:
+    old, new = house.url("sqlite"), house.url("sqlite")
+    house.open(old).push(messages(10_100, delayed=False))
+    done = house.move(old, new)
+    assert re.findall(r"^10000 of 10100 messages moved$", done.stderr, re.MULTILINE)
+    assert "\r" not in done.stderr

@@ -1,0 +1,21 @@
+"""Random harm to every broker, for some minutes in all; ``python -m tests.acceptance.nemesis`` goes on for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.brokers import Broken
+from tests.acceptance.nemesis import unleash
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = {"redis": 90.0, "postgresql": 20.0, "rabbitmq": 20.0}
+
+
+def test_all_promises_hold(broken: Broken, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    told = unleash(broken, tmp_path, SECONDS[request.node.callspec.params["broken"]], seed=94)
+    print(told)
+    assert sum(told.harms.values()) > 5
+    assert told.accepted > 100

@@ -1,0 +1,211 @@
+"""Workers of Amazon SQS, as moto plays it: what happens to messages when all goes well, and when it does not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.acceptance.brokers import RemoteSite
+from tests.acceptance.harness import REPOSITORY, WorkerProcess
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+from tests.acceptance.sqs_server import REGION, Sqs
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+class Options(dict[str, Any]):
+    """A setting that the client takes as it is, and that is JSON in the environment."""
+
+    def __str__(self) -> str:
+        return json.dumps(self)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Sqs]:
+    server = Sqs()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def remote(server: Sqs, tmp_path: Path) -> Iterator[RemoteSite]:
+    server.reset()
+    settings = {
+        "broker_transport_options": Options(region=REGION, visibility_timeout=6),
+        "worker_lease_seconds": 3.0,
+    }
+    with RemoteSite(tmp_path, server.url, server.url, **settings) as site:
+        yield site
+
+
+def repeated(site: RemoteSite) -> int:
+    """How many runs there were beyond one for each call."""
+    starts = [record.id for record in site.records(kind=STARTED)]
+    return len(starts) - len(set(starts))
+
+
+def qworker(site: RemoteSite, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "qworker", *words],
+        cwd=REPOSITORY,
+        env=site.environment(app="tests.acceptance.fault_tasks:app"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def processor_seconds(worker: WorkerProcess) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in worker.tree()]
+    return sum(time.user + time.system for time in times)
+
+
+def test_nothing_happens(remote: RemoteSite, server: Sqs) -> None:
+    """All runs once, and is deleted; what is due later is held by SQS."""
+    worker = remote.start()
+    remote.send_many("work", [(number,) for number in range(60)])
+    remote.send_many("work_async", [(number, 0.01) for number in range(10)])
+    for number in range(5):
+        remote.send("work", number, countdown=2.5)
+        remote.send("flaky", 2)
+        remote.send("once", number)
+    remote.drained()
+    worker.stop()
+    check(remote)
+    assert server.counts("celery") == (0, 0, 0)
+    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
+    assert per_id == [1] * len(per_id)
+    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
+    assert set(remote.states().values()) == {"SUCCESS"}
+
+
+def test_a_killed_worker_has_its_messages_redelivered(remote: RemoteSite) -> None:
+    first = remote.start()
+    go = remote.path / "go"
+    ids = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*ids)
+    killed = time.monotonic()
+    first.kill()
+    second = remote.start(name="two")
+    again = remote.started(*ids, times=2)
+    # Hidden for 6 s; a poll that the dead worker had under way may have taken them once more.
+    assert max(record.monotonic for record in again) - killed < 6.0 + 6.0 + 4.0
+    go.touch()
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 2
+
+
+@pytest.mark.slow
+def test_a_task_may_be_longer_than_the_visibility_timeout(remote: RemoteSite) -> None:
+    """A live worker goes on hiding what it runs, also while it stops."""
+    first = remote.start()
+    ids = [remote.send("work", number, 13.0) for number in range(2)]
+    remote.started(*ids)
+    second = remote.start(name="two")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 0
+
+
+def test_what_is_due_later_waits_in_sqs(remote: RemoteSite, server: Sqs) -> None:
+    worker = remote.start()
+    soon = remote.send("work", 1, countdown=6.0)
+    remote.send("work", 2, countdown=500.0)
+    assert server.counts("celery") == (0, 2, 0)
+    (start,) = remote.started(soon)
+    assert 0.0 <= start.wall - remote.due[soon] < 3.0
+    worker.kill()
+    assert server.counts("celery")[1] == 1, "a worker that dies takes none of them along"
+
+
+def test_a_stop_is_prompt(remote: RemoteSite) -> None:
+    worker = remote.start()
+    worker.wait_pool()
+    began = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began < 4.0, "it does not wait for the end of a long poll"
+
+
+def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Sqs) -> None:
+    ids = [remote.send("work", number, 1.0) for number in range(8)]
+    worker = remote.start()
+    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "tasks to start")
+    worker.stop()
+    ran = len(remote.records(kind=STARTED))
+    assert ran < len(ids)
+    assert server.counts("celery") == (len(ids) - ran, 0, 0), "at once, and not after the visibility timeout"
+
+
+@pytest.mark.slow
+def test_an_idle_worker_rests(remote: RemoteSite) -> None:
+    worker = remote.start()
+    worker.wait_pool()
+    remote.ended(remote.send("work", 1))
+    before = processor_seconds(worker)
+    time.sleep(5.0)  # the load of this time is what is looked at
+    used = (processor_seconds(worker) - before) / 5.0
+    assert used < 0.03, f"{used:.1%} of a processor"
+    sent = time.time()
+    (start,) = remote.started(remote.send("work", 2))
+    assert start.wall - sent < 1.0, "SQS answers as soon as there is a message"
+    worker.stop()
+
+
+def test_the_broker_was_away_and_has_forgotten_all(remote: RemoteSite, server: Sqs) -> None:
+    worker = remote.start()
+    remote.ended(remote.send("work", 1))
+    server.kill()
+    remote.until(lambda: "does not answer" in worker.log, "it to notice")
+    server.start()
+    remote.client.broker.close()
+    remote.ended(remote.send("work", 2))
+    remote.drained()
+    worker.stop()
+
+
+def test_the_command_line(remote: RemoteSite, server: Sqs) -> None:
+    assert "are empty" in qworker(remote, "queues")
+    remote.send_many("work", [(number,) for number in range(7)])
+    remote.send("work", 1, countdown=300)
+    (row,) = json.loads(qworker(remote, "queues", "--json"))
+    assert (row["queue"], row["ready"], row["dead"]) == ("celery", 7, 0)
+    assert "secret" not in qworker(remote, "doctor")
+    checked = qworker(remote, "config", "check")
+    assert "on Amazon SQS" in checked
+    assert "countdown" not in checked
+    assert "8" in qworker(remote, "purge", "--yes")
+    assert server.counts("celery") == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_what_is_given_up_is_a_dead_letter(remote: RemoteSite, server: Sqs) -> None:
+    worker = remote.start()
+    id = remote.send("misbehave", "kill")
+    remote.until(lambda: id in remote.dead(), "the task to be given up")
+    (letter,) = json.loads(qworker(remote, "dead", "list", "--json"))
+    assert letter["queue"] == "celery"
+    worker.stop()
+    check(remote)
+    qworker(remote, "dead", "retry", "--all")
+    assert remote.dead() == {}
+    # The poll that the worker had under way may have taken it: then it is hidden for a while.
+    assert sum(server.counts("celery")) == 1

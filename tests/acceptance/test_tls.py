@@ -1,0 +1,346 @@
+"""TLS to brokers and result stores: a task there and back, and one clear message for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.transports.amqp_link import Link, address_of
+from tests.acceptance.harness import TASKS, Site, opened, until
+from tests.acceptance.private_servers import serving
+from tests.acceptance.tls_servers import SECURE, Secure
+from tests.certificates import Certificates
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+STRANGE = "its certificate is signed by no authority that we know"
+OTHER_NAME = "its certificate is made for another name"
+NO_TLS = "it speaks no TLS there"
+NO_HOST = "nobody knows this host name"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def servers(certificates: Certificates) -> Iterator[Callable[[str], Any]]:
+    """Gives the server of a kind, which is started when it is first asked for and then kept."""
+    with ExitStack() as stack:
+        running: dict[str, Any] = {}
+
+        def get(kind: str) -> Any:
+            if kind not in running:
+                running[kind] = stack.enter_context(serving(kind, SECURE[kind], certificates=certificates))
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(params=SECURE)
+def server(request: pytest.FixtureRequest, servers: Callable[[str], Any]) -> Any:
+    return servers(request.param)
+
+
+redis_only = pytest.mark.parametrize("server", ["redis"], indirect=True)
+rabbitmq_only = pytest.mark.parametrize("server", ["rabbitmq"], indirect=True)
+postgresql_only = pytest.mark.parametrize("server", ["postgresql"], indirect=True)
+
+
+def site_of(path: Path, server: Secure, url: str, **settings: object) -> Any:
+    return opened(path, broker=url, result_backend=server.results(url), **settings)
+
+
+def refusal(url: str, **settings: Any) -> str:
+    """What is said to who publishes to *url*."""
+    app = QWorker("client", broker=url, task_publish_retry=False, set_as_current=False, **settings)
+    try:
+        with pytest.raises(BrokerUnavailable) as caught:
+            app.send_task("work")
+    finally:
+        app.close()
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def ask(site: Site, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qworker", *command, "-A", TASKS],
+        cwd=site.path,
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_task_goes_there_and_back(server: Secure, tmp_path: Path) -> None:
+    """And the worker is healthy, and doctor content, over the same TLS."""
+    with site_of(tmp_path, server, server.tls_url()) as site:
+        worker = site.start()
+        results = [site.client.send_task("work", (number,)) for number in range(20)]
+        assert [result.get(timeout=30) for result in results] == list(range(20))
+        later = site.client.send_task("work", ("x" * 200_000,), countdown=0.2)
+        assert later.get(timeout=30) == "x" * 200_000
+        health = ask(site, "health")
+        told = (
+            "it does not tell which workers"
+            if server.binary == "rabbitmq-server"
+            else "one@test consumes from"
+        )
+        assert told in health.stdout, health.stdout + health.stderr
+        doctor = ask(site, "doctor", "--json")
+        findings = json.loads(doctor.stdout)
+        assert [one for one in findings if one["severity"] == "error"] == []
+        assert any("answers at" in one["what"] for one in findings if one["severity"] == "ok"), findings
+        worker.stop()
+        assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
+
+
+def test_a_strangers_certificate_is_refused(
+    server: Secure, certificates: Certificates, tmp_path: Path
+) -> None:
+    """By who publishes, by a worker, by who asks for a result and by doctor: one message, that says what to do."""
+    url = server.tls_url(certificates.stranger)
+    said = refusal(url)
+    assert STRANGE in said
+    assert f"in {server.authority} (" in said
+    with site_of(tmp_path, server, url, broker_connection_retry_on_startup=False) as site:
+        worker = site.start(ready=False)
+        assert worker.wait() == 1
+        assert worker.log.count(STRANGE) == 1, worker.log
+        assert "Traceback" not in worker.log
+        errors = [
+            one["what"]
+            for one in json.loads(ask(site, "doctor", "--json").stdout)
+            if one["severity"] == "error"
+        ]
+        assert [error for error in errors if STRANGE not in error] == []
+        assert errors
+        if server.results(url) != "rpc://":
+            with pytest.raises(BackendError, match=STRANGE):
+                site.client.AsyncResult("none").get(timeout=5)
+
+
+def test_a_worker_waits_for_the_right_certificate(
+    server: Secure, certificates: Certificates, tmp_path: Path
+) -> None:
+    """As for a server that is away: the authority's file is read again at each attempt."""
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(certificates.stranger.read_bytes())
+    with site_of(tmp_path, server, server.tls_url(trusted)) as site:
+        worker = site.start(ready=False)
+        until(lambda: STRANGE in worker.log, "the worker to say so", worker)
+        trusted.write_bytes(certificates.authority.read_bytes())
+        worker.wait_ready()
+        assert site.client.send_task("work", (1,)).get(timeout=30) == 1
+        worker.stop()
+
+
+def test_a_certificate_for_another_name_is_refused(server: Secure) -> None:
+    assert OTHER_NAME in refusal(server.tls_url(host="127.0.0.1"))
+
+
+def test_a_certificate_need_not_be_for_the_name_where_that_is_said(server: Secure) -> None:
+    lax = {"sslmode": "verify-ca"} if server.binary == "postgres" else {"ssl_check_hostname": "false"}
+    app = QWorker("client", broker=server.tls_url(host="127.0.0.1", **lax), set_as_current=False)
+    app.send_task("elsewhere", queue="elsewhere")
+    app.broker.purge("elsewhere")
+    app.close()
+
+
+def test_a_host_that_nobody_knows(server: Secure) -> None:
+    assert NO_HOST in refusal(server.tls_url(host="nowhere.invalid"))
+
+
+def test_a_file_that_is_not_there(server: Secure, tmp_path: Path) -> None:
+    """Told at once, to who publishes and by doctor; nothing is tried."""
+    url = server.tls_url(tmp_path / "gone.pem")
+    words = f"{server.authority if server.binary == 'postgres' else 'ssl_ca_certs'} names {tmp_path}/gone.pem"
+    app = QWorker("client", broker=url, set_as_current=False)
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"broker_url: {words}, which cannot be read: No such file")
+    ):
+        app.send_task("work")
+    with opened(tmp_path, broker=url, result_backend="disabled://") as site:
+        worker = site.start(ready=False)
+        assert worker.wait() == 1
+        assert worker.log.count(words) == 1, worker.log
+        assert "Traceback" not in worker.log
+        doctor = ask(site, "doctor", "--json")
+        (error,) = [one["what"] for one in json.loads(doctor.stdout) if one["severity"] == "error"]
+        assert words in error
+    if server.results(url) != "rpc://":
+        app = QWorker("client", backend=server.results(url), set_as_current=False)
+        with pytest.raises(ConfigurationError, match=re.escape(f"result_backend: {words}")):
+            app.backend.get("none")
+
+
+@pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
+def test_a_port_without_tls(server: Secure) -> None:
+    said = refusal(server.unencrypted(), broker_connection_timeout=1)
+    if server.binary == "redis-server":  # which takes our greeting for the beginning of a command
+        assert (
+            "it does not answer by TLS: if it runs, write the port on which it speaks TLS, or redis://"
+            in said
+        )
+    else:
+        assert f"{NO_TLS}: write the port on which it does, or amqp://" in said
+
+
+@pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
+def test_a_url_without_tls_for_a_port_with_it(server: Secure) -> None:
+    url = server.tls_url().partition("?")[0].replace("rediss://", "redis://").replace("amqps://", "amqp://")
+    said = refusal(url)
+    wanted = "rediss://" if server.binary == "redis-server" else "amqps://"
+    assert f"it hung up at our first words: if it wants TLS, write {wanted}" in said
+
+
+@postgresql_only
+def test_a_postgresql_without_tls(server: Any) -> None:
+    def switched(to: str) -> None:
+        server.do(f"ALTER SYSTEM SET ssl = {to}")
+        server.do("SELECT pg_reload_conf()")
+        until(lambda: server.do("SHOW ssl") == [(to,)], f"ssl to be {to}")
+
+    switched("off")
+    try:
+        assert NO_TLS in refusal(server.tls_url())
+    finally:
+        switched("on")
+
+
+def test_a_mysql_without_tls(certificates: Certificates) -> None:
+    """It is sent no password, nor anything else."""
+    heard = b""
+
+    def serve() -> None:
+        nonlocal heard
+        connection, _ = listener.accept()
+        with connection:
+            # As in the protocol's HandshakeV10; of the capabilities the one for TLS (0x800) is not there.
+            greeting = (
+                b"\x0a8.0.36\0" + bytes(4) + b"8 bytes.\0" + struct.pack("<HBHHB", 0xF7FF, 45, 2, 0x0008, 21)
+            )
+            greeting += bytes(10) + b"12 bytes....\0" + b"mysql_native_password\0"
+            connection.sendall(len(greeting).to_bytes(3, "little") + b"\0" + greeting)
+            while data := connection.recv(4096):
+                heard += data
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listener.getsockname()[1]
+        said = refusal(f"mysql://me:secret@127.0.0.1:{port}/test?ssl_ca={certificates.authority}")
+        thread.join(30)
+    assert NO_TLS in said
+    assert heard == b""
+
+
+@redis_only
+def test_a_server_that_wants_a_certificate_of_ours(
+    server: Any, certificates: Certificates, tmp_path: Path
+) -> None:
+    own = {"ssl_certfile": certificates.client.certificate, "ssl_keyfile": certificates.client.key}
+    bad = {"ssl_certfile": certificates.intruder.certificate, "ssl_keyfile": certificates.intruder.key}
+    with server.demanding():
+        # In TLS 1.3 the reason comes after the handshake, and may get lost when we write before we read it.
+        said = refusal(server.tls_url())
+        assert re.search(
+            "it (wants|may want) a certificate of ours.* in ssl_certfile and ssl_keyfile", said
+        ), said
+        said = refusal(server.tls_url(**bad))
+        assert re.search(
+            "(refuses our certificate: |or another one, in )ssl_certfile and ssl_keyfile", said
+        ), said
+        with site_of(tmp_path, server, server.tls_url(**own)) as site:
+            worker = site.start()
+            assert site.client.send_task("work", (2,)).get(timeout=30) == 2
+            worker.stop()
+
+
+@pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
+@pytest.mark.parametrize("prefix", ["ssl_", ""])
+def test_options_in_the_settings(
+    server: Any, certificates: Certificates, tmp_path: Path, prefix: str
+) -> None:
+    """As Celery has them for Redis and for RabbitMQ, for both; in the environment as JSON."""
+    url = server.tls_url().partition("?")[0]
+    use_ssl = json.dumps(
+        {f"{prefix}ca_certs": str(certificates.authority), f"{prefix}cert_reqs": "CERT_REQUIRED"}
+    )
+    settings = {"broker_use_ssl": use_ssl, "redis_backend_use_ssl": use_ssl}
+    with opened(tmp_path, broker=url, result_backend=server.results(url), **settings) as site:
+        worker = site.start()
+        assert site.client.send_task("work", (3,)).get(timeout=30) == 3
+        worker.stop()
+    assert STRANGE in refusal(url), "without them"
+    assert STRANGE not in refusal(
+        server.tls_url(host="127.0.0.1").partition("?")[0], broker_use_ssl=json.loads(use_ssl)
+    )
+
+
+@rabbitmq_only
+def test_the_name_in_the_certificate_may_be_told(server: Any, certificates: Certificates) -> None:
+    url = server.tls_url(host="127.0.0.1").partition("?")[0]
+    use_ssl = {"ca_certs": str(certificates.authority), "server_hostname": "localhost"}
+    app = QWorker("client", broker=url, broker_use_ssl=use_ssl, set_as_current=False)
+    app.send_task("elsewhere", queue="elsewhere")
+    app.broker.purge("elsewhere")
+    app.close()
+
+
+@rabbitmq_only
+def test_a_frozen_server_is_left_at_once(server: Any) -> None:
+    """TLS has a good-bye of its own, and who waits for the answer to it may wait long."""
+    link = Link(address_of(server.tls_url()), 5.0)
+    server.freeze()
+    try:
+        began = time.monotonic()
+        link.drop()
+        assert time.monotonic() - began < 2.0
+    finally:
+        server.thaw()
+        server.wait()
+
+
+def test_databases_have_their_options_in_the_url(tmp_path: Path) -> None:
+    for url in ("postgresql://localhost/x", "mysql://localhost/x"):
+        app = QWorker("client", broker=url, broker_use_ssl=True, set_as_current=False)
+        with pytest.raises(ConfigurationError, match="sslmode=verify-full"):
+            app.send_task("work")
+
+
+@redis_only
+def test_the_second_broker_is_taken_when_the_first_has_a_strangers_certificate(
+    server: Any, certificates: Certificates
+) -> None:
+    urls = [server.tls_url(certificates.stranger), server.tls_url()]
+    app = QWorker("client", broker=urls, set_as_current=False)
+    app.send_task("elsewhere", queue="elsewhere")
+    app.broker.purge("elsewhere")
+    app.close()
+
+
+@redis_only
+def test_passwords_are_in_no_message(server: Any, certificates: Certificates) -> None:
+    url = server.tls_url(certificates.stranger, ssl_password="hidden").replace(
+        "rediss://", "rediss://me:hidden@"
+    )
+    assert "hidden" not in refusal(url)

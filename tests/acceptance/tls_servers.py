@@ -1,0 +1,208 @@
+"""Private servers that speak TLS: those of private_servers.py and a MariaDB, each with a certificate for ``localhost``.
+
+Comes from:  test_tls.py.
+Goes to:     the servers' own binaries.
+Thread:      the test's.
+
+Redis and RabbitMQ have a second port, without TLS; the databases have one port for both.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+from tests.acceptance.private_servers import (
+    PostgreSQL,
+    RabbitMQ,
+    Redis,
+    Server,
+    binary,
+    free_port,
+    unprivileged,
+)
+from tests.certificates import Certificates
+
+
+class Secure(Server):
+    """authority: the name of the parameter for whom the client trusts; always: what is given besides."""
+
+    authority: ClassVar[str] = "ssl_ca_certs"
+    always: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, certificates: Certificates, **options: object) -> None:
+        self.certificates = certificates
+        self.tls_port = free_port()
+        super().__init__(**options)
+
+    @property
+    @abstractmethod
+    def base(self) -> str:
+        """The URL up to its parameters, with {host} for the host."""
+
+    def tls_url(self, authority: Path | None = None, host: str = "localhost", **more: object) -> str:
+        """authority: whom the client trusts; None: who has signed the server's certificate."""
+        trusted = {self.authority: authority or self.certificates.authority}
+        return f"{self.base.format(host=host)}?{urlencode({**self.always, **trusted, **more})}"
+
+    def results(self, url: str) -> str:
+        """The result store that goes with the broker at *url*."""
+        return url
+
+    def unencrypted(self) -> str:
+        """A URL that asks for TLS where there is none."""
+        return self.tls_url().replace(str(self.tls_port), str(self.port))
+
+
+class SecureRedis(Secure, Redis):
+    @property
+    def base(self) -> str:
+        return f"rediss://{{host}}:{self.tls_port}/0"
+
+    def prepare(self) -> None:
+        self.options = {
+            "tls-port": str(self.tls_port),
+            "tls-cert-file": str(self.certificates.server.certificate),
+            "tls-key-file": str(self.certificates.server.key),
+            "tls-ca-cert-file": str(self.certificates.authority),
+            "tls-auth-clients": "no",
+            **self.options,
+        }
+        super().prepare()
+
+    @contextmanager
+    def demanding(self) -> Iterator[None]:
+        """Within the block clients need a certificate of the authority's."""
+        self.do("CONFIG", "SET", "tls-auth-clients", "yes")
+        try:
+            yield
+        finally:
+            self.do("CONFIG", "SET", "tls-auth-clients", "no")
+
+
+class SecureRabbitMQ(Secure, RabbitMQ):
+    @property
+    def base(self) -> str:
+        return f"amqps://guest:guest@{{host}}:{self.tls_port}//"
+
+    def prepare(self) -> None:
+        self.options = {
+            "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+            "ssl_options.cacertfile": str(self.certificates.authority),
+            "ssl_options.certfile": str(self.certificates.server.certificate),
+            "ssl_options.keyfile": str(self.certificates.server.key),
+            "ssl_options.verify": "verify_none",
+            **self.options,
+        }
+        super().prepare()
+
+    def results(self, url: str) -> str:
+        return "rpc://"
+
+
+class SecurePostgreSQL(Secure, PostgreSQL):
+    authority = "sslrootcert"
+    always: ClassVar[dict[str, str]] = {"sslmode": "verify-full"}
+
+    @property
+    def base(self) -> str:
+        return f"postgresql://postgres@{{host}}:{self.port}/test"
+
+    def prepare(self) -> None:
+        """The server wants its key where nobody else may read it."""
+        own = self.certificates.server
+        certificate, key = self.directory / "server.pem", self.directory / "server.key"
+        self.options = {
+            "ssl": "on",
+            "ssl_cert_file": str(certificate),
+            "ssl_key_file": str(key),
+            **self.options,
+        }
+        super().prepare()
+        shutil.copy(own.certificate, certificate)
+        shutil.copy(own.key, key)
+        key.chmod(0o600)
+        user = unprivileged()
+        if user is not None:
+            for path in (certificate, key):
+                os.chown(path, user.pw_uid, user.pw_gid)
+
+    def results(self, url: str) -> str:
+        return f"db+{url}"
+
+
+class SecureMariaDB(Secure):
+    """With a database ``test`` for a root without a password."""
+
+    binary = "mariadbd"
+    authority = "ssl_ca"
+
+    @property
+    def base(self) -> str:
+        return f"mysql://root@{{host}}:{self.port}/test"
+
+    @property
+    def url(self) -> str:
+        return self.base.format(host="127.0.0.1")
+
+    def prepare(self) -> None:
+        data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
+        install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
+        subprocess.run(
+            [*install, "--skip-test-db", "--auth-root-authentication-method=normal"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self.directory,
+        )
+        self.options = {
+            "datadir": data,
+            "user": user,
+            "bind-address": "127.0.0.1",
+            "port": str(self.port),
+            "socket": str(self.directory / "socket"),
+            "pid-file": str(self.directory / "pid"),
+            "innodb-buffer-pool-size": "16M",
+            "innodb-flush-log-at-trx-commit": "0",
+            "ssl-ca": str(self.certificates.authority),
+            "ssl-cert": str(self.certificates.server.certificate),
+            "ssl-key": str(self.certificates.server.key),
+            **self.options,
+        }
+
+    def command(self) -> list[str]:
+        return [
+            binary(self.binary),
+            "--no-defaults",
+            *(f"--{name}={value}" for name, value in self.options.items()),
+        ]
+
+    def answers(self) -> bool:
+        import pymysql
+
+        try:
+            with pymysql.connect(
+                host="127.0.0.1", port=self.port, user="root", connect_timeout=5
+            ) as connection:
+                connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
+        except pymysql.err.OperationalError:
+            return False
+        return True
+
+    def results(self, url: str) -> str:
+        return f"db+{url}"
+
+
+SECURE: dict[str, type[Any]] = {
+    "redis": SecureRedis,
+    "rabbitmq": SecureRabbitMQ,
+    "postgresql": SecurePostgreSQL,
+    "mariadb": SecureMariaDB,
+}

@@ -1,0 +1,120 @@
+"""`qworker health`: what it says of workers that run, that are gone, and that cannot consume."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qworker.discovery import find_app
+from qworker.process import PidFile, pidfile_owner
+
+
+def enlisted(name="w@here"):
+    store = find_app("tasks").app.broker
+    store.enlist(name, ["celery"], 1)
+    return store
+
+
+def test_without_a_worker_it_is_not_ok_and_says_why(tasks, run):
+    result = run("health")
+    assert result.exit_code == 1
+    assert "NOT OK: sqlite:" in result.stdout
+    assert "knows nothing of a worker" in result.stdout
+
+
+def test_a_worker_that_the_broker_knows_is_ok(tasks, run):
+    store = enlisted()
+    try:
+        assert "ok: w@here consumes from sqlite:" in run("health").stdout
+        assert run("health", "-n", "w@here").exit_code == 0
+        result = run("health", "-n", "other@here", "--json")
+        assert result.exit_code == 1
+        answer = json.loads(result.stdout)
+        assert answer["ok"] is False
+        assert "nothing of other@here; there are w@here" in answer["checks"][0]["why"]
+    finally:
+        store.resign()
+
+
+def test_a_pid_file_of_a_dead_process_is_not_ok(tasks, run):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    Path("w.pid").write_text(f"{gone.pid}\n")
+    assert run("health", "--pidfile", "w.pid").exit_code == 1
+    assert run("health", "--pidfile", "none.pid").exit_code == 1
+    for text in ("", "nonsense", "-1", "9" * 40):
+        Path("w.pid").write_text(text)
+        assert pidfile_owner("w.pid") is None, text
+
+
+def test_a_number_that_was_given_to_another_process_is_not_the_worker(tasks):
+    Path("w.pid").write_text(f"{os.getpid()}\n")
+    assert pidfile_owner("w.pid") is None  # it lives, and does not hold the lock
+
+
+def test_the_doctor_looks_at_each_of_several_brokers(tasks, run, monkeypatch):
+    monkeypatch.setenv("QWORKER_BROKER_URL", "sqlite:///one.db;sqlite:///two.db")
+    result = run("doctor")
+    assert result.exit_code == 0, result.stdout
+    assert "no results are kept" in result.stdout
+    assert "one.db;sqlite:///" in run("queues").stdout
+
+
+HOLD = "import sys, time; from qworker.process import PidFile\nwith PidFile('w.pid'): print(1, flush=True); time.sleep(60)"
+
+
+def test_a_pid_file_that_is_held_is_ok(tasks, run, environment):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, env=environment)
+    try:
+        holder.stdout.readline()
+        assert pidfile_owner("w.pid") == holder.pid
+        assert run("health", "--pidfile", "w.pid", "--live").exit_code == 0
+        result = run("health", "--pidfile", "w.pid")  # it runs, and does not consume
+        assert result.exit_code == 1
+        assert f"knows nothing of process {holder.pid}" in result.stdout
+        assert PidFile("w.pid").path == str(Path("w.pid").absolute())
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_it_asks_the_status_port_of_a_worker(tasks, run, shell, environment, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", f"127.0.0.1:{port}")
+    refused = run("health")
+    assert refused.exit_code == 1
+    assert f"no worker answers on 127.0.0.1:{port}" in refused.stdout
+    command = [sys.executable, "-m", "qworker", "start", "-c", "1", "--pidfile", "w.pid", "-l", "ERROR"]
+    worker = subprocess.Popen(
+        command, env={**environment, "QWORKER_WORKER_HTTP_ADDRESS": f"127.0.0.1:{port}"}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while (result := run("health", "--pidfile", "w.pid")).exit_code:
+            assert time.monotonic() < deadline, result.stdout
+            time.sleep(0.1)
+        assert "is running" in result.stdout
+        assert run("health", "--live").exit_code == 0
+        monkeypatch.delenv("QWORKER_WORKER_HTTP_ADDRESS")
+        assert shell("health", "--pidfile", "w.pid").returncode == 0
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
+    assert shell("health", "--pidfile", "w.pid").returncode == 1
+
+
+@pytest.mark.parametrize("wrong", ["localhost", "8080", "host:port", "h:99999", "::1:80"])
+def test_an_address_that_is_none_is_refused(tasks, run, monkeypatch, wrong):
+    monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", wrong)
+    result = run("health")
+    assert result.exit_code == 1
+    assert "worker_http_address" in result.stderr

@@ -1,0 +1,133 @@
+"""move and delayed: what they show, ask, refuse and do."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from qworker.discovery import find_app
+from qworker.transports import open_store
+from qworker.transports.lease import Envelope
+
+
+@pytest.fixture
+def old(tasks):
+    """A broker with two ready messages and a delayed one."""
+    app = find_app("tasks").app
+    store = open_store("sqlite:///old.db", app.conf)
+    store.push([envelope("1"), envelope("2"), envelope("3", due=time.time() + 3600)])
+    yield store
+    store.close()
+
+
+def envelope(id, **fields):
+    return Envelope("celery", json.dumps({"task": "tasks.add", "id": id}), None, b"[[1,2],{},{}]", **fields)
+
+
+def held(url):
+    store = open_store(url, find_app("tasks").app.conf)
+    store.enlist("reader", ["celery"], 1)
+    taken = [*store.lease(["celery"], 100), *store.lease(["celery"], 0, near=100, horizon=1e6)]
+    store.close()
+    return {json.loads(leased.headers)["id"]: leased for leased in taken}
+
+
+MOVE = ("move", "sqlite:///old.db", "sqlite:///new.db")
+
+
+def test_a_dry_run_shows_and_moves_nothing(old, run):
+    result = run(*MOVE, "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout.split() == [
+        "queue",
+        "ready",
+        "delayed",
+        "running",
+        "dead",
+        "celery",
+        "2",
+        "1",
+        "0",
+        "0",
+    ]
+    assert len(held("sqlite:///old.db")) == 3
+
+
+def test_a_move(old, run):
+    result = run(*MOVE, "--yes")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "Moved 3 messages.")
+    assert held("sqlite:///new.db").keys() == {"1", "2", "3"}
+    assert held("sqlite:///new.db")["3"].due > time.time() + 3000
+    again = run(*MOVE, "--yes")
+    assert again.stdout == "There is nothing to move.\n"
+
+
+def test_nothing_is_moved_unasked(old, run):
+    assert run(*MOVE).exit_code == 2
+    assert len(held("sqlite:///old.db")) == 3
+
+
+def test_the_same_place_twice(old, run):
+    result = run("move", "sqlite:///old.db", "sqlite:///./old.db", "--yes")
+    assert result.exit_code == 1
+    assert "are the same place" in result.stderr
+
+
+def test_an_unknown_broker(old, run):
+    result = run("move", "sqlite:///old.db", "nonsense://h", "--yes")
+    assert result.exit_code == 1
+    assert "nonsense" in result.stderr
+    assert len(held("sqlite:///old.db")) == 3
+
+
+def test_running_workers_are_told(old, run):
+    worker = open_store("sqlite:///old.db", find_app("tasks").app.conf)
+    worker.enlist("w1@here", ["celery"], 2)
+    worker.lease(["celery"], 1)
+    result = run(*MOVE, "--yes")
+    assert "Warning: 1 worker is running on the old broker (w1@here)" in result.stderr
+    assert "Left in queue 'celery': 0 ready, 0 delayed, 1 being run." in result.stderr
+    assert "Moved 2 messages." in result.stdout
+    worker.close()
+
+
+def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, bury):
+    bury(2)
+    url = find_app("tasks").app.broker.url
+    result = run("move", url, "sqlite:///new.db", "--dry-run")
+    assert "2 dead letters will stay; --dead moves them too." in result.stderr
+    result = run("move", url, "sqlite:///new.db", "--dead", "--yes")
+    assert result.stdout.endswith("Moved 0 messages and 2 dead letters.\n")
+    store = open_store("sqlite:///new.db", find_app("tasks").app.conf)
+    assert [letter.reason for letter in store.dead()] == ["it never runs"] * 2
+    store.close()
+
+
+def test_delayed_list(tasks, run):
+    assert run("delayed", "list").stdout == "Nothing is due later.\n"
+    run("call", "add", "1", "2", "--countdown", "2h")
+    run("call", "add", "1", "2", "--countdown", "5h")
+    run("call", "add", "1", "2", "-Q", "other")
+    (row,) = json.loads(run("delayed", "list", "--json").stdout)
+    assert (row["queue"], row["delayed"]) == ("celery", 2)
+    assert 7000 < row["next_due"] - time.time() <= 7200
+    assert run("delayed", "list").stdout.splitlines()[1].split() == ["celery", "2", "2", "h"]
+
+
+def test_delayed_flush(tasks, run):
+    assert run("delayed", "flush").stdout == "Nothing is due later.\n"
+    run("call", "add", "1", "2", "--countdown", "2h")
+    run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
+    assert run("delayed", "flush").exit_code == 2
+    assert run("delayed", "flush", "-Q", "other", "--yes").stdout == "Handed 1 message back.\n"
+    broker = find_app("tasks").app.broker
+    assert {info.queue: (info.ready, info.delayed) for info in broker.queues()} == {
+        "celery": (0, 1),
+        "other": (1, 0),
+    }
+    broker.enlist("reader", ["other"], 1)
+    (leased,) = broker.lease(["other"], 10)
+    assert leased.due is None
+    assert json.loads(leased.headers)["eta"], "the message still says when it is meant to run"

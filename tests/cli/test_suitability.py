@@ -1,0 +1,228 @@
+"""config check and doctor: what does not go together with the broker, and what servers say that is not well."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+from qworker.cli.servers import redis_facts, skew, version
+from tests.servers import require
+
+TASKS = """
+from qworker import QWorker
+app = QWorker("tasks", {settings})
+@app.task({options})
+def f(): ...
+"""
+
+
+@pytest.fixture
+def check(project, run, monkeypatch):
+    """Checks an app with these settings and this one task; returns severity and message of each problem."""
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def of(settings, options="", *arguments):
+        project(**{"tasks.py": TASKS.format(settings=settings, options=options)})
+        sys.modules.pop("tasks", None)  # of an earlier call
+        result = run("config", "check", "--json", *arguments)
+        return [
+            (problem["severity"], problem["setting"], problem["message"])
+            for problem in json.loads(result.stdout)
+        ]
+
+    return of
+
+
+def about(problems, severity, words):
+    return [message for found, _, message in problems if found == severity and words in message]
+
+
+MONGODB = "broker='mongodb://h', backend='disabled://'"
+REDIS = "broker='redis://h', backend='redis://h'"
+RABBITMQ = "broker='amqp://h', backend='disabled://'"
+
+
+def test_the_embedded_broker_has_it_all(check):
+    assert check("", "priority=3, autoretry_for=(ValueError,)") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "words"),
+    [
+        ("", "priority=3", "priorities are used (tasks.f)"),
+        (", task_default_priority=2", "", "priorities are used (task_default_priority)"),
+        (", task_routes={'a.*': {'queue': 'q', 'priority': 4}}", "", "priorities are used (task_routes a.*)"),
+        ("", "autoretry_for=(ValueError,)", "retries are used, and each has a countdown (tasks.f)"),
+    ],
+)
+def test_a_feature_beyond_the_broker(check, settings, options, words):
+    assert about(check(MONGODB + settings, options), "warning", words)
+    assert not about(check(MONGODB), "warning", words)
+    assert not about(check(REDIS + settings, options), "warning", words)
+
+
+def test_what_is_not_known_to_be_used_is_a_note(check):
+    problems = check(MONGODB)
+    assert about(problems, "note", "revoking tasks on MongoDB")
+    assert about(problems, "note", "countdown, ETA and retries on MongoDB")
+
+
+def test_priorities_need_queues_with_them_on_rabbitmq(check):
+    assert about(check(RABBITMQ, "priority=3"), "warning", "task_queue_max_priority = 9")
+    assert not about(check(RABBITMQ), "warning", "task_queue_max_priority")
+    assert not about(check(RABBITMQ + ", task_queue_max_priority=9", "priority=3"), "warning", "priorities")
+
+
+def test_no_result_backend_is_a_note(check):
+    assert about(check("broker='redis://h'"), "note", "result_backend is not set")
+    assert not about(
+        check("broker='redis://h', task_ignore_result=True"), "note", "result_backend is not set"
+    )
+    assert not about(check("broker='sqlite:///x.db'"), "note", "result_backend is not set")
+
+
+def test_stores_there_are_none_for(check):
+    assert about(check("broker='nonsense://h'"), "error", "nonsense://")
+    assert about(check("broker='redis://h', backend='nonsense://h'"), "error", "nonsense://")
+    assert about(check("broker='redis://h/words'"), "error", "the database is a number")
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("", False), (", task_time_limit=50", False), (", task_time_limit=61", True)]
+)
+def test_a_visibility_timeout_shorter_than_a_task(check, limit, told):
+    options = ", broker_transport_options={'visibility_timeout': 60}"
+    assert bool(about(check(REDIS + options + limit), "warning", "visibility_timeout is 60 s")) is told
+    assert about(check(REDIS + options, "time_limit=90"), "warning", "a task may run for 90 s")
+
+
+def test_tls_that_trusts_anybody(check):
+    words = "without a look at the certificate"
+    assert about(check("broker='rediss://h?ssl_cert_reqs=none', backend='disabled://'"), "warning", words)
+    use = ", broker_use_ssl={'ssl_cert_reqs': 'CERT_NONE'}"
+    assert about(check("broker='rediss://h', backend='disabled://'" + use), "warning", words)
+    assert not about(check("broker='rediss://h', backend='disabled://'"), "warning", words)
+
+
+def test_passwords_sent_in_the_open(check):
+    problems = check("broker='redis://:secret@far/0', backend='disabled://'")
+    (message,) = about(problems, "note", "unencrypted")
+    assert "secret" not in message
+    assert not about(
+        check("broker='redis://:secret@localhost/0', backend='disabled://'"), "note", "unencrypted"
+    )
+    assert not about(check("broker='rediss://:secret@far/0', backend='disabled://'"), "note", "unencrypted")
+
+
+def test_an_unreachable_server_is_an_error_when_asked(check):
+    settings = "broker='redis://:secret@127.0.0.1:1/0', backend='disabled://'"
+    assert not about(check(settings), "error", "")
+    (message,) = about(check(settings, "", "--connect"), "error", "")
+    assert "cannot be asked" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("server", "product"),
+    [
+        ("redis", "Redis"),
+        ("rabbitmq", "RabbitMQ"),
+        ("postgresql", "PostgreSQL"),
+        ("mysql", ("MariaDB", "MySQL")),
+    ],
+)
+def test_real_servers_answer(project, run, server, product):
+    from qworker.cli.servers import facts
+    from qworker.discovery import find_app
+
+    url = require(server)
+    project(**{"tasks.py": TASKS.format(settings="", options="")})
+    found = list(facts(url, "broker_url", find_app("tasks").app.conf))
+    assert found[0].severity == "ok"
+    assert found[0].what.startswith(product)
+    assert not [fact for fact in found if fact.severity == "error"]
+
+
+GOOD = {"redis_version": "7.0.15", "maxmemory_policy": "noeviction", "aof_enabled": "1", "role": "master"}
+
+
+@pytest.mark.parametrize(
+    ("info", "save", "allowed", "expected"),
+    [
+        ({}, "", False, []),
+        ({"redis_version": "4.0.1"}, "", False, [("error", "too old")]),
+        ({"valkey_version": "8.0.1", "redis_version": "7.2.4"}, "", False, []),
+        ({"maxmemory_policy": "allkeys-lru"}, "", False, [("error", "it deletes messages")]),
+        ({"maxmemory_policy": "allkeys-lru"}, "", True, [("warning", "it deletes messages")]),
+        ({"maxmemory_policy": "volatile-ttl"}, "", False, [("warning", "it deletes results")]),
+        ({"aof_enabled": "0"}, "", False, [("warning", "accepted means in memory")]),
+        ({"aof_enabled": "0"}, "3600 1", False, [("warning", "snapshots only (save 3600 1)")]),
+        ({"aof_enabled": "0"}, None, False, []),
+        ({"role": "slave"}, "", False, [("error", "is a replica")]),
+    ],
+)
+def test_what_a_redis_says_of_itself(info, save, allowed, expected):
+    found = [fact for fact in redis_facts("redis://h", GOOD | info, save, allowed) if fact.severity != "ok"]
+    assert [fact.severity for fact in found] == [severity for severity, _ in expected]
+    assert all(words in fact.what for fact, (_, words) in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shift", "words"), [(0, None), (1.5, None), (5, "ahead of"), (-5, "behind"), (-7200, "2 h behind")]
+)
+def test_clocks(shift, words):
+    now = time.time()
+    found = list(skew("h", now + shift, now - 0.1, now + 0.1))
+    assert ([words in fact.what for fact in found] == [True]) if words else found == []
+
+
+def test_versions_of_every_shape():
+    for text, severity in (
+        ("3.7.9", "error"),
+        ("3.8", "ok"),
+        ("3.12.1-rc.1", "ok"),
+        ("", "ok"),
+        ("odd", "ok"),
+    ):
+        assert [fact.severity for fact in version("h", "RabbitMQ", text, (3, 8))] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("settings", "severity"),
+    [("", "warning"), (", backend='disabled://'", "ok"), (", task_ignore_result=True", "ok")],
+)
+def test_doctor_tells_that_no_results_are_kept(project, run, settings, severity):
+    project(**{"tasks.py": TASKS.format(settings=f"broker='redis://127.0.0.1:1/0'{settings}", options="")})
+    findings = json.loads(run("doctor", "--json").stdout)
+    assert [found["severity"] for found in findings if found["what"].startswith("no results are kept")] == [
+        severity
+    ]
+
+
+def test_doctor_tells_once_that_a_server_is_away(project, run):
+    project(
+        **{
+            "tasks.py": TASKS.format(
+                settings="broker='redis://127.0.0.1:1/0', backend='disabled://'", options=""
+            )
+        }
+    )
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    errors = [found for found in json.loads(result.stdout) if found["severity"] == "error"]
+    assert len(errors) == 1
+    assert "127.0.0.1:1" in errors[0]["what"]
+
+
+def test_doctor_on_a_broker_that_does_not_tell_who_works(project, run):
+    url = require("rabbitmq")
+    project(**{"tasks.py": TASKS.format(settings=f"broker={url!r}, backend='disabled://'", options="")})
+    result = run("doctor", "--json")
+    findings = [found["what"] for found in json.loads(result.stdout)]
+    assert "this broker does not tell which workers there are" in findings
+    assert not [what for what in findings if what.startswith("no worker works on")]
+    assert result.exit_code == 0

@@ -1,0 +1,257 @@
+"""Results between Celery and us, both ways: what one stores or sends, the other reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="the test extra installs it")
+
+from qworker import QWorker  # noqa: E402
+from qworker.current import Context  # noqa: E402
+from qworker.result import AsyncResult  # noqa: E402
+from tests.servers import URLS, require  # noqa: E402
+
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+VALUES = [None, 0, "Übermaß", [1, [2.5, None]], {"a": {"b": True}}]
+
+
+class Pair:
+    """A Celery app and one of ours with the same settings."""
+
+    def __init__(self, **settings: Any) -> None:
+        common = {"broker_url": "memory://", "broker_transport_options": {}, **settings}
+        self.theirs = celery.Celery("pair", set_as_current=False)
+        self.theirs.conf.update(common)
+        self.ours = QWorker("pair", set_as_current=False, **common)
+
+    def close(self) -> None:
+        self.theirs.close()
+        self.ours.close()
+
+
+@pytest.fixture(params=["redis", "sqlite", "postgresql"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    own = uuid.uuid4().hex[:12]
+    if request.param == "redis":
+        options = {"global_keyprefix": f"{own}:"}
+        made = Pair(result_backend=require("redis"), result_backend_transport_options=options)
+    elif request.param == "sqlite":
+        made = Pair(result_backend=f"db+sqlite:///{tmp_path}/results.db")
+    else:
+        url = require("postgresql").replace("postgresql://", "db+postgresql+psycopg://")
+        ask_postgresql(f"CREATE SCHEMA compat_{own}")  # Celery's indexes have the same names for any table
+        made = Pair(result_backend=f"{url}?options=-csearch_path%3Dcompat_{own}")
+    yield made
+    made.close()
+    clean(request.param, own)
+
+
+def clean(kind: str, own: str) -> None:
+    if kind == "redis":
+        import redis
+
+        with redis.Redis.from_url(URLS["redis"]) as client:
+            for key in client.scan_iter(f"{own}:*"):
+                client.delete(key)
+    elif kind == "postgresql":
+        ask_postgresql(f"DROP SCHEMA compat_{own} CASCADE")
+
+
+def ask_postgresql(statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(URLS["postgresql"], autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_celery_reads_what_we_store(pair: Pair, value: Any) -> None:
+    backend, task_id = pair.ours.backend, str(uuid.uuid4())
+    context = Context(id=task_id, task="t", children=[AsyncResult("child")])
+    row = backend.row(task_id, backend.meta(task_id, "SUCCESS", value, context=context))
+    assert row is not None
+    backend.store_rows([row])
+    result = pair.theirs.AsyncResult(task_id)
+    assert result.get(timeout=10) == value
+    assert result.state == "SUCCESS"
+    assert [child.id for child in result.children] == ["child"]
+    assert result.date_done is not None
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_we_read_what_celery_stores(pair: Pair, value: Any) -> None:
+    task_id = str(uuid.uuid4())
+    pair.theirs.backend.store_result(task_id, value, "SUCCESS")
+    result = pair.ours.AsyncResult(task_id)
+    assert result.get(timeout=10) == value
+    assert result.state == "SUCCESS"
+    assert result.date_done is not None
+
+
+def test_celery_raises_our_exceptions(pair: Pair) -> None:
+    task_id = str(uuid.uuid4())
+    backend = pair.ours.backend
+    error = {"exc_type": "KeyError", "exc_message": ["no"], "exc_module": "builtins"}
+    backend.store(task_id, backend.meta(task_id, "FAILURE", error, traceback="Traceback…"))
+    result = pair.theirs.AsyncResult(task_id)
+    with pytest.raises(KeyError, match="no"):
+        result.get(timeout=10)
+    assert result.traceback == "Traceback…"
+
+
+def test_we_raise_celerys_exceptions(pair: Pair) -> None:
+    task_id = str(uuid.uuid4())
+    pair.theirs.backend.mark_as_failure(task_id, KeyError("no"), traceback="Traceback…")
+    result = pair.ours.AsyncResult(task_id)
+    with pytest.raises(KeyError, match="no"):
+        result.get(timeout=10)
+    assert result.traceback == "Traceback…"
+
+
+def test_a_success_of_either_stands_against_the_other(pair: Pair) -> None:
+    one, two = str(uuid.uuid4()), str(uuid.uuid4())
+    backend = pair.ours.backend
+    pair.theirs.backend.store_result(one, 1, "SUCCESS")
+    assert not backend.store(one, backend.meta(one, "FAILURE", {}))
+    backend.store(two, backend.meta(two, "SUCCESS", 2))
+    if not pair.theirs.conf.result_backend.startswith("db+"):  # where Celery itself looks before it writes
+        pair.theirs.backend.mark_as_failure(two, KeyError("no"))
+    assert [pair.theirs.AsyncResult(one).get(timeout=10), pair.ours.AsyncResult(two).get(timeout=10)] == [
+        1,
+        2,
+    ]
+
+
+def test_groups_are_described_alike(pair: Pair) -> None:
+    described = [["g", None], [[["a", None], None], [["b", None], None]]]
+    pair.ours.backend.save_group("g", described)
+    group = pair.theirs.GroupResult.restore("g", backend=pair.theirs.backend)
+    assert [child.id for child in group.children] == ["a", "b"]
+    theirs = pair.theirs.GroupResult("h", [pair.theirs.AsyncResult("c")])
+    theirs.save(backend=pair.theirs.backend)
+    found = pair.ours.backend.get_group("h")
+    assert [child[0][0] for child in found[1]] == ["c"]
+
+
+def test_each_wakes_the_other_on_redis() -> None:
+    own = uuid.uuid4().hex
+    pair = Pair(
+        result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": f"{own}:"}
+    )
+    backend, waiting = pair.ours.backend, pair.theirs.AsyncResult("x")
+    pair.theirs.backend.add_pending_result(waiting)
+    timers = [
+        threading.Timer(0.3, lambda: backend.store("x", backend.meta("x", "SUCCESS", 1))),
+        threading.Timer(0.3, lambda: pair.theirs.backend.store_result("y", 2, "SUCCESS")),
+    ]
+    for timer in timers:
+        timer.start()
+    assert waiting.get(timeout=10) == 1
+    assert pair.ours.AsyncResult("y").get(timeout=10) == 2
+    for timer in timers:
+        timer.join()
+    clean("redis", own)
+    pair.close()
+
+
+# -- rpc:// --
+
+RPC_TASKS = """
+@app.task(name="proj.add")
+def add(x, y):
+    return x + y
+
+@app.task(name="proj.fail")
+def fail():
+    raise KeyError("no")
+"""
+RPC_APPS = {
+    "celery": "from celery import Celery\napp = Celery('proj')\napp.conf.update({settings!r})\n" + RPC_TASKS,
+    "qworker": "from qworker import QWorker\napp = QWorker('proj', **{settings!r})\n" + RPC_TASKS,
+}
+COMMANDS = {
+    "celery": ["celery", "-A", "proj_celery", "worker", "-P", "solo", "--without-mingle", "--without-gossip"],
+    "qworker": ["qworker", "-A", "proj_qworker:app", "start", "-c", "1"],
+}
+
+
+@pytest.fixture(params=["rabbitmq", "redis"])
+def settings(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    own = f"rpc-{uuid.uuid4().hex}"
+    url = require(request.param)
+    options = {"global_keyprefix": f"{own}:"} if request.param == "redis" else {}
+    yield {
+        "broker_url": url,
+        "result_backend": "rpc://",
+        "task_default_queue": own,
+        "broker_transport_options": options,
+    }
+    if request.param == "redis":
+        clean("redis", own)
+    else:
+        from kombu import Connection
+
+        with Connection(url) as connection:
+            for name in (own, f"{own}.dead"):
+                with suppress(Exception):
+                    connection.default_channel.queue_delete(name)
+
+
+@pytest.fixture(params=["celery", "qworker"])
+def worker(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: Path) -> Iterator[str]:
+    name = str(request.param)
+    (tmp_path / f"proj_{name}.py").write_text(RPC_APPS[name].format(settings=settings))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *COMMANDS[name]], cwd=tmp_path, env=environment, stdout=log, stderr=log
+        )
+    yield name
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if "Traceback" in (tmp_path / "log").read_text().replace("KeyError", ""):
+        print((tmp_path / "log").read_text())
+
+
+def test_celery_calls_and_hears_by_rpc(settings: dict[str, Any], worker: str) -> None:
+    app = celery.Celery("caller", set_as_current=False)
+    app.conf.update(settings)
+    assert app.send_task("proj.add", (1, 2)).get(timeout=PATIENCE) == 3
+    results = [app.send_task("proj.add", (n, n)) for n in range(20)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(20)]
+    with pytest.raises(KeyError):
+        app.send_task("proj.fail").get(timeout=PATIENCE)
+    app.close()
+
+
+def test_we_call_and_hear_by_rpc(settings: dict[str, Any], worker: str) -> None:
+    app = QWorker("caller", set_as_current=False, **settings)
+    assert app.send_task("proj.add", (1, 2)).get(timeout=PATIENCE) == 3
+    results = [app.send_task("proj.add", (n, n)) for n in range(20)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(20)]
+    with pytest.raises(KeyError):
+        app.send_task("proj.fail").get(timeout=PATIENCE)
+    app.close()

@@ -1,0 +1,167 @@
+"""RabbitMQ as a place for the contract suite: one prefix of queue names for each directory.
+
+Comes from:  lease_places.
+Goes to:     the RabbitMQ server that the tests are told of.
+
+RabbitMQ pushes messages by itself: what was published a moment ago is on its way. Here lease() waits until nothing comes any
+more, so that the suite, which expects of brokers that they are asked, can be held against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qworker.errors import BrokerUnavailable
+from qworker.transports.amqp import AMQPStore
+from qworker.transports.amqp_inbox import MOST
+from qworker.transports.amqp_link import Link, address_of
+from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
+from qworker.transports.lease import Leased, LeaseStore, Revocation
+from tests.servers import require
+
+QUIET = 0.05
+"""Seconds in which nothing comes."""
+
+
+class PatientStore(AMQPStore):
+    """Reads all that is on its way before it answers."""
+
+    def _settle_down(self) -> None:
+        while self._link is not None and self._link.alive:
+            try:
+                if not self._link.read(QUIET):
+                    return
+            except BrokerUnavailable:
+                return
+
+    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        epoch = super().enlist(name, queues, concurrency)
+        self._inbox.prefetch.ask(MOST)  # as a worker of many short tasks
+        assert self._link is not None
+        self._resize(self._link)
+        return epoch
+
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        taken: list[Leased] = []
+        while True:
+            self._settle_down()
+            more = super().lease(queues, limit - len(taken), near, horizon)
+            taken += more
+            if not more or len(taken) >= limit:
+                return taken
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        self._settle_down()
+        return super().revoked_since(cursor)
+
+
+class AMQPPlace:
+    """cannot: the tests of the suite that ask for what RabbitMQ does not have, and why."""
+
+    cannot = {
+        **dict.fromkeys(
+            (
+                "test_a_delayed_message_is_never_early",
+                "test_delayed_messages_do_not_hold_back_others",
+                "test_a_wall_clock_set_back_makes_nothing_early",
+                "test_near_messages_are_taken_ahead_within_the_horizon",
+                "test_near_messages_have_a_limit_of_their_own",
+                "test_next_due_is_the_earliest_of_the_queues",
+                "test_thousands_fall_due_at_once",
+                "test_a_release_may_be_for_later",
+                "test_a_purge_leaves_what_runs",
+            ),
+            "delays run on the server's clock, which no test can move: tests/integration/test_amqp.py waits for them",
+        ),
+        **dict.fromkeys(
+            (
+                "test_a_silent_holder_is_taken_for_dead",
+                "test_leases_run_out_in_real_time_too",
+                "test_marks_of_messages_that_were_settled_count_nothing",
+                "test_a_stopped_process_loses_its_lease",
+                "test_what_a_killed_process_held_is_back_at_once",
+                "test_the_dead_are_reclaimed_once",
+                "test_a_child_neither_holds_nor_keeps_its_parents_leases",
+            ),
+            "the lease is the connection, and the server gives back what was held without telling of it",
+        ),
+        **dict.fromkeys(
+            (
+                "test_an_ack_removes_the_message_and_stores_its_result",
+                "test_a_result_may_be_stored_by_itself",
+                "test_a_settled_result_never_goes_back",
+                "test_all_kinds_of_settlement_go_in_one_step",
+                "test_what_is_not_ours_is_named_and_left_alone",
+                "test_an_old_epoch_settles_nothing",
+                "test_a_retried_dead_letter_leaves_no_failure_behind",
+                "test_sweeping_takes_expired_results",
+                "test_a_sweep_of_very_much_is_done_in_portions",
+                "test_a_buried_message_is_a_dead_letter",
+            ),
+            "results are kept in a store of their own",
+        ),
+        **dict.fromkeys(
+            (
+                "test_a_release_puts_the_message_where_it_was",
+                "test_a_release_says_why",
+                "test_who_resigns_leaves_everything_uncounted",
+            ),
+            "whatever comes back is marked as redelivered",
+        ),
+        "test_no_queue_waits_for_another_to_run_dry": "who enlists says which queues it consumes",
+        **dict.fromkeys(
+            (
+                "test_every_waiter_hears_of_a_push",
+                "test_dead_letters_are_retried_with_a_clean_count",
+                "test_what_is_leased_is_not_leased_again",
+                "test_what_comes_back_is_news_to_the_others",
+                "test_the_doorbell_rings_in_other_processes",
+                "test_taking_more_renews_what_is_held",
+                "test_parent_and_child_hold_leases_of_their_own",
+                "test_every_push_of_many_threads_is_stored_when_it_returns",
+                "test_thousands_of_dead_letters_go_at_once",
+                "test_no_tag_is_given_twice",
+            ),
+            "up to a prefetch, a message is sent to one consumer at once, asked for or not, and only that one hears of it",
+        ),
+        "test_a_message_comes_back_as_it_was_sent": "headers are a table there: the same values, not the same text",
+        "test_delayed_messages_are_flushed": "what is delayed comes out when it is due, and not before",
+        "test_live_workers_are_listed": "RabbitMQ does not tell of workers",
+        "test_queues_say_how_they_stand": "nor of what is delayed or leased",
+        "test_sweeping_takes_old_dead_letters": "the server removes them by itself",
+        "test_sweeping_keeps_those_that_died_last": "the server removes the oldest by itself",
+        "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
+    }
+
+    def __init__(self, directory: Path) -> None:
+        self.url = require("rabbitmq")
+        prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
+        self.queues = Queues(prefix=prefix, max_priority=9)
+
+    def open(self, **options: Any) -> LeaseStore:
+        options.pop("lease_seconds", None)
+        options.pop("uptime", None)
+        options.pop("revoke_expires", None)
+        return PatientStore(self.url, queues=self.queues, **options)
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        return None
+
+    def count(self) -> int:
+        link = Link(address_of(self.url), 5.0)
+        try:
+            return sum(self.queues.look(link, queue) or 0 for queue in "qrabc")
+        finally:
+            link.close()
+
+    def clear(self) -> None:
+        link = Link(address_of(self.url), 5.0)
+        try:
+            channel = link.channel()
+            for queue in (*"qrabc", DEAD, REVOKED):
+                link.call(channel.queue_delete, self.queues.prefix + queue)
+        finally:
+            link.close()

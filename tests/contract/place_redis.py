@@ -1,0 +1,68 @@
+"""The Redis broker as a place for the contract suite: one prefix of keys for each directory.
+
+Comes from:  lease_places.
+Goes to:     the Redis server that the tests are told of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from qworker.backends.redis_rows import STATUS_SUFFIX, TASK_PREFIX
+from qworker.transports.lease import LeaseStore
+from tests.servers import require
+
+
+class RedisPlace:
+    """in_order: what came back, or was delayed, does not come out in the order of its first arrival; of priorities
+    there are four steps. cannot: the tests of the suite that ask for what Redis does not do, and why."""
+
+    in_order = False
+    cannot = dict.fromkeys(
+        ("test_sweeping_takes_expired_results", "test_a_sweep_of_very_much_is_done_in_portions"),
+        "the server deletes expired results by itself",
+    )
+    steps = (0, 1, 4, 7)
+    """The lowest priority of each step, the least urgent first."""
+
+    def __init__(self, directory: Path) -> None:
+        import redis
+
+        self.url = require("redis")
+        self.prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
+        self.client = redis.Redis.from_url(self.url)
+
+    def open(self, **options: Any) -> LeaseStore:
+        from qworker.transports.redis import RedisStore
+
+        named = {"global_keyprefix": self.prefix}
+        return RedisStore(self.url, options={**named, **options.pop("options", {})}, results=named, **options)
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        key = f"{self.prefix}{TASK_PREFIX}{task_id}"
+        payload = self.client.get(key)
+        if payload is None:
+            return None
+        status = self.client.get(key + STATUS_SUFFIX) or payload.split(b'"')[3]
+        return status.decode(), payload
+
+    def count(self) -> int:
+        total = 0
+        for key in self.all_keys():
+            kind = self.client.type(key)
+            if kind == b"list":
+                total += self.client.llen(key)
+            elif key.startswith(f"{self.prefix}qworker.delayed.".encode()):
+                total += self.client.zcard(key)
+        return total + self.client.hlen(f"{self.prefix}unacked")
+
+    def all_keys(self) -> list[bytes]:
+        return list(self.client.scan_iter(f"{self.prefix}*", count=1000))
+
+    def clear(self) -> None:
+        keys = self.all_keys()
+        if keys:
+            self.client.delete(*keys)
+        self.client.close()

@@ -1,0 +1,164 @@
+"""PostgreSQL and MariaDB as places for lease stores: a schema, or a database, for each test, dropped after it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from qworker.transports.lease import LeaseStore
+from qworker.transports.sql import SQLStore
+from tests.servers import require
+
+
+class SQLPlace:
+    """A namespace of its own on a server; the same for the same *directory*, so that other processes find it."""
+
+    server = ""
+    examples = 20
+    """Of the machine with leases, where each step is a commit or more."""
+
+    def __init__(self, directory: Path) -> None:
+        self._server = require(self.server)
+        self._open: Any = None
+        self._lock = threading.Lock()
+        self._name = f"qworker_test_{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}"
+        self.url = self._make()
+
+    def open(self, **options: Any) -> LeaseStore:
+        return SQLStore(self.url, **options)
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        rows = self._ask("SELECT status, result FROM celery_taskmeta WHERE task_id = %s", task_id)
+        return (rows[0][0], bytes(rows[0][1])) if rows else None
+
+    def count(self) -> int:
+        rows = self._ask("SELECT count(*) FROM qworker_message")
+        return int(rows[0][0]) if rows else 0
+
+    def execute(self, statement: str) -> None:
+        """Change something behind the stores' backs."""
+        self._ask(statement)
+
+    def end_connections(self) -> None:
+        """Let the server end all connections of stores to this place."""
+        raise NotImplementedError
+
+    def _make(self) -> str:
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        self._forget()
+        self._drop()
+
+    def _forget(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _drop(self) -> None:
+        raise NotImplementedError
+
+    def _ask(self, statement: str, *values: Any) -> list[Any]:
+        raise NotImplementedError
+
+
+class PostgreSQLPlace(SQLPlace):
+    """A schema."""
+
+    server = "postgresql"
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(self._server, autocommit=True)
+
+    def _make(self) -> str:
+        with closing(self._connect()) as connection:
+            connection.execute("SELECT pg_advisory_lock(7291)")
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._name}")
+        joint = "&" if "?" in self._server else "?"
+        options = quote(f"-csearch_path={self._name}")
+        return f"{self._server}{joint}options={options}&application_name={self._name}"
+
+    def _drop(self) -> None:
+        with closing(self._connect()) as connection:
+            connection.execute("SET client_min_messages = error")
+            connection.execute(f"DROP SCHEMA IF EXISTS {self._name} CASCADE")
+
+    def _ask(self, statement: str, *values: Any) -> list[Any]:
+        import psycopg
+
+        with self._lock:
+            if self._open is None:
+                self._open = self._connect()
+                self._open.execute(f"SET search_path = {self._name}")
+            try:
+                cursor = self._open.execute(statement, values)
+                return list(cursor.fetchall()) if cursor.description else []
+            except psycopg.errors.UndefinedTable:
+                return []
+
+    def end_connections(self) -> None:
+        # By what only stores hold: other tests have connections to this database too.
+        with closing(self._connect()) as connection:
+            rows = connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+                (self._name,),
+            ).fetchall()
+        assert rows
+
+
+class MySQLPlace(SQLPlace):
+    """A database."""
+
+    server = "mysql"
+
+    def _connect(self, database: str | None = None) -> Any:
+        import pymysql
+
+        parts = urlsplit(self._server)
+        return pymysql.connect(
+            host=parts.hostname,
+            port=parts.port or 3306,
+            user=parts.username,
+            password=parts.password or "",
+            database=database,
+            autocommit=True,
+        )
+
+    def _make(self) -> str:
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW DATABASES LIKE %s", (self._name,))
+            if not cursor.fetchall():
+                cursor.execute(f"CREATE DATABASE {self._name}")
+        return f"{self._server.rpartition('/')[0]}/{self._name}"
+
+    def _drop(self) -> None:
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS {self._name}")
+
+    def _ask(self, statement: str, *values: Any) -> list[Any]:
+        import pymysql
+
+        with self._lock:
+            if self._open is None:
+                self._open = self._connect(self._name)
+            cursor = self._open.cursor()
+            try:
+                cursor.execute(statement, values)
+            except pymysql.err.ProgrammingError as error:
+                if error.args[0] == 1146:
+                    return []
+                raise
+            return list(cursor.fetchall())
+
+    def end_connections(self) -> None:
+        self._forget()
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (self._name,))
+            for (number,) in cursor.fetchall():
+                cursor.execute(f"KILL {number}")

@@ -1,0 +1,105 @@
+"""What only the result store in memcached does: its limits, its clock, many servers, connections that break."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pymemcache
+import pytest
+
+from qworker.backends import open_backend
+from qworker.backends.memcached import MemcachedBackend
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BackendError, ConfigurationError, EncodeError
+from tests.servers import require
+
+pytestmark = pytest.mark.contract
+
+
+def make(url: str | None = None, **values: Any) -> MemcachedBackend:
+    options = {"result_backend_transport_options": {"global_keyprefix": f"{uuid.uuid4().hex}:"}}
+    address = f"cache+{require('memcached')}" if url is None else url
+    backend = open_backend(address, Settings({**options, **values}, environ={}), SYSTEM_CLOCK)
+    assert isinstance(backend, MemcachedBackend)
+    return backend
+
+
+def store(backend: MemcachedBackend, task_id: str, result: Any = None) -> bool:
+    return backend.store(task_id, backend.meta(task_id, "SUCCESS", result))
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def test_results_locks_and_counters_expire() -> None:
+    backend = make(result_expires=1)
+    store(backend, "x")
+    backend.save_group("g", [["a", None], None])
+    assert backend.add("lock", 1)
+    assert not backend.add("lock", 1)
+    assert [backend.incr("n", 1), backend.incr("n", 1)] == [1, 2]
+    until(lambda: backend.get("x") is None)
+    until(lambda: backend.get_group("g") is None)
+    until(lambda: backend.add("lock", 60))
+    until(lambda: backend.incr("n", 60) == 1)
+
+
+def test_a_long_life_is_not_taken_for_a_date_in_the_past() -> None:
+    backend = make(result_expires=90 * 86400)
+    store(backend, "x")
+    assert backend.get("x") is not None
+
+
+def test_the_key_is_that_of_celery() -> None:
+    backend = make(result_backend_transport_options={})
+    task_id = str(uuid.uuid4())
+    store(backend, task_id)
+    client = pymemcache.Client(backend._servers[0])
+    assert b'"SUCCESS"' in client.get(f"celery-task-meta-{task_id}")
+    backend.forget(task_id)
+    assert client.get(f"celery-task-meta-{task_id}") is None
+    client.close()
+
+
+def test_what_is_too_large_is_said_to_be() -> None:
+    with pytest.raises(EncodeError, match="larger than cache"):
+        store(make(), "x", "x" * 2_000_000)
+
+
+def test_several_servers_share_the_results() -> None:
+    address = require("memcached").partition("://")[2].strip("/")
+    backend = make(f"cache+memcached://{address};{address.replace('127.0.0.1', 'localhost')}/")
+    ids = [str(number) for number in range(50)]
+    for task_id in ids:
+        assert store(backend, task_id, task_id)
+    assert {key: meta["result"] for key, meta in backend.get_many(ids).items()} == {key: key for key in ids}
+    assert not store(backend, "7")
+
+
+def test_a_server_that_is_away_is_a_backend_error() -> None:
+    backend = make("cache+memcached://127.0.0.1:1/")
+    for step in (lambda: store(backend, "x"), lambda: backend.get("x"), lambda: backend.add("x")):
+        with pytest.raises(BackendError, match=r"127\.0\.0\.1:1"):
+            step()
+
+
+def test_it_goes_on_when_its_connections_were_closed() -> None:
+    backend = make()
+    store(backend, "x")
+    for client in list(backend._client.client_pool._free_objs):
+        client.sock.shutdown(2)
+    assert backend.get("x") is not None
+
+
+@pytest.mark.parametrize("url", ["cache+memcached://:1", "cache+memcached://host:port"])
+def test_a_url_that_names_no_server(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="memcached"):
+        make(url)

@@ -1,0 +1,583 @@
+"""RabbitMQ as it is: what the contract suite, which was made for brokers that are asked, cannot look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import amqp
+import pytest
+
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.transports import open_store
+from qworker.transports.amqp import AMQPStore
+from qworker.transports.amqp_link import Link, address_of
+from qworker.transports.amqp_publisher import PORTION, Publisher
+from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
+from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from tests.servers import require
+
+pytestmark = pytest.mark.integration
+PATIENCE = 30.0
+Open = Callable[..., AMQPStore]
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    """Before the names of all queues; they are deleted in the end."""
+    url = require("rabbitmq")
+    prefix = f"test.{uuid.uuid4().hex[:10]}."
+    yield prefix
+    link = Link(address_of(url), 5.0)
+    channel = link.channel()
+    for queue in ("q", "r", "s", DEAD, REVOKED):
+        link.call(channel.queue_delete, prefix + queue)
+    link.close()
+
+
+@pytest.fixture
+def open_(prefix: str) -> Iterator[Open]:
+    opened: list[AMQPStore] = []
+
+    def open_one(url: str | None = None, **options: Any) -> AMQPStore:
+        queues = options.pop("queues", {})
+        store = AMQPStore(url or require("rabbitmq"), queues=Queues(prefix=prefix, **queues), **options)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def envelope(name: str, queue: str = "q", **fields: Any) -> Envelope:
+    return Envelope(queue, json.dumps({"id": name}), None, fields.pop("body", b"[]"), **fields)
+
+
+def names(messages: list[Leased]) -> list[str]:
+    return [json.loads(leased.headers)["id"] for leased in messages]
+
+
+def receive(store: AMQPStore, count: int, *queues: str, **options: Any) -> list[Leased]:
+    """The next *count* messages, as they come."""
+    found: list[Leased] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(found) < count:
+        found += store.lease(queues or ("q",), count - len(found), **options)
+        if len(found) < count:
+            assert time.monotonic() < deadline, f"{len(found)} of {count} came"
+            store.wait(0.05)
+    return found
+
+
+def nothing_comes(store: AMQPStore, seconds: float = 0.2) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        store.wait(0.02)
+        assert store.lease(["q"], 100) == []
+
+
+def test_a_message_keeps_its_headers_and_properties(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    headers = {
+        "id": "é\u0000", "none": None, "yes": True, "no": False, "small": -5, "large": 2**40, "half": 0.5,
+        "list": [1, None, ["x"]], "map": {"deep": {"er": []}}, "": "no name",
+    }  # fmt: skip
+    given = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c", "reply_to": "r"}
+    body = bytes(range(256)) * 2000
+    store.push(
+        [Envelope("q", json.dumps(headers), json.dumps(given), body, 3), Envelope("q", "{}", None, b"")]
+    )
+    first, second = receive(store, 2)
+    assert json.loads(first.headers) == headers
+    assert json.loads(first.properties or "") == given
+    assert (first.body, first.priority, first.deliveries, first.redelivered) == (body, 3, 0, False)
+    assert (second.headers, second.body, second.priority) == ("{}", b"", 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[]", f'{{"big": {2**70}}}', '{"' + "k" * 300 + '": 1}', '{"id": 1}}}']
+)
+def test_headers_that_no_table_holds_come_back_as_text(open_: Open, text: str) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    store.push([Envelope("q", text, None, b"")])
+    assert receive(store, 1)[0].headers == text
+
+
+def test_a_body_of_many_frames(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    body = os.urandom(3_000_000)
+    store.push([envelope("large", body=body), envelope("small")])
+    assert [leased.body for leased in receive(store, 2)] == [body, b"[]"]
+
+
+# -- delays --
+
+
+def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
+    store, consuming = open_(), open_()
+    own = consuming.enlist("w", ["q"], 4)
+    now = time.time()
+    dues = {f"{number}": now + 0.3 + number * 0.007 for number in range(200)}
+    store.push([envelope(name, due=due) for name, due in dues.items()])
+    late: list[float] = []
+    while len(late) < len(dues):
+        next_due = consuming.next_due(["q"])
+        consuming.wait(0.05 if next_due is None else max(0.0, min(0.05, next_due - time.time())))
+        for leased in consuming.lease(["q"], 100):
+            late.append(time.time() - dues[names([leased])[0]])
+            assert leased.due in (None, dues[names([leased])[0]])  # None: it was due before it came
+            assert consuming.settle(own, [Ack(leased.tag)]) == set()
+        assert time.time() < now + PATIENCE
+    assert min(late) >= 0
+    assert sorted(late)[100] < 1
+
+
+def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    now = time.time()
+    store.push([envelope("in an hour", due=now + 3600), envelope("soon", due=now + 0.2), envelope("plain")])
+    assert names(receive(store, 1)) == ["plain"]
+    assert names(receive(store, 1)) == ["soon"]
+    nothing_comes(store)
+
+
+def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([envelope("a")])
+    (leased,) = receive(store, 1)
+    due = time.time() + 0.5
+    assert store.settle(own, [Release(leased.tag, due, parked=True)]) == set()
+    store.resign()
+    store.enlist("w", ["q"], 1)
+    (again,) = receive(store, 1)
+    assert time.time() >= due
+    assert (again.parked, again.deliveries, again.due in (None, due)) == (1, 0, True)
+
+
+def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    due = time.time() + 0.09
+    store.push([envelope("a", due=due)])
+    (leased,) = store.lease(["q"], 0, near=5, horizon=5.0) or receive(store, 1, near=5, horizon=5.0)
+    assert leased.due in (None, due)  # None: it came late, on a busy machine
+
+
+# -- losing the connection --
+
+
+def cut(store: AMQPStore) -> None:
+    assert store._link is not None
+    store._link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_lost_connection_is_a_lost_lease(open_: Open) -> None:
+    store = open_()
+    old = store.enlist("w", ["q"], 2)
+    store.push([envelope("a"), envelope("b")])
+    held = receive(store, 2)
+    cut(store)
+    assert store.wait(5) is True
+    for call in (store.extend, store.reclaim, lambda: store.lease(["q"], 1), lambda: store.revoked_since(0)):
+        with pytest.raises(LeaseLost):
+            call()
+    with pytest.raises(LeaseLost):
+        store.settle(old, [Ack(held[0].tag)])
+    new = store.enlist("w", ["q"], 2)
+    assert new != old
+    again = receive(store, 2)
+    assert {leased.tag for leased in again} == {leased.tag for leased in held}
+    assert all(leased.redelivered for leased in again)
+    assert store.settle(old, [Ack(held[0].tag)]) == {held[0].tag}
+    assert store.settle(new, [Ack(leased.tag) for leased in again]) == set()
+
+
+def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
+    store = open_()
+    store.push([envelope("a")])
+    link = store._publisher._link
+    assert link is not None
+    link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    store.push([envelope("b")])
+    store.enlist("w", ["q"], 1)
+    assert names(receive(store, 2)) == ["a", "b"]
+
+
+def test_no_server_is_said_within_the_deadline(open_: Open) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        store = open_(f"amqp://guest:secret@127.0.0.1:{silent.getsockname()[1]}//")
+        started = time.monotonic()
+        with pytest.raises(BrokerUnavailable) as caught:
+            store.push([envelope("a")], timeout=0.3)
+        assert time.monotonic() - started < 3
+        assert "secret" not in str(caught.value)
+    with pytest.raises(BrokerUnavailable, match=r"refused|Refused"):
+        store.push([envelope("a")], timeout=1.0)
+
+
+def test_a_wrong_password_is_no_traceback(open_: Open) -> None:
+    port = require("rabbitmq").rpartition(":")[2].rstrip("/")
+    with pytest.raises(BrokerUnavailable, match="ACCESS_REFUSED"):
+        open_(f"amqp://guest:wrong@127.0.0.1:{port}//").push([envelope("a")])
+
+
+def test_a_deleted_queue_is_made_anew(open_: Open, prefix: str) -> None:
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([envelope("a")])
+    store.settle(own, [Ack(leased.tag) for leased in receive(store, 1)])
+    link = Link(address_of(store.url), 5.0)
+    link.call(link.channel().queue_delete, prefix + "q")
+    link.close()
+    store.push([envelope("b"), envelope("c", "r")])
+    assert names(receive(store, 1)) == ["b"]
+
+
+def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
+    store = open_()
+    store.push([envelope("a")])
+    link = store._publisher._link
+    assert link is not None
+    link._set_blocked("memory")  # what the server's connection.blocked does
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="alarm"):
+        store.push([envelope("b")], timeout=0.2)
+    assert 0.15 < time.monotonic() - started < 5
+    link._set_unblocked()
+    store.push([envelope("c")])
+    store.enlist("w", ["q"], 1)
+    assert names(receive(store, 2)) == ["a", "c"]
+
+
+def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
+    store = open_(heartbeat=0.3)
+    store.push([envelope("a")])
+    link = store._publisher._link
+    assert link is not None
+    ours, theirs = socket.socketpair()  # a connection whose other side has gone without a word
+    link.connection.transport.sock.close()
+    link.connection.transport.sock = ours
+    link._poll = select.poll()
+    link._poll.register(ours.fileno(), select.POLLIN)
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="did not confirm"):
+        store.push([envelope("b")], timeout=20.0)
+    assert time.monotonic() - started < 10
+    theirs.close()
+    store.push([envelope("b")])
+    store.enlist("w", ["q"], 1)
+    assert names(receive(store, 2)) == ["a", "b"]
+
+
+def test_what_a_full_queue_refuses_is_not_published(open_: Open) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    store = open_(queues={"declared": {"q": {"queue_arguments": arguments}}})
+    store.push([envelope("a")])
+    with pytest.raises(BrokerUnavailable, match="refused"):
+        store.push([envelope("b")])
+
+
+def test_a_large_push_that_fails_tells_how_far_it_came(open_: Open) -> None:
+    arguments = {"x-max-length": PORTION + 10, "x-overflow": "reject-publish"}
+    store = open_(queues={"declared": {"q": {"queue_arguments": arguments}}})
+    with pytest.raises(
+        BrokerUnavailable, match=f"{PORTION} of {2 * PORTION} messages were published.*refused"
+    ):
+        store.push([envelope(str(number)) for number in range(2 * PORTION)])
+
+
+class SlowLink(Link):
+    """A way to the server that takes half a second for 2.5 MB."""
+
+    def write(self, data: bytes, timeout: float | None = None) -> None:
+        time.sleep(len(data) * 0.2e-6)
+        super().write(data, timeout)
+
+
+def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) -> None:
+    address = address_of(require("rabbitmq"))
+    publisher = Publisher(
+        lambda patience: SlowLink(address, patience), Queues(prefix=prefix), True, time.time
+    )
+    messages = [publisher.outgoing(envelope(str(number), body=bytes(1000))) for number in range(3 * PORTION)]
+    started = time.monotonic()
+    publisher.send(messages, 1.2)
+    assert time.monotonic() - started > 1.2
+    publisher.close()
+
+
+# -- sharing --
+
+
+def test_queues_are_taken_as_they_are(open_: Open, prefix: str) -> None:
+    link = Link(address_of(require("rabbitmq")), 5.0)
+    link.call(
+        link.channel().queue_declare,
+        prefix + "q",
+        durable=True,
+        auto_delete=False,
+        arguments={"x-max-priority": 3},
+    )
+    link.close()
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    store.push([envelope("a")])
+    assert names(receive(store, 1)) == ["a"]
+
+
+def test_wrong_options_of_a_queue_are_said(open_: Open) -> None:
+    store = open_(queues={"declared": {"q": {"queue_arguments": {"x-max-priority": "many"}}}})
+    with pytest.raises(ConfigurationError, match="task_queues"):
+        store.push([envelope("a")])
+
+
+def test_the_server_keeps_priorities_apart(open_: Open) -> None:
+    store = open_(queues={"max_priority": 9})
+    store.push([envelope(f"{priority}", priority=priority) for priority in (0, 9, 4) for _ in range(20)])
+    store.enlist("w", ["q"], 1)
+    assert names(receive(store, 60)) == ["9"] * 20 + ["4"] * 20 + ["0"] * 20
+
+
+def test_no_queue_waits_for_another(open_: Open) -> None:
+    store = open_()
+    store.push([envelope(queue, queue) for queue in "qrs" for _ in range(30)])
+    store.enlist("w", ["q", "r", "s"], 8)
+    first = [names(receive(store, 5, "q", "r", "s"))[0] for _ in range(6)]
+    assert set(first) == {"q", "r", "s"}
+
+
+def test_quorum_queues(open_: Open) -> None:
+    store = open_(queues={"type": "quorum"})
+    own = store.enlist("w", ["q"], 4)
+    store.push([envelope(str(number)) for number in range(40)])
+    messages = receive(store, 40)
+    assert store.settle(own, [Release(messages[0].tag), *(Ack(one.tag) for one in messages[1:])]) == set()
+    (again,) = receive(store, 1)
+    assert (names([again]), again.deliveries, again.tag) == (["0"], 0, messages[0].tag)
+
+
+def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) -> None:
+    busy, idle = open_(), open_()
+    own = busy.enlist("busy", ["q"], 1)
+    busy.push([envelope(str(number)) for number in range(1200)])
+    busy.settle(own, [Ack(leased.tag) for leased in receive(busy, 400)])
+    (long,) = receive(busy, 1)
+    idle.enlist("idle", ["q"], 1)
+    assert busy._inbox.waiting > 100
+    found: list[Leased] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(found) < 799:
+        busy.reclaim()
+        idle.wait(0.02)
+        found += idle.lease(["q"], 400)
+        assert time.monotonic() < deadline, len(found)
+    idle.resign()
+    busy.wait(0)
+    nothing_is_sent = time.monotonic() + 0.3
+    while time.monotonic() < nothing_is_sent:
+        assert busy.wait(0.05) is False
+    assert busy.settle(own, [Ack(long.tag)]) == set()
+    assert len(receive(busy, 799)) == 799
+
+
+def test_a_queue_deleted_before_it_is_consumed_again(open_: Open, prefix: str) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    store._inbox.prefetch.paused = True
+    store._resize(store._link)  # type: ignore[arg-type]
+    link = Link(address_of(store.url), 5.0)
+    link.call(link.channel().queue_delete, prefix + "q")
+    link.close()
+    with pytest.raises(LeaseLost, match="NOT_FOUND"):
+        store.lease(["q"], 1)
+    store.enlist("w", ["q"], 1)
+    assert store.lease(["q"], 1) == []
+
+
+def test_what_is_taken_goes_to_one_only(open_: Open) -> None:
+    stores = [open_() for _ in range(3)]
+    owns = [store.enlist(f"w{number}", ["q"], 2) for number, store in enumerate(stores)]
+    stores[0].push([envelope(str(number)) for number in range(3000)])
+    seen: list[str] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(seen) < 3000 and time.monotonic() < deadline:
+        for store, own in zip(stores, owns, strict=True):
+            store.wait(0.001)
+            taken = store.lease(["q"], 50)
+            seen += names(taken)
+            # In any order, so that not all can be acknowledged together.
+            assert store.settle(own, [Ack(leased.tag) for leased in sorted(taken)]) == set()
+    assert sorted(seen, key=int) == [str(number) for number in range(3000)]
+    assert stores[0].queues() == []
+
+
+def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
+    store = open_()
+    store.push([envelope("a")])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        other = AMQPStore(store.url, queues=Queues(prefix=prefix))
+        other.enlist("child", ["q"], 1)
+        receive(other, 1)
+        os.write(writing, b"!")
+        time.sleep(PATIENCE)
+        os._exit(0)
+    os.read(reading, 1)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    store.enlist("w", ["q"], 1)
+    (leased,) = receive(store, 1)
+    assert (leased.redelivered, leased.deliveries) == (True, 0)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_forked_child_shares_no_connection(open_: Open) -> None:
+    store = open_()
+    own = store.enlist("parent", ["q"], 1)
+    store.push([envelope("a")])
+    (leased,) = receive(store, 1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            store.settle(own, [Ack(leased.tag)])
+        except LeaseLost:
+            store.push([envelope("from the child")])
+            store.close()
+            code = 0
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    store.extend()
+    assert store.settle(own, [Ack(leased.tag)]) == set()
+    assert names(receive(store, 1)) == ["from the child"]
+
+
+def test_threads_share_their_confirms(open_: Open) -> None:
+    store = open_()
+
+    def publish(thread: int) -> None:
+        for number in range(50):
+            store.push([envelope(f"{thread}-{number}"), envelope(f"{thread}-{number}+")])
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    own = store.enlist("w", ["q"], 100)
+    messages = receive(store, 800)
+    assert len(set(names(messages))) == 800
+    assert store.settle(own, [Ack(leased.tag) for leased in messages]) == set()
+
+
+def test_without_confirms_nothing_is_waited_for(open_: Open) -> None:
+    store = open_(confirms=False)
+    for number in range(100):
+        store.push([envelope(str(number))])
+    store.enlist("w", ["q"], 100)
+    assert len(receive(store, 100)) == 100
+
+
+# -- dead letters, revocations --
+
+
+def test_thousands_of_dead_letters(open_: Open) -> None:
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([envelope(str(number)) for number in range(1500)])
+    for _ in range(3):
+        store.settle(own, [Bury(leased.tag, f"why {leased.tag}") for leased in receive(store, 500)])
+    everything = store.dead(limit=5000)
+    assert len(everything) == 1500
+    assert all(dead.reason == f"why {dead.tag}" for dead in everything)
+    tags = [dead.tag for dead in everything]
+    assert store.dead_retry(tags[:700]) == 700
+    assert len(receive(store, 700)) == 700
+    assert store.dead_discard(tags) == 800
+    assert store.dead() == []
+
+
+def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([envelope("a", priority=2)])
+    (first,) = receive(store, 1)
+    store.settle(own, [Bury(first.tag, "bad", counted=True)])
+    (dead,) = store.dead("q")
+    assert (dead.queue, dead.reason, dead.deliveries, dead.body) == ("q", "bad", 1, b"[]")
+    assert store.dead("r") == []
+    assert [(info.queue, info.dead) for info in store.queues()] == [("q", 1)]
+    assert store.dead_retry([dead.tag, 999]) == 1
+    (again,) = receive(store, 1)
+    assert (again.deliveries, again.redelivered, again.priority) == (0, True, 2)
+    assert again.tag != first.tag
+
+
+def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
+    first = open_()
+    first.enlist("w", ["q"], 1)
+    assert first.revoked_since(0)[1] == []
+    first.revoke([f"task-{number}" for number in range(1200)])
+    later = open_()
+    later.enlist("later", ["q"], 1)
+    cursor, found = later.revoked_since(0)
+    assert [one.task_id for one in found] == [f"task-{number}" for number in range(1200)]
+    assert later.revoked_since(cursor) == (cursor, [])
+    later.enlist("later", ["q"], 1)
+    assert later.revoked_since(cursor) == (cursor, [])
+
+
+def test_purging_is_counted(open_: Open) -> None:
+    store = open_()
+    store.push([envelope("a"), envelope("b")])
+    assert store.purge("q") == 2
+    assert store.purge("unheard of") == 0
+
+
+def test_settings_reach_the_server(prefix: str) -> None:
+    conf = Settings()
+    conf.update(
+        broker_url=require("rabbitmq"),
+        broker_transport_options={"queue_name_prefix": prefix},
+        task_queue_max_priority=5,
+        task_queues={"r": {"exchange": prefix + "x", "exchange_type": "topic", "routing_key": "some.#"}},
+    )
+    store = open_store(conf.broker_url, conf)
+    assert isinstance(store, AMQPStore)
+    assert store._queues.max_priority == 5
+    store.enlist("w", ["r"], 1)
+    link = Link(address_of(store.url), 5.0)
+    channel = link.channel()
+    link.call(
+        channel.basic_publish, amqp.Message("[]", application_headers={"id": "a"}), prefix + "x", "some.where"
+    )
+    (leased,) = receive(store, 1, "r")
+    assert json.loads(leased.properties or "")["delivery_info"] == {
+        "exchange": prefix + "x",
+        "routing_key": "some.where",
+    }
+    link.call(channel.exchange_delete, prefix + "x")
+    link.close()
+    store.close()
+    assert AMQPStore("amqp://").lacks
+    unset = open_store("amqp://", Settings())
+    assert isinstance(unset, AMQPStore)
+    assert unset._queues.max_priority is None

@@ -1,0 +1,201 @@
+"""The status port of a whole worker: probes, metrics as Prometheus reads them, and clients that mean ill."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.components.http_status import MAX_CONNECTIONS
+from qworker.errors import ConfigurationError
+from qworker.testing import MemoryStore
+from qworker.transports.lease import Envelope
+from qworker.worker import Worker
+
+parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus_client")
+
+
+class Watched:
+    """A worker with a status port."""
+
+    def __init__(self, lacks: Iterable[str] = ()) -> None:
+        self.store = MemoryStore()
+        self.store.lacks = self.store.lacks.union(lacks)
+        self.app = QWorker(
+            "watched",
+            broker=self.store,
+            backend="cache+memory://",
+            set_as_current=False,
+            worker_http_address="127.0.0.1:0",
+            worker_pool="threads",
+        )
+
+        @self.app.task(name='odd "name"\\')
+        def odd(number: int) -> int:
+            return 1 // number
+
+        self.odd = odd
+        self.worker = Worker(self.app, concurrency=2)
+        self.worker.start()
+        assert self.worker.http is not None
+        self.port = self.worker.http.port
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[str, Any]:
+        """Sample name and labels → value, as Prometheus's own parser reads the page."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    yield watched
+    watched.worker.stop()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_that_consumes_is_alive_and_ready(watched: Watched) -> None:
+    assert watched.get("/healthz")[0] == 200
+    status, text = watched.get("/readyz?verbose=1")
+    assert status == 200
+    assert json.loads(text) == {
+        "status": "ok",
+        "reasons": [],
+        "worker": watched.worker.hostname,
+        "phase": "running",
+    }
+    assert watched.get("/")[0] == 404
+    assert watched.get("/readyz", "HEAD") == (200, "")
+    assert watched.get("/readyz", "POST")[0] == 501
+
+
+def test_while_the_broker_is_away_it_lives_and_is_not_ready_and_says_why(watched: Watched) -> None:
+    watched.store.away = True
+    until(lambda: watched.get("/readyz")[0] == 503)
+    assert "the broker has not answered" in json.loads(watched.get("/readyz")[1])["reasons"][0]
+    assert watched.get("/healthz")[0] == 200
+    assert watched.metrics()[("qworker_up",)] == 0
+    watched.store.away = False
+    until(lambda: watched.get("/readyz")[0] == 200)
+    metrics = watched.metrics()
+    assert metrics[("qworker_up",)] == 1
+    assert metrics[("qworker_broker_reconnects_total",)] == 1
+    assert metrics[("qworker_broker_failures_total",)] >= 1
+
+
+def test_the_metrics_count_what_ended_and_prometheus_can_read_them(watched: Watched) -> None:
+    name = ("task", 'odd "name"\\')
+    for number in (1, 1, 1, 0):
+        watched.odd.delay(number)
+    until(lambda: watched.store.messages == 0)
+    metrics = watched.metrics()
+    assert metrics[("qworker_tasks_total", ("outcome", "success"), name)] == 3
+    assert metrics[("qworker_tasks_total", ("outcome", "failure"), name)] == 1
+    assert metrics[("qworker_task_runtime_seconds_count",)] == 4
+    assert metrics[("qworker_task_runtime_seconds_bucket", ("le", "+Inf"))] == 4
+    assert metrics[("qworker_task_runtime_seconds_bucket", ("le", "3600.0"))] == 4
+    assert metrics[("qworker_pool_size",)] == 2
+    assert metrics[("qworker_tasks_running",)] == 0
+    assert metrics[("process_resident_memory_bytes",)] > 1 << 20
+    assert 0 <= metrics[("qworker_broker_silence_seconds",)] < 5
+
+
+def test_the_metrics_tell_how_the_queues_stand(watched: Watched) -> None:
+    queue = ("queue", "celery")
+    watched.odd.apply_async((1,), countdown=3600)
+    watched.store.push([Envelope("celery", "no headers", None, b"")])
+    until(lambda: watched.store.dead())
+    metrics = watched.metrics()
+    assert metrics[("qworker_queues_known",)] == 1
+    assert metrics[("qworker_queue_messages_ready", queue)] == 0
+    assert metrics[("qworker_queue_messages_delayed", queue)] == 1
+    assert metrics[("qworker_queue_messages_dead", queue)] == 1
+    assert metrics[("qworker_queue_oldest_message_seconds", queue)] == 0
+
+
+def test_of_queues_that_a_broker_does_not_tell_nothing_is_made_up(watched: Watched) -> None:
+    watched.store.away = True
+    metrics = watched.metrics()
+    assert metrics[("qworker_queues_known",)] == 0
+    assert not [name for name, *_ in metrics if name.startswith("qworker_queue_")]
+
+
+def test_a_broker_that_counts_only_what_is_ready_tells_of_no_more() -> None:
+    watched = Watched(lacks={"counts"})
+    try:
+        names = {name for name, *_ in watched.metrics() if name.startswith("qworker_queue_")}
+        assert names == {"qworker_queue_messages_ready"}
+    finally:
+        watched.worker.stop()
+
+
+def test_clients_that_say_nothing_keep_nobody_out(watched: Watched) -> None:
+    slow = [socket.create_connection(("127.0.0.1", watched.port)) for _ in range(3 * MAX_CONNECTIONS)]
+    slow[-1].sendall(b"GET /heal")
+    try:
+        began = time.monotonic()
+        assert watched.get("/readyz")[0] == 200
+        assert time.monotonic() - began < 2
+        slow[0].settimeout(10)
+        assert slow[0].recv(1) == b""  # the oldest had to go
+    finally:
+        for one in slow:
+            one.close()
+
+
+@pytest.mark.parametrize("junk", [b"\x00\xff" * 5000 + b"\r\n\r\n", b"GET\r\n\r\n", b"G" * 100_000, b""])
+def test_nonsense_harms_nobody(watched: Watched, junk: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", watched.port), timeout=10) as client:
+        try:
+            client.sendall(junk)
+        except ConnectionError:
+            pass  # it has heard enough
+    assert watched.get("/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_is_told_in_one_sentence(watched: Watched) -> None:
+    app = QWorker(
+        "second",
+        broker=MemoryStore(),
+        backend="cache+memory://",
+        set_as_current=False,
+        worker_http_address=f"127.0.0.1:{watched.port}",
+        worker_pool="threads",
+    )
+    worker = Worker(app)
+    with pytest.raises(ConfigurationError, match=r"worker_http_address: cannot listen on .*already in use"):
+        worker.start()
+    worker.stop()
+
+
+def test_when_the_worker_has_stopped_nobody_answers(watched: Watched) -> None:
+    watched.worker.stop()
+    watched.worker.stop()
+    with pytest.raises(ConnectionRefusedError):
+        watched.get("/healthz")

@@ -1,0 +1,153 @@
+"""Tasks published within the caller's own transaction: there exactly if it is committed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from qworker import QWorker
+from qworker.errors import ConfigurationError
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+
+pytestmark = pytest.mark.integration
+
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+
+
+@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
+    made: SQLPlace = request.param(tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def app(place: SQLPlace) -> Iterator[QWorker]:
+    app = QWorker("shop", broker=place.url, set_as_current=False)
+
+    @app.task(name="bill")
+    def bill(number: int) -> int:
+        return number
+
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def engine(place: SQLPlace) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(DRIVERS[place.server] + "://" + place.url.partition("://")[2])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (number integer)")
+    yield engine
+    engine.dispose()
+
+
+def waiting(app: QWorker) -> int:
+    return sum(info.ready + info.delayed for info in app.broker.queues())
+
+
+def orders(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM orders").scalar_one())
+
+
+def test_a_rollback_takes_the_task_along(app: QWorker, engine: sa.Engine) -> None:
+    bill = app.tasks["bill"]
+    with Session(engine) as session, contextlib.suppress(ZeroDivisionError), session.begin():
+        session.execute(sa.text("INSERT INTO orders VALUES (1)"))
+        with app.publishing_in(session):
+            bill.delay(1)
+        raise ZeroDivisionError
+    assert (orders(engine), waiting(app)) == (0, 0)
+
+
+def test_a_commit_sends_it(app: QWorker, engine: sa.Engine) -> None:
+    bill = app.tasks["bill"]
+    with Session(engine) as session:
+        session.execute(sa.text("INSERT INTO orders VALUES (1)"))
+        with app.publishing_in(session):
+            bill.delay(1)
+            bill.apply_async((2,), countdown=60)
+            bill.apply_many([(number,) for number in range(1200)])
+        assert waiting(app) == 0
+        session.commit()
+    assert orders(engine) == 1
+    (info,) = app.broker.queues()
+    assert (info.ready, info.delayed) == (1201, 1)
+    with engine.begin() as connection, app.publishing_in(connection):
+        bill.delay(3)
+    assert waiting(app) == 1203
+
+
+def test_a_connection_of_the_driver_will_do(app: QWorker, engine: sa.Engine) -> None:
+    bill = app.tasks["bill"]
+    with closing(engine.raw_connection().driver_connection) as connection:  # type: ignore[type-var]
+        assert connection is not None
+        with app.publishing_in(connection):
+            bill.delay(1)
+        connection.rollback()
+        with app.publishing_in(connection):
+            bill.delay(2)
+        connection.commit()
+    assert waiting(app) == 1
+
+
+@pytest.mark.parametrize(
+    "place", [PostgreSQLPlace], ids=["postgresql"], indirect=True
+)  # MySQL tells of nothing
+def test_a_waiting_worker_hears_of_the_commit(app: QWorker, engine: sa.Engine) -> None:
+    app.broker.enlist("w@test", ["celery"], 1)
+    assert not app.broker.wait(0)
+    with engine.begin() as connection:
+        with app.publishing_in(connection):
+            app.tasks["bill"].delay(1)
+        assert not app.broker.wait(0)
+    assert app.broker.wait(30)
+    assert len(app.broker.lease(["celery"], 10)) == 1
+
+
+def test_calls_of_another_app_and_after_the_block_go_their_own_way(
+    app: QWorker, engine: sa.Engine, tmp_path: Path
+) -> None:
+    other = QWorker("other", broker=f"sqlite:///{tmp_path}/other.db", set_as_current=False)
+    with Session(engine) as session:
+        with app.publishing_in(session):
+            other.send_task("elsewhere")
+        app.tasks["bill"].delay(1)
+    assert (waiting(app), waiting(other)) == (1, 1)
+    other.close()
+
+
+class NotAConnection:
+    pass
+
+
+@pytest.mark.parametrize("wrong", [NotAConnection(), None, "postgresql://"])
+def test_what_is_no_connection_is_refused(app: QWorker, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Session or Connection"), app.publishing_in(wrong):
+        raise AssertionError
+
+
+def test_another_kind_of_database_is_refused(app: QWorker) -> None:
+    engine = sa.create_engine("sqlite://")
+    with (
+        engine.connect() as connection,
+        pytest.raises(ConfigurationError, match="one to sqlite"),
+        app.publishing_in(connection),
+    ):
+        raise AssertionError
+    engine.dispose()
+
+
+def test_a_broker_that_is_no_database_says_so(tmp_path: Path) -> None:
+    app = QWorker("x", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="set broker_url to postgresql"), app.publishing_in(object()):
+        raise AssertionError
+    app.close()

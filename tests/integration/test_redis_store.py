@@ -1,0 +1,597 @@
+"""The Redis broker when its server refuses, forgets, fills up or goes away; and what it promises beyond the contract."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+redis = pytest.importorskip("redis", reason='pip install "qworker[redis]"')
+
+from qworker import QWorker  # noqa: E402
+from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402
+from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Leased, Store  # noqa: E402
+from qworker.transports.redis import RedisStore  # noqa: E402
+from qworker.worker import Worker  # noqa: E402
+from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
+from tests.contract.lease_places import mark, message, until  # noqa: E402
+from tests.contract.place_redis import RedisPlace  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[RedisPlace]:
+    place = RedisPlace(tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def open_(place: RedisPlace) -> Iterator[Callable[..., Any]]:
+    opened: list[Any] = []
+
+    def open_one(**options: Any) -> Any:
+        opened.append(place.open(**options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[..., Redis]]:
+    """Starts a server of our own with lines of configuration."""
+    started: list[Redis] = []
+
+    def start(**options: object) -> Redis:
+        started.append(Redis(**options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@contextmanager
+def opened(server: Redis, **options: Any) -> Iterator[RedisStore]:
+    store = RedisStore(server.url, options=options)
+    try:
+        yield store
+    finally:
+        try:
+            store.close()
+        except BrokerUnavailable:
+            pass
+
+
+def names(messages: list[Leased]) -> list[str]:
+    return [leased.headers for leased in messages]
+
+
+# -- results --
+
+
+def test_results_expire_by_themselves(open_: Callable[..., Any], place: RedisPlace) -> None:
+    store = open_()
+    now = time.time()
+    rows = [("soon", "SUCCESS", b'{"status": "SUCCESS"}', now + 100), ("never", "SUCCESS", b"pickled", None)]
+    store.settle(store.enlist("w", ["q"], 1), [Store(row) for row in rows])
+    key = f"{place.prefix}celery-task-meta-"
+    assert 95 < place.client.ttl(f"{key}soon") <= 100
+    assert place.client.ttl(f"{key}never") == -1
+    assert place.client.get(f"{key}never.status") == b"SUCCESS"
+    assert not place.client.exists(f"{key}soon.status")
+
+
+def test_a_result_is_published_as_celery_does(open_: Callable[..., Any], place: RedisPlace) -> None:
+    listening = place.client.pubsub(ignore_subscribe_messages=True)
+    channel = f"{place.prefix}celery-task-meta-one"
+    listening.subscribe(channel)
+    until(lambda: place.client.pubsub_numsub(channel)[0][1])
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([message("a")])
+    (leased,) = store.lease(["q"], 1)
+    store.settle(own, [Ack(leased.tag, ("one", "SUCCESS", b'{"status": "SUCCESS"}', None))])
+    found = until(listening.get_message)
+    assert found["data"] == b'{"status": "SUCCESS"}'
+    listening.close()
+
+
+def test_an_ack_stores_the_result_with_the_app(place: RedisPlace) -> None:
+    options = {"global_keyprefix": place.prefix}
+    app = QWorker(
+        "proj", broker=place.url, result_backend=place.url, set_as_current=False,
+        broker_transport_options=options, result_backend_transport_options=options,
+    )  # fmt: skip
+    assert app.results_with_broker
+    app.close()
+
+
+# -- the other side of the line --
+
+
+def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: RedisPlace) -> None:
+    store, publisher = open_(options={"client_name": f"{place.prefix}w"}), open_()
+    own = store.enlist("w", ["q"], 1)
+    publisher.push([message("a")])
+    (held,) = store.lease(["q"], 1)
+    store.wait(0)
+    ids = [each["id"] for each in place.client.client_list() if each["name"] == f"{place.prefix}w"]
+    for id in ids:
+        place.client.client_kill_filter(_id=id)
+    assert store.wait(30) is True, "whatever was said meanwhile must be looked for"
+    with pytest.raises(BrokerUnavailable):
+        store.lease(["q"], 1)
+    assert store.settle(own, [Ack(held.tag)]) == set()
+    store.wait(0)
+    publisher.push([message("b")])
+    assert store.wait(30) is True
+    assert names(store.lease(["q"], 1)) == ["b"]
+
+
+def test_an_idle_publisher_survives_what_the_server_closed(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    publisher = open_(options={"client_name": f"{place.prefix}p"})
+    publisher.push([message("a")])
+    (client,) = [each for each in place.client.client_list() if each["name"] == f"{place.prefix}p"]
+    place.client.client_kill_filter(_id=client["id"])
+    publisher.push([message("b")])
+    assert place.count() == 2
+
+
+def test_what_a_claim_took_whose_answer_was_lost_comes_back(place: RedisPlace, tmp_path: Path) -> None:
+    """The server has given the messages to us, and we never heard of it."""
+    host, port = (
+        place.client.connection_pool.connection_kwargs["host"],
+        place.client.connection_pool.connection_kwargs["port"],
+    )
+    gate = Gate((host, port))
+    options = {"global_keyprefix": place.prefix, "socket_timeout": 2.0}
+    db = place.url.rpartition("/")[2]
+    store = RedisStore(f"redis://127.0.0.1:{gate.port}/{db}", options=options)
+    own = store.enlist("w", ["q"], 1)
+    store.push([message("a"), message("b")])
+    gate.deaf = True
+    with pytest.raises(BrokerUnavailable):
+        store.lease(["q"], 10)
+    assert place.client.hlen(f"{place.prefix}unacked") == 2
+    gate.deaf = False
+    again = store.lease(["q"], 10)
+    assert names(again) == ["a", "b"]
+    assert {leased.deliveries for leased in again} == {0}
+    assert store.settle(own, [Ack(leased.tag) for leased in again]) == set()
+    assert place.count() == 0
+    store.close()
+    gate.close()
+
+
+class Gate:
+    """Passes connections on to *target*; deaf: what the target answers is thrown away with the connection."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.deaf = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if answers and self.deaf:
+                    break
+                target.sendall(data)
+        except OSError:
+            pass
+        for each in (source, target):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def test_nobody_there(open_: Callable[..., Any]) -> None:
+    store = RedisStore(f"redis://:secret@127.0.0.1:{free_port()}/0")
+    with pytest.raises(BrokerUnavailable) as caught:
+        store.push([message("a")])
+    assert "secret" not in str(caught.value)
+    with pytest.raises(BrokerUnavailable):
+        store.enlist("w", ["q"], 1)
+    store.close()
+
+
+# -- servers that are set up wrongly, or are full --
+
+
+def test_a_server_that_evicts_is_refused(server: Callable[..., Redis]) -> None:
+    evicting = server(**{"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
+    with opened(evicting) as store, pytest.raises(ConfigurationError, match="noeviction"):
+        store.enlist("w", ["q"], 1)
+    with opened(evicting, allow_eviction=True) as store:
+        assert store.enlist("w", ["q"], 1)
+
+
+def test_when_memory_is_full_acks_and_results_still_go(server: Callable[..., Redis]) -> None:
+    full = server()
+    with opened(full) as store:
+        own = store.enlist("w", ["q"], 1)
+        store.push([message(str(number)) for number in range(10)])
+        held = store.lease(["q"], 5)
+        full.do("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(BrokerUnavailable, match="memory is full"):
+            store.push([message("no")])
+        with pytest.raises(BrokerUnavailable, match="memory is full"):
+            store.push([message("no"), message("no", "r")])
+        rows = [(leased.headers, "SUCCESS", b'{"status": "SUCCESS"}', None) for leased in held]
+        assert (
+            store.settle(own, [Ack(leased.tag, row) for leased, row in zip(held, rows, strict=True)]) == set()
+        )
+        store.settle(own, [Store(("alone", "SUCCESS", b'{"status": "SUCCESS"}', None))])
+        assert full.do("EXISTS", "celery-task-meta-0", "celery-task-meta-alone") == 2
+        store.extend()
+        assert len(store.lease(["q"], 10)) == 5
+        full.do("CONFIG", "SET", "maxmemory", "0")
+        store.push([message("yes")])
+
+
+def test_a_replica_is_not_written_to(server: Callable[..., Redis]) -> None:
+    replica = server()
+    with opened(replica) as store:
+        store.push([message("a")])
+        replica.do("REPLICAOF", "127.0.0.1", str(free_port()))
+        with pytest.raises(BrokerUnavailable, match="replica"):
+            store.push([message("b")])
+        replica.do("REPLICAOF", "NO", "ONE")
+        store.push([message("c")])
+
+
+def test_a_wrong_password_is_named(server: Callable[..., Redis]) -> None:
+    private = server()
+    private.do("CONFIG", "SET", "requirepass", "right")
+    store = RedisStore(private.url.replace("redis://", "redis://:wrong@"))
+    with pytest.raises(BrokerUnavailable, match="password"):
+        store.push([message("a")])
+    store.close()
+    with pytest.raises(BrokerUnavailable, match="password"), opened(private) as nobody:
+        nobody.push([message("a")])
+    right = RedisStore(private.url.replace("redis://", "redis://:right@"))
+    right.push([message("a")])
+    right.close()
+
+
+def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:
+    durable = server()
+    with opened(durable) as store:
+        own = store.enlist("w", ["q"], 1)
+        store.push([message("a"), message("later", due=time.time() + 1000)])
+        (leased,) = store.lease(["q"], 1)
+        durable.kill()
+        with pytest.raises(BrokerUnavailable):
+            store.settle(own, [Ack(leased.tag)])
+        durable.start()
+        assert store.settle(own, [Ack(leased.tag)]) == set()
+        assert [(info.ready, info.delayed, info.leased) for info in store.queues()] == [(0, 1, 0)]
+
+
+# -- ways to a server --
+
+
+def test_a_unix_socket(server: Callable[..., Redis], tmp_path: Path) -> None:
+    path = Path("/tmp", f"qworker-{hashlib.sha1(str(tmp_path).encode()).hexdigest()[:8]}.sock")
+    server(unixsocket=str(path))
+    store = RedisStore(f"redis+socket://{path}?virtual_host=2")
+    store.enlist("w", ["q"], 1)
+    store.push([message("a")])
+    assert names(store.lease(["q"], 1)) == ["a"]
+    store.close()
+
+
+def test_tls(server: Callable[..., Redis], tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        capture_output=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    port = free_port()
+    server(**{
+        "tls-port": port, "tls-cert-file": certificate, "tls-key-file": key, "tls-ca-cert-file": certificate,
+        "tls-auth-clients": "no",
+    })  # fmt: skip
+    store = RedisStore(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
+    own = store.enlist("w", ["q"], 1)
+    body = b"x" * 300_000
+    store.push([message(str(number), body=body) for number in range(5)])
+    assert store.wait(30) is True
+    found = store.lease(["q"], 10)
+    assert [leased.body for leased in found] == [body] * 5
+    assert store.settle(own, [Ack(leased.tag) for leased in found]) == set()
+    store.wait(0)
+    waker = threading.Timer(0.05, lambda: store.push([message("later")]))
+    waker.start()
+    assert store.wait(30) is True
+    waker.join()
+    store.close()
+    stranger = RedisStore(f"rediss://127.0.0.1:{port}/0")
+    with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
+        stranger.push([message("a")])
+    stranger.close()
+
+
+def test_a_sentinel_leads_to_the_master(server: Callable[..., Redis], tmp_path: Path) -> None:
+    master, other = server(), server()
+    other.do("REPLICAOF", "127.0.0.1", str(master.port))
+    port = free_port()
+    configuration = tmp_path / "sentinel.conf"
+    configuration.write_text(
+        f"port {port}\nbind 127.0.0.1\nsentinel monitor mine 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds mine 500\nsentinel failover-timeout mine 2000\n"
+    )
+    with (tmp_path / "sentinel.log").open("wb") as log:
+        sentinel = subprocess.Popen(
+            [binary("redis-server"), str(configuration), "--sentinel"], stdout=log, stderr=log, cwd=tmp_path
+        )
+    try:
+        until(lambda: replicas(port))
+        store = RedisStore(f"sentinel://127.0.0.1:{port}/0", options={"master_name": "mine"})
+        store.enlist("w", ["q"], 1)
+        store.push([message("before")])
+        until(lambda: other.do("LLEN", "q\x06\x169") == 1)
+        master.kill()
+        until(lambda: pushed(store))
+        assert "before" in names(store.lease(["q"], 10))
+        store.close()
+    finally:
+        sentinel.kill()
+        sentinel.wait()
+
+
+def replicas(port: int) -> bool:
+    client = redis.Redis(port=port)
+    try:
+        return bool(client.execute_command("SENTINEL", "REPLICAS", "mine"))
+    except redis.RedisError:
+        return False
+    finally:
+        client.close()
+
+
+def pushed(store: RedisStore) -> bool:
+    try:
+        store.push([message("after")])
+        store.extend()
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+# -- beside others --
+
+
+def test_a_plain_lpush_of_another_rings(open_: Callable[..., Any], place: RedisPlace) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    assert store.lease(["q"], 10) == []
+    assert store.wait(0.3) is False
+    threading.Timer(0.1, place.client.lpush, [f"{place.prefix}q", "not an envelope"]).start()
+    assert store.wait(30) is True
+    (leased,) = store.lease(["q"], 10)
+    assert leased.headers == "not an envelope"
+    assert store.lease(["q"], 10) == []
+    threading.Timer(0.1, place.client.lpush, [f"{place.prefix}q\x06\x163", "with a priority"]).start()
+    assert store.wait(30) is True
+    assert names(store.lease(["q"], 10)) == ["with a priority"]
+
+
+def test_stock_tools_find_the_queue(open_: Callable[..., Any], place: RedisPlace) -> None:
+    open_().push([message("a", "mail")])
+    assert place.client.smembers(f"{place.prefix}_kombu.binding.mail") == {b"mail\x06\x16\x06\x16mail"}
+
+
+def test_flushing_hands_delayed_messages_to_the_lists(open_: Callable[..., Any], place: RedisPlace) -> None:
+    store = open_()
+    store.push([message(str(number), due=time.time() + 1000, priority=9) for number in range(1500)])
+    assert store.flush_delayed("q") == 1500
+    assert place.client.llen(f"{place.prefix}q") == 1500
+    assert store.flush_delayed("q") == 0
+
+
+def test_a_silent_worker_of_another_host_says_what_it_was_running(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    silent, well = open_(lease_seconds=0.3), open_()
+    silent.enlist("silent", ["q"], 1)
+    well.enlist("well", ["q"], 1)
+    well.push([message("running"), message("waiting")])
+    running, _ = silent.lease(["q"], 2)
+    mark(silent, running.tag)
+    silent.wait(0.01)
+    record = next(
+        key
+        for key in place.all_keys()
+        if b"qworker.owner." in key and place.client.hget(key, "name") == b"silent"
+    )
+    assert place.client.hget(record, "running") == str(running.tag).encode()
+    place.client.hset(record, mapping={"boot": "another", "lock": "/nowhere", "marks": "/nowhere"})
+    ((name, returned, counted),) = until(well.reclaim)
+    assert (name, returned, counted) == ("silent", 2, 1)
+    assert {leased.headers: leased.deliveries for leased in well.lease(["q"], 2)} == {
+        "running": 1,
+        "waiting": 0,
+    }
+
+
+def test_a_lease_holds_back_stock_consumers(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """What is on lease is restored by them only when their time-out is over after the end of the lease."""
+    store = open_(lease_seconds=30.0)
+    store.enlist("w", ["q"], 1)
+    store.push([message("a")])
+    store.lease(["q"], 1)
+    ((field, score),) = place.client.zrange(f"{place.prefix}unacked_index", 0, -1, withscores=True)
+    assert score > time.time() + 20
+    payload, exchange, routing_key = json.loads(place.client.hget(f"{place.prefix}unacked", field))
+    assert (exchange, routing_key, payload["headers"]) == ("", "q", "a")
+
+
+def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """A stock consumer with a clock of its own took our message for lost, and put it back."""
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    store.push([message("a")])
+    (first,) = store.lease(["q"], 1)
+    (value,) = place.client.hvals(f"{place.prefix}unacked")
+    place.client.rpush(f"{place.prefix}q", value[1 : value.rfind(b', "", ')])
+    (second,) = store.lease(["q"], 1)
+    assert second.tag == first.tag
+    assert place.count() == 1
+    assert store.settle(own, [Ack(first.tag)]) == set()
+    assert place.count() == 0
+    assert place.client.zcard(f"{place.prefix}unacked_index") == 0
+
+
+def test_revocations_between_rings_are_heard(open_: Callable[..., Any]) -> None:
+    store, other = open_(), open_()
+    store.enlist("w", ["q"], 1)
+    cursor, _ = store.revoked_since(0)
+    for number in range(5):
+        other.push([message("a")])
+        assert store.wait(30) is True
+        assert store.revoked_since(cursor) == (cursor, [])
+        other.revoke([str(number)])
+        assert store.wait(30) is True
+        cursor, found = store.revoked_since(cursor)
+        assert [revocation.task_id for revocation in found] == [str(number)]
+
+
+def test_holders_that_were_silent_for_a_day_are_forgotten(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    gone, well = open_(), open_()
+    gone.enlist("gone", ["q"], 1)
+    well.enlist("well", ["q"], 1)
+    owners = f"{place.prefix}qworker.owners"
+    epoch = next(each for each in place.client.zrange(owners, 0, -1) if int(each) == gone._epoch)
+    place.client.zadd(owners, {epoch: time.time() - 3600})
+    assert well.reclaim() == []
+    assert place.client.zcard(owners) == 2
+    place.client.zadd(owners, {epoch: time.time() - 100_000})
+    assert well.reclaim() == []
+    assert place.client.zcard(owners) == 1
+
+
+def test_a_worker_without_a_place_for_files_is_known_by_its_lease(
+    open_: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a file"
+    file.touch()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(file))
+    silent = open_(lease_seconds=0.3)
+    silent.enlist("silent", ["q"], 1)
+    assert silent.running_path() is None
+    monkeypatch.undo()
+    well = open_()
+    well.enlist("well", ["q"], 1)
+    well.push([message("a")])
+    silent.lease(["q"], 1)
+    ((name, returned, counted),) = until(well.reclaim)
+    assert (name, returned, counted) == ("silent", 1, 0)
+
+
+def test_files_of_the_long_dead_are_deleted(
+    open_: Callable[..., Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    place = tmp_path / "qworker"
+    for name, age in (
+        ("old.lock", 1e6),
+        ("4194304.old.running", 1e6),
+        ("4194304.new.running", 0),
+        ("new.lock", 0),
+    ):
+        (place / name).touch()
+        os.utime(place / name, (time.time() - age,) * 2)
+    open_().enlist("next", ["q"], 1)
+    left = {path.name for path in place.iterdir()}
+    assert {"new.lock", "4194304.new.running"} < left
+    assert not {"old.lock", "4194304.old.running"} & left
+
+
+def test_without_blmove_a_worker_looks_for_others_messages(server: Callable[..., Redis]) -> None:
+    """As on servers before 6.2, which do not know it."""
+    old = server()
+    old.do("ACL", "SETUSER", "old", "on", ">pw", "~*", "&*", "+@all", "-blmove")
+    store = RedisStore(old.url.replace("redis://", "redis://old:pw@"))
+    store.enlist("w", ["q"], 1)
+    assert store.lease(["q"], 10) == []
+    assert store.wait(0.3) is False
+    threading.Timer(0.1, old.do, ["LPUSH", "q", "from another"]).start()
+    assert store.wait(30) is True
+    assert names(store.lease(["q"], 10)) == ["from another"]
+    store.close()
+
+
+def test_large_messages_are_taken_few_at_a_time(open_: Callable[..., Any], place: RedisPlace) -> None:
+    store = open_()
+    own = store.enlist("w", ["q"], 1)
+    body = bytes(MAX_LEASE_BYTES // 2)
+    for number in range(3):
+        store.push([message(str(number), body=body)])
+    first = store.lease(["q"], 10)
+    assert names(first) == ["0", "1"]
+    assert {len(leased.body) for leased in first} == {len(body)}
+    assert names(store.lease(["q"], 10)) == ["2"]
+    assert store.settle(own, [Ack(leased.tag) for leased in first]) == set()
+
+
+@pytest.mark.parametrize(("scale", "order"), [("qworker", [9, 8, 4, 0]), ("celery", [0, 4, 8, 9])])
+def test_what_a_worker_has_fetched_runs_in_the_order_of_the_scale(
+    place: RedisPlace, scale: str, order: list[int]
+) -> None:
+    options = {"global_keyprefix": place.prefix, "priority_scale": scale}
+    app = QWorker(
+        "proj", broker=place.url, result_backend="disabled://", set_as_current=False,
+        broker_transport_options=options,
+    )  # fmt: skip
+    ran: list[int] = []
+    task = app.task(name="note")(ran.append)
+    for priority in (4, 9, 0, 8):
+        task.apply_async((priority,), priority=priority)
+    worker = Worker(app, concurrency=1, pool="solo", prefetch_multiplier=10)
+    worker.start()
+    try:
+        until(lambda: len(ran) == 4)
+        assert ran == order
+    finally:
+        worker.stop()
+        app.close()

@@ -1,0 +1,274 @@
+"""The SQL broker on its servers: what the contract does not say of databases, connections and results."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qworker.backends.sql import SQLBackend
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.transports import open_store
+from qworker.transports.lease import Ack, LeaseStore, Reclaimed, Release, Store
+from qworker.transports.sql import SQLStore
+from tests.contract.lease_places import mark, message, until
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
+    made: SQLPlace = request.param(tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def stores(place: SQLPlace) -> Iterator[Any]:
+    opened: list[LeaseStore] = []
+
+    def open_one(**options: Any) -> LeaseStore:
+        opened.append(place.open(**options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def test_many_make_the_tables_at_once(stores: Any, place: SQLPlace) -> None:
+    several = [stores() for _ in range(6)]
+    threads = [
+        threading.Thread(target=each.push, args=([message(str(n))],)) for n, each in enumerate(several)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert place.count() == 6
+
+
+def test_tables_of_a_newer_version_are_left_alone(stores: Any, place: SQLPlace) -> None:
+    stores().push([message("a")])
+    place.execute("UPDATE qworker_schema SET version = 99")
+    with pytest.raises(ConfigurationError, match="newer qworker"):
+        stores().push([message("b")])
+
+
+def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    store.enlist("w@test", ["q"], 1)
+    store.push([message("a")])
+    assert store.wait(30)
+    place.end_connections()
+    with pytest.raises(BrokerUnavailable):
+        store.push([message("b")])
+    store.push([message("b")])
+    with pytest.raises(BrokerUnavailable):
+        store.lease(["q"], 10)
+    assert [leased.headers for leased in store.lease(["q"], 10)] == ["a", "b"]
+    store.wait(0)  # listens again, on the new connection
+    until(lambda: not store.wait(0))
+    stores().push([message("c")])
+    assert store.wait(30)
+
+
+def test_a_wait_on_a_connection_that_ended_does_not_last(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    store.enlist("w@test", ["q"], 1)
+    ending = threading.Timer(0.05, place.end_connections)
+    ending.start()
+    with pytest.raises(BrokerUnavailable):
+        store.wait(60)
+    ending.join()
+    assert store.wait(30) is True
+
+
+def test_marks_are_known_where_their_file_is_not(stores: Any) -> None:
+    now = [1000.0]
+    lost, well = (stores(lease_seconds=15.0, uptime=lambda: now[0]) for _ in range(2))
+    lost.enlist("lost@test", ["q"], 1)
+    well.enlist("well@test", ["q"], 1)
+    well.push([message("runs"), message("waits")])
+    running, _ = lost.lease(["q"], 10)
+    mark(lost, running.tag)
+    until(lambda: not lost.wait(0.2))  # once it has heard of the push
+    Path(lost.running_path()).unlink()
+    now[0] += 16
+    assert well.reclaim() == [Reclaimed("lost@test", 2, 1)]
+    assert {each.headers: each.deliveries for each in well.lease(["q"], 10)} == {"runs": 1, "waits": 0}
+
+
+def test_publishers_do_not_ring_for_a_worker_that_has_enough(stores: Any) -> None:
+    busy, other = stores(), stores()
+    own = busy.enlist("busy@test", ["q"], 1)
+    other.push([message(str(number)) for number in range(10)])
+    assert busy.wait(30)
+    for _ in range(3):
+        (leased,) = busy.lease(["q"], 1)
+        busy.settle(own, [Ack(leased.tag)])
+    other.push([message("unheard")])
+    assert busy.wait(30) is True  # from now on it wants to hear, and looks for what it missed
+    assert len(busy.lease(["q"], 100)) == 8
+    until(lambda: not busy.wait(0.02))
+    other.push([message("heard")])
+    assert busy.wait(30) is True
+
+
+def test_settling_nothing_is_nothing(stores: Any) -> None:
+    store = stores()
+    assert store.settle(store.enlist("w@test", ["q"], 1), []) == set()
+    assert store.dead_discard([]) == store.dead_retry([]) == 0
+
+
+# -- results --
+
+
+def backend(place: SQLPlace, **options: Any) -> SQLBackend:
+    conf = Settings()
+    for name, value in options.items():
+        setattr(conf, name, value)
+    return SQLBackend(f"db+{place.url}", conf, SYSTEM_CLOCK)
+
+
+@pytest.mark.parametrize("first", ["result store", "broker"])
+@pytest.mark.parametrize("extended", [False, True])
+def test_results_go_to_celerys_table_with_the_ack(
+    stores: Any, place: SQLPlace, first: str, extended: bool
+) -> None:
+    results = backend(place, result_extended=extended)
+    store = stores()
+    assert results.same_store(store.url)
+    assert not results.same_store("postgresql://elsewhere/test")
+    if first == "result store":
+        assert results.get("one") is None  # makes the table
+    own = store.enlist("w@test", ["q"], 1)
+    store.push([message("a")])
+    (leased,) = store.lease(["q"], 1)
+    done = datetime.now(UTC).isoformat()
+
+    def row(status: str, value: Any) -> Any:
+        meta = {
+            "status": status,
+            "result": value,
+            "traceback": None,
+            "children": [],
+            "date_done": done,
+            "name": "t",
+        }
+        return results.row("one", meta)
+
+    store.settle(own, [Store(row("STARTED", None))])
+    assert results.get("one")["status"] == "STARTED"  # type: ignore[index]
+    assert store.settle(
+        own, [Ack(leased.tag, row("SUCCESS", 42)), Ack(999, results.row("two", {"status": "SUCCESS"}))]
+    ) == {999}
+    store.settle(own, [Store(row("FAILURE", None)), Store(row("STARTED", None))])
+    found = results.get("one")
+    assert found is not None
+    assert (found["status"], found["result"]) == ("SUCCESS", 42)
+    assert found.get("name") == ("t" if extended and first == "result store" else None)
+    assert results.get("two") is None
+    results.close()
+
+
+def test_a_child_and_the_worker_may_both_store_a_result(stores: Any, place: SQLPlace) -> None:
+    results = backend(place)
+    store = stores()
+    own = store.enlist("w@test", ["q"], 1)
+    store.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
+    assert results.store("one", {"status": "FAILURE", "result": "why", "date_done": None})
+    store.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
+    assert results.get("one")["status"] == "FAILURE"  # type: ignore[index]
+    store.settle(own, [Store(results.row("one", {"status": "SUCCESS"}))])
+    assert results.get("one")["status"] == "SUCCESS"  # type: ignore[index]
+    results.close()
+
+
+# -- what is wrong with a URL --
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "postgresql+psycopg2", "mariadb+mysqldb"])
+def test_a_server_that_is_not_there_is_named_without_its_password(scheme: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        store = open_store(f"{scheme}://me:hush@127.0.0.1:{free.getsockname()[1]}/test", Settings())
+        with pytest.raises(BrokerUnavailable) as caught:
+            store.push([message("a")])
+    assert "hush" not in str(caught.value)
+    assert "hush" not in store.safe_url  # type: ignore[attr-defined]
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for scheme in ("postgresql", "mysql"):
+            url = f"{scheme}://me@127.0.0.1:{silent.getsockname()[1]}/test"
+            store = SQLStore(url, connect_timeout=0.5)
+            with pytest.raises(BrokerUnavailable):
+                store.push([message("a")])
+
+
+def test_a_queue_name_that_does_not_fit_is_the_callers_error(stores: Any, place: SQLPlace) -> None:
+    long = "q" * 300 if place.server == "mysql" else "q\x00"
+    with pytest.raises(PublishError, match="cannot take this message"):
+        stores().push([message("a", long)])
+    assert place.count() == 0
+
+
+def test_the_same_place_is_known_by_any_name() -> None:
+    results = SimpleNamespace(url="db+postgresql+psycopg2://me:pw@localhost/shop")
+    same = SQLBackend.same_store
+    assert same(results, "postgresql://other@127.0.0.1:5432/shop")  # type: ignore[arg-type]
+    assert not same(results, "postgresql://other@127.0.0.1:5432/elsewhere")  # type: ignore[arg-type]
+    assert not same(results, "postgresql://127.0.0.1/shop?options=-csearch_path%3Dx")  # type: ignore[arg-type]
+    assert not same(results, "sqlite:///shop")  # type: ignore[arg-type]
+
+
+# -- a server that lost what it had not yet on its disk --
+
+
+def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    own = store.enlist("w@test", ["q"], 1)
+    store.push([message(name) for name in ("acked", "released", "runs")])
+    acked, released, _ = store.lease(["q"], 10)
+    store.settle(own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag, counted=True)])
+    # As it was before the commit that the crash undid.
+    place.execute("DELETE FROM celery_taskmeta WHERE task_id = 'one'")
+    columns = "queue, urgency, state, owner, sent, headers, body"
+    place.execute(
+        f"INSERT INTO qworker_message (tag, {columns}) SELECT {acked.tag}, {columns} FROM qworker_message "
+        "WHERE headers = 'runs'"
+    )
+    place.execute(
+        f"UPDATE qworker_message SET state = 2, owner = {own}, deliveries = 0 WHERE tag = {released.tag}"
+    )
+    place.end_connections()
+    with pytest.raises(BrokerUnavailable):
+        store.lease(["q"], 10)
+    assert [(each.headers, each.deliveries) for each in store.lease(["q"], 10)] == [("released", 1)]
+    assert place.count() == 2
+    assert place.result("one") == ("SUCCESS", b"1")
+
+
+def test_what_a_holder_knows_nothing_of_goes_back(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    own = store.enlist("w@test", ["q"], 1)
+    store.push([message("a"), message("b")])
+    store.lease(["q"], 1)
+    place.execute(f"UPDATE qworker_message SET state = 2, owner = {own} WHERE headers = 'b'")
+    place.end_connections()
+    with pytest.raises(BrokerUnavailable):
+        store.extend()
+    assert [(each.headers, each.redelivered) for each in store.lease(["q"], 10)] == [("b", True)]

@@ -1,0 +1,287 @@
+"""Amazon SQS, as moto plays it, for one process. (tests/acceptance/test_sqs.py has workers.)"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kombu
+import pytest
+
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.transports import open_store
+from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from qworker.transports.plain import PlainStore
+from qworker.transports.plain_messages import of_envelope
+from qworker.transports.sqs import SqsStore
+from tests.acceptance.sqs_server import REGION, Sqs
+
+pytestmark = pytest.mark.integration
+PATIENCE_SECONDS = 20.0
+Open = Callable[..., SqsStore]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Sqs]:
+    server = Sqs()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def open_(server: Sqs) -> Iterator[Open]:
+    opened: list[SqsStore] = []
+    server.reset()
+
+    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> SqsStore:
+        transport = {"region": REGION, "wait_time_seconds": 2, **options}
+        conf = Settings({"broker_transport_options": transport, "worker_lease_seconds": lease})
+        store = open_store(url or server.url, conf)
+        assert isinstance(store, SqsStore)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def envelope(queue: str, name: str, **fields: Any) -> Envelope:
+    return Envelope(queue, json.dumps({"id": name}), None, fields.pop("body", b"[]"), **fields)
+
+
+def names(messages: list[Leased]) -> list[str]:
+    return [json.loads(leased.headers)["id"] for leased in messages]
+
+
+def leased(store: SqsStore, queue: str, count: int) -> list[Leased]:
+    """Wait for *count* messages."""
+    found: list[Leased] = []
+    end = time.monotonic() + PATIENCE_SECONDS
+    while len(found) < count:
+        assert time.monotonic() < end, f"{len(found)} of {count}"
+        found += store.lease([queue], count - len(found))
+        if len(found) < count:
+            store.wait(1.0)
+    return found
+
+
+def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    body = bytes(range(256))
+    properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
+    store.push(
+        [Envelope(queue, '{"id":"é"}', json.dumps(properties), body), Envelope(queue, "no JSON", None, b"")]
+    )
+    first, second = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
+    assert json.loads(first.headers) == {"id": "é"}
+    assert json.loads(first.properties or "") == properties
+    assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
+    assert second.headers == "no JSON"
+    assert server.counts(queue) == (0, 0, 2)
+    assert store.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
+    assert store.settle(own, [Ack(first.tag)]) == {first.tag}
+    assert server.counts(queue) == (0, 0, 0)
+    assert store.queues() == []
+
+
+def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    options = {"region": REGION, "wait_time_seconds": 1}
+    with kombu.Connection(server.url, transport_options=options) as connection:
+        kombu.Producer(connection.default_channel).publish(
+            b"[1]", routing_key=queue, headers={"id": "a", "task": "t"}, content_type="application/json",
+            content_encoding="utf-8", serializer=None,
+        )  # fmt: skip
+        (message,) = leased(store, queue, 1)
+        assert json.loads(message.headers) == {"id": "a", "task": "t"}
+        assert message.body == b"[1]"
+        store.settle(own, [Ack(message.tag)])
+        store.resign()
+        store.push([envelope(queue, "b", body=b"[2]")])
+        found = kombu.Queue(queue)(connection.default_channel).get()
+        assert (found.headers["id"], found.body, found.content_type) == ("b", b"[2]", "application/json")
+        found.ack()
+    assert server.counts(queue) == (0, 0, 0)
+
+
+def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    client = server.client()
+    url = client.get_queue_url(QueueName=queue)["QueueUrl"]
+    bodies = [
+        "words",
+        '{"Records": []}',
+        "[]",
+        base64.b64encode(b"\xff").decode(),
+        json.dumps({"properties": {"body_encoding": "rot13"}, "body": "?", "headers": 5}),
+    ]
+    for body in bodies:
+        client.send_message(QueueUrl=url, MessageBody=body)
+    found = leased(store, queue, len(bodies))
+    assert sorted(message.body.decode() for message in found) == sorted(bodies)
+    store.settle(own, [Bury(message.tag, "nonsense") for message in found])
+    assert sorted(letter.body.decode() for letter in store.dead()) == sorted(bodies)
+
+
+def test_many_and_large_messages(open_: Open, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, str(number), body=b"x" * 60_000) for number in range(23)])
+    found = leased(store, queue, 23)
+    assert sorted(map(int, names(found))) == list(range(23))
+    assert store.settle(own, [Ack(message.tag) for message in found]) == set()
+    with pytest.raises(PublishError):
+        store.push([envelope(queue, "large", body=b"x" * 2_000_000)])
+
+
+def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
+    """SQS keeps it; and keeps again what came before its time: it delays by 15 minutes at most."""
+    store = open_()
+    store.enlist("w", [queue], 1)
+    now = SYSTEM_CLOCK.now()
+    store.push([envelope(queue, "hours", due=now + 9000.0), envelope(queue, "soon", due=now + 6.0)])
+    assert server.counts(queue) == (0, 2, 0)
+    # As it comes after 15 minutes:
+    early = of_envelope(envelope(queue, "again", due=now + 800.0), now)
+    PlainStore._send(store, [early])
+    (soon,) = leased(store, queue, 1)
+    assert names([soon]) == ["soon"]
+    assert SYSTEM_CLOCK.now() >= now + 6.0
+    assert server.counts(queue) == (0, 2, 1)
+    store.settle(store._epoch, [Ack(soon.tag)])
+    assert server.counts(queue) == (0, 2, 0)
+
+
+def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, "a")])
+    (message,) = leased(store, queue, 1)
+    store.settle(own, [Release(message.tag)])
+    (message,) = leased(store, queue, 1)
+    assert (message.deliveries, message.redelivered) == (0, True)
+    store.settle(own, [Release(message.tag, counted=True)])
+    (message,) = leased(store, queue, 1)
+    assert message.deliveries == 1
+    store.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0, parked=True)])
+    assert server.counts(queue) == (0, 1, 0)
+
+
+def test_what_others_have_is_ours_no_more(open_: Open, queue: str) -> None:
+    slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
+    own, theirs = slow.enlist("slow", [queue], 1), quick.enlist("quick", [queue], 1)
+    slow.push([envelope(queue, "a")])
+    (message,) = leased(slow, queue, 1)
+    (again,) = leased(quick, queue, 1)
+    assert again.tag == message.tag
+    assert quick.settle(theirs, [Ack(again.tag)]) == set()
+    slow.extend()
+    assert slow.settle(own, [Ack(message.tag)]) == {message.tag}
+
+
+def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:
+    store = open_()
+    name = f"{queue}.fifo"
+    own = store.enlist("w", [name], 1)
+    now = SYSTEM_CLOCK.now()
+    store.push([envelope(name, str(number)) for number in range(5)])
+    found = leased(store, name, 5)
+    assert names(found) == list("01234")
+    store.settle(own, [Ack(message.tag) for message in found])
+    store.push([envelope(name, "later", due=now + 3.0)])
+    (later,) = leased(store, name, 1)
+    assert SYSTEM_CLOCK.now() >= now + 3.0
+    store.settle(own, [Ack(later.tag)])
+
+
+def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
+    client = server.client()
+    urls = {name: client.create_queue(QueueName=name)["QueueUrl"] for name in (queue, "qworker-dead")}
+    keys = {"access_key_id": "key", "secret_access_key": "secret"}
+    predefined = {name: {"url": url, **keys} for name, url in urls.items()}
+    store = open_(predefined_queues=predefined)
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, "a")])
+    (message,) = leased(store, queue, 1)
+    store.settle(own, [Bury(message.tag, "why")])
+    assert [letter.reason for letter in store.dead()] == ["why"]
+    with pytest.raises(ConfigurationError, match=r"predefined_queues.*'other'"):
+        store.push([envelope("other", "a")])
+    del predefined["qworker-dead"]
+    with pytest.raises(ConfigurationError, match=r"predefined_queues.*qworker-dead"):
+        open_(predefined_queues=predefined).enlist("w", [queue], 1)
+
+
+def test_administration(open_: Open, server: Sqs, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, name) for name in "abc"])
+    found = leased(store, queue, 3)
+    store.settle(own, [Bury(message.tag, f"why {names([message])[0]}") for message in found])
+    letters = store.dead()
+    assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
+    assert [(info.queue, info.ready, info.dead) for info in store.queues()] == [(queue, 0, 3)]
+    assert store.dead_discard([letters[0].tag]) == 1
+    store.resign()
+    assert store.dead_retry() == 2
+    store.push([envelope(queue, "later", due=SYSTEM_CLOCK.now() + 100.0)])
+    assert store.depths([queue])[0][:4] == (queue, 2, 1, 0)
+    assert store.purge(queue) == 3
+    assert server.counts(queue) == (0, 0, 0)
+
+
+def test_a_server_that_is_away(open_: Open, queue: str) -> None:
+    server = Sqs()
+    try:
+        store = open_(server.url)
+        own = store.enlist("w", [queue], 1)
+        store.push([envelope(queue, "a")])
+        (message,) = leased(store, queue, 1)
+    finally:
+        server.close()
+    for _ in range(2):  # the second time because it is not forgotten that this is still to be done
+        with pytest.raises(BrokerUnavailable):
+            store.settle(own, [Ack(message.tag)])
+    with pytest.raises(BrokerUnavailable):
+        store.push([envelope(queue, "b")])
+    with pytest.raises(BrokerUnavailable):
+        open_(server.url).enlist("w", [queue], 1)
+
+
+class Guarded(Sqs):
+    """One that looks at who asks."""
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "INITIAL_NO_AUTH_ACTION_COUNT": "0"}
+
+
+def test_keys_that_are_refused(open_: Open, queue: str) -> None:
+    server = Guarded()
+    try:
+        with pytest.raises(ConfigurationError, match="security token"):
+            open_(server.url).enlist("w", [queue], 1)
+    finally:
+        server.close()
+
+
+def test_tls_is_said_by_the_scheme() -> None:
+    store = open_store("sqs+https://key:secret@sqs.example/", Settings())
+    assert isinstance(store, SqsStore)
+    assert (store.url, store._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)

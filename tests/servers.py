@@ -1,0 +1,70 @@
+"""The servers that tests talk to: found by URL, or said to be missing.
+
+Comes from:  the environment (QWORKER_TEST_REDIS_URL…), or else the usual ports of this machine.
+Goes to:     tests of transports and result stores, which keep to names of their own on them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+# Read at import: the suite hides QWORKER_* from the tests themselves.
+URLS = {
+    "redis": os.environ.get("QWORKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
+    "rabbitmq": os.environ.get("QWORKER_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+    "postgresql": os.environ.get("QWORKER_TEST_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
+    "mysql": os.environ.get("QWORKER_TEST_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
+    "memcached": os.environ.get("QWORKER_TEST_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
+}
+PORTS = {"memcached": 11211, "redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "mariadb": 3306}
+
+
+def unreachable(name: str) -> str | None:
+    """Why the server *name* cannot be used; None when it listens."""
+    parts = urlsplit(URLS[name])
+    try:
+        with socket.create_connection(
+            (parts.hostname or "127.0.0.1", parts.port or PORTS[parts.scheme]), 2.0
+        ):
+            return None
+    except OSError as error:
+        return str(error)
+
+
+def _start_memcached() -> None:
+    """Start a memcached for as long as this process lives: it keeps nothing, and few machines run one."""
+    program = shutil.which("memcached")
+    if program is None:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([program, "-l", "127.0.0.1", "-p", str(port), "-u", "nobody", "-m", "16"])
+    atexit.register(server.kill)
+    URLS["memcached"] = f"memcached://127.0.0.1:{port}"
+    deadline = time.monotonic() + 10
+    while unreachable("memcached") is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def require(name: str) -> str:
+    """The URL of the server *name*. Without it the test is skipped; where CI is set it fails, so that nothing goes
+    untested unseen."""
+    reason = unreachable(name)
+    if reason is not None and name == "memcached":
+        _start_memcached()
+        reason = unreachable(name)
+    if reason is not None:
+        message = f"no {name} server at {URLS[name]}: {reason}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return URLS[name]

@@ -1,0 +1,279 @@
+"""The parts of the RabbitMQ transport that need no server: its codec, its delays, its inbox."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp.basic_message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.transports.amqp_codec import (
+    Delivery,
+    content_header,
+    delivery,
+    message_frames,
+    publish_method,
+    read_content,
+    tag_of,
+)
+from qworker.transports.amqp_delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
+from qworker.transports.amqp_inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
+from qworker.transports.amqp_link import address_of
+from qworker.transports.amqp_queues import DEAD, Queues
+from qworker.transports.tls import Tls
+from tests.certificates import Certificates
+
+# -- codec --
+
+NAMES = st.text(max_size=40).filter(lambda name: not name.startswith("x-"))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=20), children, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+def came(header: bytes, body: bytes = b"", number: int = 1, **fields: Any) -> Delivery:
+    return Delivery(
+        "c", number, fields.get("redelivered", False), fields.get("exchange", ""), "q", header, body
+    )
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=8), st.integers(0, 9), st.text(max_size=30))
+def test_headers_go_through_a_table_and_back(headers: dict[str, Any], priority: int, identity: str) -> None:
+    content = read_content(came(content_header(json.dumps(headers), None, 0, identity, priority)))
+    assert json.loads(content.text) == headers
+    assert (content.priority, content.message_id, content.own) == (priority, identity, {})
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=8))
+def test_the_peers_library_reads_the_same(headers: dict[str, Any]) -> None:
+    message = Message()
+    message.inbound_header(content_header(json.dumps(headers), None, 5, "m", 3))
+    assert message.headers == headers
+    assert (message.body_size, message.properties["delivery_mode"], message.properties["priority"]) == (
+        5,
+        2,
+        3,
+    )
+    assert message.properties["content_type"] == "application/json"
+
+
+@given(st.dictionaries(NAMES, VALUES.filter(lambda value: not isinstance(value, float)), max_size=8))
+def test_what_the_peers_library_writes_is_read(headers: dict[str, Any]) -> None:
+    message = Message(
+        "", application_headers=headers, content_type="t", correlation_id="c", reply_to="r", type="y"
+    )
+    raw = b"\x00\x3c\x00\x00" + bytes(8) + message._serialize_properties()
+    content = read_content(came(raw))
+    assert json.loads(content.text) == headers
+    assert json.loads(content.properties or "") == {
+        "content_type": "t", "correlation_id": "c", "reply_to": "r", "type": "y",
+    }  # fmt: skip
+
+
+@given(st.binary(max_size=60))
+def test_no_header_of_a_strangers_stops_the_reader(table: bytes) -> None:
+    raw = b"\x00\x3c\x00\x00" + bytes(8) + b"\x20\x00" + len(table).to_bytes(4) + table
+    assert isinstance(json.loads(read_content(came(raw)).text), dict)
+
+
+def test_headers_of_the_servers_are_kept_apart() -> None:
+    header = content_header(
+        '{"id": "a"}', None, 0, "m", more={"x-qworker-deliveries": 2, "x-death": [{"count": 1}]}
+    )
+    content = read_content(came(header))
+    assert content.own == {"x-qworker-deliveries": 2, "x-death": [{"count": 1}]}
+    assert content.text == '{"id":"a"}'
+    assert content.properties is None
+
+
+def test_a_tag_is_the_same_at_each_delivery_and_for_no_other() -> None:
+    def tag(text: str, identity: str, body: bytes = b"") -> int:
+        message = came(content_header(text, None, 0, identity), body)
+        return tag_of(message, read_content(message))
+
+    assert tag('{"id": "a"}', "m") == tag('{"id": "changed"}', "m") != tag('{"id": "a"}', "n")
+    assert tag('{"id": "a"}', "") == tag('{"id": "a"}', "") != tag('{"id": "b"}', "")
+    assert tag("{}", "", b"1") != tag("{}", "", b"2")
+    assert 0 < tag("{}", "m") < 2**63
+
+
+def test_frames_hold_no_more_than_agreed() -> None:
+    frames = message_frames(1, publish_method("", "q", True), b"header", b"b" * 250, 108)
+    sizes = []
+    while frames:
+        size = int.from_bytes(frames[3:7])
+        sizes.append((frames[0], size))
+        assert frames[7 + size] == 0xCE
+        frames = frames[8 + size :]
+    assert sizes == [(1, 10), (2, 6), (3, 100), (3, 100), (3, 50)]
+
+
+def test_a_delivery_is_read() -> None:
+    method = b"\x00\x3c\x00\x3c\x01c" + (7).to_bytes(8) + b"\x01\x01x\x03key"
+    assert delivery(method, b"h", b"b") == Delivery("c", 7, True, "x", "key", b"h", b"b")
+
+
+# -- delays --
+
+
+@given(st.floats(1e9, 2e9), st.floats(-10, 40 * 86400))
+def test_a_delay_ends_before_what_waits_is_due(now: float, ahead: float) -> None:
+    due = now + ahead
+    found = delay("q", due, now)
+    if found is None:
+        assert ahead * 1000 <= 2 * NARROWEST + MARGIN
+        return
+    assert now * 1000 - 1 < found.begins <= due * 1000
+    assert found.begins - now * 1000 < found.arguments["x-expires"]
+    width = int(found.queue.split(".")[2])
+    assert found.begins % width == 0
+    assert due * 1000 - found.begins <= max(
+        width + MARGIN + 1, due * 1000 - now * 1000 - LONGEST + width + MARGIN
+    )
+    assert width * SLOTS >= min(ahead * 1000, LONGEST) - 1
+    assert width == NARROWEST or width * SLOTS / 2 <= ahead * 1000 + 1
+
+
+def test_there_are_few_queues_of_delays() -> None:
+    now = 1.7e9
+    names = {found.queue for ahead in range(200_000) if (found := delay("q", now + ahead, now)) is not None}
+    assert len(names) < 2500
+    found = delay("q" * 250, now + 9, now)
+    assert found is not None
+    assert len(found.queue) <= 255
+
+
+# -- inbox --
+
+
+def message(number: int, priority: int = 0, due: float | None = None) -> Delivery:
+    more = {} if due is None else {"x-qworker-due": due}
+    return came(content_header("{}", None, 2, f"m{number}", priority, more), b"[]", number)
+
+
+def filled(*messages: Delivery, queue: str = "q") -> Inbox:
+    inbox = Inbox(Prefetch(10))
+    for one in messages:
+        inbox.put(queue, one, 0.0)
+    return inbox
+
+
+def frames(inbox: Inbox, *numbers: int) -> list[tuple[int, bool]]:
+    held = [one for one in inbox.leased.values() if one.number in numbers]
+    found: list[tuple[int, bool]] = []
+    inbox.acks(held, lambda number, multiple: found.append((number, multiple)) or b"")  # type: ignore[func-returns-value]
+    return found
+
+
+def test_one_ack_goes_for_all_up_to_the_first_that_is_missing() -> None:
+    inbox = filled(*map(message, range(1, 8)))
+    inbox.take(["q"], 6, 0, 0.0)
+    assert frames(inbox, 1, 2, 4, 6) == [(2, True), (4, False), (6, False)]
+    assert frames(inbox, 5) == [(5, False)]
+    assert frames(inbox, 3) == [(3, True)]
+    inbox.take(["q"], 1, 0, 0.0)
+    assert frames(inbox, 7) == [(7, True)]
+    assert frames(inbox) == []
+
+
+def test_the_most_urgent_are_taken_first() -> None:
+    inbox = filled(message(1, 3), message(2, 9), message(3, 3))
+    assert [one.priority for one in inbox.take(["q"], 2, 0, 0.0)] == [9, 3]
+    assert inbox.waiting == 1
+
+
+def test_what_is_not_due_waits() -> None:
+    inbox = filled(message(1, due=5.0), message(2, due=3.0), message(3))
+    assert [one.due for one in inbox.take(["q"], 9, 0, 0.0)] == [None]
+    assert inbox.next_due() == 3.0
+    assert [one.due for one in inbox.take(["q"], 9, 1, 9.0)] == [3.0]
+    assert [one.leased.due for one in inbox.later_than(4.0)] == [5.0]
+    assert inbox.next_due() is None
+
+
+def test_twins_have_tags_of_their_own() -> None:
+    inbox = filled(message(1), message(1)._replace(number=2))
+    first, second = inbox.take(["q"], 2, 0, 0.0)
+    assert first.tag != second.tag
+
+
+def test_a_quorum_queue_counts_four_returns_for_a_death() -> None:
+    header = content_header("{}", None, 0, "m", more={"x-delivery-count": 9, "x-qworker-deliveries": 1})
+    inbox = filled(came(header))
+    (leased,) = inbox.take(["q"], 1, 0, 0.0)
+    assert (leased.deliveries, leased.redelivered) == (3, True)
+
+
+def test_prefetch_follows_what_is_asked_for() -> None:
+    prefetch = Prefetch(4)
+    assert prefetch.ask(3) is False
+    assert (prefetch.ask(400), prefetch.size) == (True, MOST)
+    assert prefetch.relax(100.0, 500) is False  # the first look; it was asked for
+    assert prefetch.ask(8, 8) is False
+    assert prefetch.relax(100.0 + RELAX_SECONDS, 500) is True
+    assert (prefetch.size, prefetch.paused) == (32, False)
+    assert prefetch.relax(100.0 + 2 * RELAX_SECONDS, 0) is False  # nothing lies idle
+    assert prefetch.relax(100.0 + 3 * RELAX_SECONDS, 5) is True
+    assert prefetch.paused is True
+    assert prefetch.ask(0, 8) is False
+    assert (prefetch.ask(3, 8), prefetch.paused, prefetch.size) == (True, False, 3)
+
+
+# -- addresses, queues --
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("amqp://", ("127.0.0.1", 5672, "guest", "guest", "/")),
+        ("amqp://host", ("host", 5672, "guest", "guest", "/")),
+        ("amqp://me:p%40ss@host:5673/shop", ("host", 5673, "me", "p@ss", "shop")),
+        ("pyamqp://host//", ("host", 5672, "guest", "guest", "/")),
+        ("amqps://me:secret@host/", ("host", 5671, "me", "secret", "/")),
+    ],
+)
+def test_addresses(url: str, expected: tuple[Any, ...]) -> None:
+    address = address_of(url)
+    assert address[1:6] == expected
+    assert "secret" not in address.shown
+    assert (address.tls is not None) is url.startswith("amqps")
+
+
+def test_tls_checks_the_servers_name_unless_told_otherwise(tmp_path: Path) -> None:
+    authority = str(Certificates(tmp_path).authority)
+    strict = address_of("amqps://host/")
+    assert (strict.tls, strict.name) == (Tls(), "host")
+    assert Tls().check_hostname
+    assert Tls().cert_reqs == ssl.CERT_REQUIRED
+    for address in (
+        address_of("amqp://host/", {"ca_certs": authority}),
+        address_of(f"amqp://host/?ssl_ca_certs={authority}"),
+    ):
+        assert (address.tls, address.port) == (Tls(ca_certs=authority), 5671)
+    assert address_of("amqp://host/", {"cert_reqs": ssl.CERT_NONE}).tls == Tls(
+        cert_reqs=ssl.CERT_NONE, check_hostname=False
+    )
+    assert address_of("amqp://host/", {"check_hostname": False}).tls == Tls(check_hostname=False)
+    assert address_of("amqp://10.0.0.1/", {"server_hostname": "host"}).name == "host"
+    assert address_of("amqp://host/", {"server_hostname": None})[-2:] == (Tls(), "host")
+
+
+def test_queues_are_made_as_celery_makes_them_unless_told_otherwise() -> None:
+    assert Queues().arguments("q") == {}
+    assert Queues(max_priority=9).arguments("q") == {"x-max-priority": 9}
+    assert Queues(type="quorum", max_priority=9).arguments("q") == {"x-queue-type": "quorum"}
+    declared = Queues(declared={"q": {"max_priority": 3, "queue_arguments": {"x-max-length": 5}}})
+    assert declared.arguments("q") == {"x-max-length": 5, "x-max-priority": 3}
+    assert Queues(dead_expires=60.0, dead_max=7).arguments(DEAD) == {
+        "x-message-ttl": 60_000,
+        "x-max-length": 7,
+    }

@@ -1,0 +1,202 @@
+"""Health: what probes are told while a worker lives, starts, ends, and while its broker is silent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.components.tally import MAX_NAMES, OTHERS, Run, Tally
+from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.transports.lease import Leased
+from qworker.worker import Worker
+
+
+class Stepped:
+    """A worker whose listener and main loop turn when the test says so."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        self.store.url = "memory://u:secret@h/"
+        app = QWorker(
+            "h", broker=self.store, backend="cache+memory://", clock=self.clock, set_as_current=False
+        )
+        self.worker = StepWorker(app)
+        self.health = self.worker.health
+        self.health.listener = Turning(self.worker.listener)  # type: ignore[assignment]
+
+    def turn(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.worker.listener.step(self.clock.monotonic())
+        self.health.look()
+
+
+class Turning:
+    """The listener as if its thread ran: a StepWorker has none."""
+
+    alive = True
+
+    def __init__(self, listener: Any) -> None:
+        self._listener = listener
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)
+
+
+def test_before_the_first_turn_a_worker_lives_and_is_not_ready() -> None:
+    stepped = Stepped()
+    assert stepped.health.not_alive() == []
+    assert stepped.health.not_ready() == ["the worker is starting"]
+    stepped.turn(1)
+    assert stepped.health.not_ready() == []
+    assert stepped.health.info([])["status"] == "ok"
+
+
+def test_a_silent_broker_is_told_at_once_to_probes_and_once_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stepped = Stepped()
+    stepped.turn(1)
+    stepped.store.away = True
+    stepped.turn(2)
+    (reason,) = stepped.health.not_ready()
+    assert reason == "the broker has not answered for 2 s: memory://u:********@h/ is away"
+    assert stepped.health.not_alive() == []  # to start it again would not help
+    assert "not consuming" not in caplog.text
+    for _ in range(20):
+        stepped.turn(2)
+    assert [r.getMessage() for r in caplog.records if "not consuming" in r.getMessage()] == [
+        "not consuming: the broker has not answered for 34 s: memory://u:********@h/ is away"
+    ]
+    stepped.store.away = False
+    with caplog.at_level(logging.WARNING):
+        stepped.turn(2)
+    assert caplog.records[-1].getMessage() == "consuming again"
+    assert stepped.health.not_ready() == []
+    assert stepped.worker.listener.reconnects == 1
+    assert stepped.worker.listener.failures == 21
+
+
+def test_a_listener_that_hangs_in_the_broker_is_told_from_one_whose_broker_fails() -> None:
+    stepped = Stepped()
+    stepped.turn(1)
+    for _ in range(40):  # the main loop turns, the listener does not
+        stepped.clock.advance(1)
+        stepped.health.look()
+    assert stepped.health.not_ready() == ["the worker has been waiting for an answer of the broker for 40 s"]
+    assert stepped.health.silence() == 40
+
+
+def test_a_machine_that_slept_is_no_silent_broker(caplog: pytest.LogCaptureFixture) -> None:
+    stepped = Stepped()
+    stepped.turn(1)
+    stepped.clock.advance(10_000)
+    stepped.health.look()  # the main loop is the first to wake
+    stepped.turn(1)
+    assert "consuming" not in caplog.text
+
+
+def test_a_stuck_main_loop_and_a_crashed_part_are_reasons_to_start_again() -> None:
+    stepped = Stepped()
+    stepped.turn(1)
+    stepped.clock.advance(31)
+    assert stepped.health.not_alive() == ["the main loop has been stuck for 31 s"]
+    stepped.health.look()
+    stepped.health.listener.alive = False  # type: ignore[misc]
+    assert stepped.health.not_alive() == ["the listener has crashed"]
+
+
+def test_a_worker_that_stops_is_alive_and_not_ready() -> None:
+    stepped = Stepped()
+    stepped.turn(1)
+    stepped.worker.phase = "draining"
+    assert stepped.health.not_alive() == []
+    assert stepped.health.not_ready() == ["the worker is draining"]
+
+
+class Hanging(MemoryStore):
+    """A broker that can hang inside of a call, as if its socket had no timeout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+
+    def lease(self, *args: Any, **options: Any) -> list[Leased]:
+        self.go.wait()
+        return super().lease(*args, **options)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    store = Hanging()
+    yield store
+    store.go.set()
+
+
+def test_a_worker_in_a_store_that_hangs_says_so_and_goes_on_when_it_does(
+    hanging: Hanging, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = QWorker(
+        "hangs",
+        broker=hanging,
+        backend="cache+memory://",
+        set_as_current=False,
+        worker_stall_seconds=1,
+        worker_pool="threads",
+    )
+    worker = Worker(app, concurrency=1)
+    worker.start()
+    try:
+        hanging.go.clear()
+        wait_for(lambda: look(worker), "not consuming: the worker has been waiting", caplog)
+        assert worker.health.not_alive() == []
+        assert "waiting for an answer" in worker.health.not_ready()[0]
+        hanging.go.set()
+        wait_for(lambda: look(worker), "consuming again", caplog)
+        assert worker.health.not_ready() == []
+    finally:
+        hanging.go.set()
+        worker.stop()
+
+
+def look(worker: Worker) -> None:
+    worker.health.look()  # the part of the main loop, which Worker.run() plays
+    time.sleep(0.05)
+
+
+def wait_for(act: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    deadline = time.monotonic() + 30
+    while text not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        act()
+
+
+def test_names_beyond_the_limit_are_counted_together() -> None:
+    tally = Tally()
+    tally.count(Run(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
+    ends = tally.ends()
+    assert len(ends) == MAX_NAMES + 1
+    assert ends[OTHERS, "success"] == 50
+
+
+def test_run_times_are_counted_into_their_buckets() -> None:
+    tally = Tally()
+    tally.count(
+        [
+            Run("a", "success", 0.0005),
+            Run("a", "success", 0.001),
+            Run("a", "failure", 7000.0),
+            Run("a", "lost"),
+        ]
+    )
+    counts, total, seconds = tally.runtimes()
+    assert (counts[0], counts[-1], total) == (2, 2, 3)
+    assert seconds == pytest.approx(7000.0015)
+    assert tally.ends() == {("a", "success"): 2, ("a", "failure"): 1, ("a", "lost"): 1}

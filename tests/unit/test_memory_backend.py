@@ -1,0 +1,35 @@
+"""Results in memory, and a process that forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from qworker import QWorker
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_does_not_wait_for_a_thread_that_is_not_there() -> None:
+    backend = QWorker("x", broker="memory://", backend="cache+memory://", set_as_current=False).backend
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with backend.locked("x"):
+            held.set()
+            go.wait(30)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    held.wait(30)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        os._exit(0 if backend.get("unknown") is None else 1)
+    go.set()
+    holding.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

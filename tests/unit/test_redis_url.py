@@ -1,0 +1,121 @@
+"""URLs of Redis: what they lead to, and what is said of those that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis", reason='pip install "qworker[redis]"')
+
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.redis_connection import Link
+from qworker.transports.redis_layout import layout
+from qworker.transports.redis_url import endpoint
+from tests.certificates import Certificates
+
+
+def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, dict[str, Any]]:
+    """The class and the arguments of the connection that *url* asks redis-py for."""
+    import redis
+
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
+
+        class Recorder:
+            kind = name
+
+            def __init__(self, **fields: Any) -> None:
+                found.append((self.kind, fields))
+
+            def connect(self) -> None:
+                pass
+
+        monkeypatch.setattr(redis, name, Recorder)
+    endpoint(url, **given).connect(2.0)
+    return found[0]
+
+
+def test_a_plain_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, fields = made("redis://user:p%40ss@[::1]:7000/3", monkeypatch)
+    assert kind == "Connection"
+    assert {
+        "host": "::1",
+        "port": 7000,
+        "db": 3,
+        "username": "user",
+        "password": "p@ss",
+    }.items() <= fields.items()
+    assert fields["socket_timeout"] == fields["socket_connect_timeout"] == 2.0
+    assert fields["socket_keepalive"] is True
+
+
+def test_a_socket_as_celery_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, fields = made("redis+socket:///run/redis.sock?virtual_host=4", monkeypatch)
+    assert (kind, fields["path"], fields["db"]) == ("UnixDomainSocketConnection", "/run/redis.sock", 4)
+
+
+def test_tls_in_the_url_and_in_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    kind, fields = made(
+        f"rediss://host/0?ssl_cert_reqs=CERT_NONE&ssl_ca_certs={certificates.authority}", monkeypatch
+    )
+    assert kind == "SSLConnection"
+    assert {
+        "ssl_cert_reqs": "none",
+        "ssl_ca_certs": str(certificates.authority),
+        "ssl_check_hostname": False,
+    }.items() <= fields.items()
+    own = {"ssl_certfile": certificates.client.certificate, "ssl_keyfile": certificates.client.key}
+    kind, fields = made("redis://host", monkeypatch, use_ssl=own)
+    assert (kind, fields["ssl_certfile"]) == ("SSLConnection", str(certificates.client.certificate))
+    assert (fields["ssl_cert_reqs"], fields["ssl_check_hostname"]) == ("required", True)
+    assert made("redis://host", monkeypatch, use_ssl=True)[0] == "SSLConnection"
+    assert made("redis://host", monkeypatch, use_ssl=False)[0] == "Connection"
+    assert made("valkeys://host", monkeypatch)[0] == "SSLConnection"
+
+
+def test_a_file_that_went_away_is_told_at_the_next_connect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path)
+    where = endpoint(f"rediss://host?ssl_ca_certs={certificates.authority}")
+    certificates.authority.unlink()
+    with pytest.raises(BrokerUnavailable, match=f"ssl_ca_certs names {certificates.authority}"):
+        Link(where).ask(b"", 1, 1.0)
+
+
+def test_passwords_are_masked() -> None:
+    assert "secret" not in repr(endpoint("redis://user:secret@host/0").safe_url)
+    assert "secret" not in repr(endpoint("rediss://host/0?ssl_password=secret").safe_url)
+    with pytest.raises(ConfigurationError) as caught:
+        endpoint("redis://:secret@host:port/0")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_same_place_under_two_urls() -> None:
+    assert endpoint("redis://host").place == endpoint("redis://:pw@host:6379/0").place
+    assert endpoint("redis://host/1").place != endpoint("redis://host/0").place
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis://host/name", "number"),
+        ("redis+socket://", "socket"),
+        ("http://host", "redis://"),
+        ("sentinel://host:26379", "master_name"),
+    ],
+)
+def test_what_is_wrong_is_said(url: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        endpoint(url)
+
+
+@pytest.mark.parametrize(
+    "options", [{"priority_scale": "amqp"}, {"priority_steps": ["a"]}, {"visibility_timeout": "soon"}]
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        layout(0, options, {})

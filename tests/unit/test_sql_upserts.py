@@ -1,0 +1,92 @@
+"""The statements that store many results at once: what they do on SQLite, and how large they become."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker import states
+from qworker.backends.sql_rows import latest
+from qworker.backends.sql_upserts import MAX_BYTES, MAX_ROWS, mysql_upsert, postgresql_upsert, sqlite_upsert
+
+COLUMNS = ("task_id", "status", "result", "date_done")
+ANY_STATE = (*sorted(states.ALL_STATES), "PROGRESS")
+
+
+@pytest.fixture
+def table() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(
+            "CREATE TABLE t (id integer PRIMARY KEY, task_id text UNIQUE, status text, result, date_done)"
+        )
+        yield connection
+
+
+def store(connection: sqlite3.Connection, *rows: tuple[str, str, object]) -> int:
+    whole = [(task_id, status, result, None) for task_id, status, result in rows]
+    return sum(
+        connection.execute(statement, values).rowcount
+        for statement, values in sqlite_upsert("t", COLUMNS, whole, True, "?")
+    )
+
+
+@pytest.mark.parametrize("new", ANY_STATE)
+@pytest.mark.parametrize("old", ANY_STATE)
+def test_the_rule_is_that_of_states(table: sqlite3.Connection, old: str, new: str) -> None:
+    assert store(table, ("x", old, "old")) == 1
+    assert store(table, ("x", new, "new"), ("y", new, "new")) == 1 + states.may_replace(old, new)
+    (found,) = table.execute("SELECT status, result FROM t WHERE task_id = 'x'")
+    assert found == ((new, "new") if states.may_replace(old, new) else (old, "old"))
+
+
+def test_a_row_without_a_state_is_replaced(table: sqlite3.Connection) -> None:
+    table.execute("INSERT INTO t (task_id) VALUES ('x')")
+    assert store(table, ("x", states.STARTED, None)) == 1
+
+
+def test_instants_are_text_on_sqlite() -> None:
+    ((_, values),) = sqlite_upsert("t", ("date_done",), [(datetime(2030, 1, 2),)], True, "?")
+    assert values == ("2030-01-02 00:00:00.000000",)
+
+
+def test_one_statement_for_a_batch() -> None:
+    rows = [(str(number), states.SUCCESS, b"1", None) for number in range(256)]
+    for upsert in (postgresql_upsert, mysql_upsert):
+        ((statement, values),) = upsert("t", COLUMNS, rows, False)
+        assert statement.count("%s") == len(values)
+        assert list(upsert("t", COLUMNS, [], False)) == []
+
+
+def test_what_is_too_large_for_one_statement_of_mysql_goes_in_several() -> None:
+    large = [(str(number), states.SUCCESS, b"x" * (MAX_BYTES // 3), None) for number in range(7)]
+    many = [(str(number), states.SUCCESS, b"", None) for number in range(MAX_ROWS + 1)]
+    huge = [("x", states.SUCCESS, b"x" * (2 * MAX_BYTES), None)]
+    for rows, counts in ((large, [2, 2, 2, 1]), (many, [MAX_ROWS, 1]), (huge, [1])):
+        steps = list(mysql_upsert("t", COLUMNS, rows, True))
+        assert [len(values) // len(COLUMNS) for _, values in steps] == counts
+        assert [value for _, values in steps for value in values] == [value for row in rows for value in row]
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ANY_STATE)), max_size=12),
+    standing=st.sampled_from((None, *ANY_STATE)),
+)
+def test_the_latest_of_a_batch_is_what_one_after_another_leads_to(
+    rows: list[tuple[str, str]], standing: str | None
+) -> None:
+    whole = [(task_id, status, str(number).encode(), None) for number, (task_id, status) in enumerate(rows)]
+    one_by_one = {key: (standing, b"") for key in "abc" if standing is not None}
+    at_once = dict(one_by_one)
+    for found, given_rows in ((one_by_one, whole), (at_once, latest(whole))):
+        for task_id, status, payload, _ in given_rows:
+            old = found.get(task_id)
+            if old is None or states.may_replace(str(old[0]), status):
+                found[task_id] = (status, payload)
+    assert at_once == one_by_one
+    assert [row[0] for row in latest(whole)] == sorted({task_id for task_id, _ in rows})

@@ -1,0 +1,89 @@
+"""The pipe that ends the listener's sleep."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from qworker.transports.sql_waker import QUICKEST, SLOWEST, Looker
+from qworker.transports.waker import Waker
+
+
+@pytest.fixture
+def waker() -> Iterator[Waker]:
+    waker = Waker()
+    waker.open()
+    yield waker
+    waker.close()
+
+
+def test_what_was_said_before_ends_the_next_sleep_and_no_other(waker: Waker) -> None:
+    waker.wake()
+    waker.wake(b"n")
+    assert waker.sleep(60)[0] == b"!n"
+    assert waker.sleep(0)[0] == b""
+
+
+def test_another_thread_ends_a_sleep(waker: Waker) -> None:
+    thread = threading.Thread(target=waker.wake)
+    began = time.monotonic()
+    thread.start()
+    assert waker.sleep(60)[0] == b"!"
+    assert time.monotonic() - began < 30
+    thread.join()
+
+
+def test_it_sleeps_until_one_of_the_files_can_be_read(waker: Waker) -> None:
+    (first_read, first_write), (second_read, second_write) = os.pipe(), os.pipe()
+    try:
+        os.write(second_write, b"x")
+        words, ready = waker.sleep(60, first_read, second_read, -1)
+        assert words == b""
+        assert second_read in ready
+        assert first_read not in ready
+    finally:
+        for end in (first_read, first_write, second_read, second_write):
+            os.close(end)
+
+
+def test_a_little_is_not_slept_as_nothing(waker: Waker) -> None:
+    """poll() counts whole milliseconds: what is due in 0.4 ms would be asked for again and again."""
+    began = time.monotonic()
+    waker.sleep(0.0004)
+    assert time.monotonic() - began >= 0.0004
+
+
+def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
+    waker = Waker()
+    waker.wake()
+    waker.open()
+    waker.open()
+    for _ in range(20):
+        waker.wake(b"!" * 65536)
+    assert waker.hush()
+    waker.close()
+    waker.close()
+    assert waker.fileno() == -1
+    waker.wake()
+
+
+def test_where_nothing_is_said_the_pauses_grow() -> None:
+    looker = Looker()
+    looker.open()
+    try:
+        pauses = []
+        for _ in range(30):
+            pauses.append(looker.pause)
+            looker.wake()
+            assert looker.rest(-1, 60) is True
+        assert pauses[0] == QUICKEST
+        assert pauses == sorted(pauses)
+        assert looker.pause == SLOWEST
+        looker.pause = QUICKEST
+        assert looker.rest(-1, 60) is False  # after a pause of its own, and not of a minute
+    finally:
+        looker.close()
