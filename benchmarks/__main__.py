@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: list, setup, run, report. Without a command it runs everything, which takes some 20 minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, report. Without a command it runs everything: some 40 minutes."""
 
 import argparse
 import signal
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, markdown, report, results, run
-from benchmarks.peers import PEERS
+from benchmarks import environments, growth, markdown, report, results, run
+from benchmarks.growth import CURVES
+from benchmarks.peers import GROUPS, PEERS
 from benchmarks.workloads import WORKLOADS
 
 
@@ -37,15 +38,48 @@ def _positive(text: str) -> float:
     return value
 
 
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1440:
+        raise argparse.ArgumentTypeError("give minutes above 0 and up to a day")
+    return value
+
+
+def _chosen(options: argparse.Namespace, default: Sequence[str]) -> list[str]:
+    """The peers that --peers and --groups name together; `default` without both."""
+    wanted = {GROUPS[group] for group in options.groups or ()}
+    named = set(options.peers or ())
+    if not wanted and not named:
+        return list(default)
+    return [name for name, peer in PEERS.items() if name in named or peer.group in wanted]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    peers = {
+    peers: dict[str, Any] = {
         "type": _names(PEERS),
-        "default": list(PEERS),
         "metavar": "NAME,NAME",
         "help": "which peers; default: all",
+    }
+    groups: dict[str, Any] = {
+        "type": _names(GROUPS),
+        "metavar": "NAME,NAME",
+        "help": f"all peers of: {', '.join(GROUPS)}",
+    }
+    scale: dict[str, Any] = {
+        "type": _positive,
+        "default": 1.0,
+        "metavar": "X",
+        "help": "0.1 = a tenth of the tasks; default: 1",
+    }
+    minutes: dict[str, Any] = {"type": _minutes, "default": 40.0, "metavar": "N"}
+    out: dict[str, Any] = {
+        "type": Path,
+        "default": Path("benchmarks/results"),
+        "metavar": "DIR",
+        "help": "default: %(default)s",
     }
 
     show = commands.add_parser("list", help="show peers and workloads")
@@ -53,10 +87,12 @@ def _parser() -> argparse.ArgumentParser:
 
     setup = commands.add_parser("setup", help="make the peers' environments")
     setup.add_argument("--peers", **peers)
+    setup.add_argument("--groups", **groups)
     setup.set_defaults(command=_setup)
 
     go = commands.add_parser("run", help="measure and write the report")
     go.add_argument("--peers", **peers)
+    go.add_argument("--groups", **groups)
     go.add_argument(
         "--workloads",
         type=_names(WORKLOADS),
@@ -65,48 +101,81 @@ def _parser() -> argparse.ArgumentParser:
         help="which; default: all",
     )
     go.add_argument("--rounds", type=int, default=1, choices=range(1, 21), metavar="N", help="default: 1")
-    go.add_argument(
-        "--scale", type=_positive, default=1.0, metavar="X", help="0.1 = a tenth of the tasks; default: 1"
-    )
-    go.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="default: %(default)s"
-    )
+    go.add_argument("--scale", **scale)
+    go.add_argument("--minutes", **minutes, help="begin no cell after; for each round; default: 40")
+    go.add_argument("--out", **out)
     go.set_defaults(command=_run)
 
-    again = commands.add_parser("report", help="write the report of an earlier run again")
-    again.add_argument("results", type=Path, metavar="RESULTS.JSON")
-    again.add_argument("--out", type=Path, default=None, metavar="DIR", help="default: beside the results")
+    grow = commands.add_parser("growth", help="measure how the cost of a task grows, and write the curves")
+    grow.add_argument("--peers", **peers)
+    grow.add_argument("--groups", **groups)
+    grow.add_argument(
+        "--curves",
+        type=_names(CURVES),
+        default=list(CURVES),
+        metavar="NAME,NAME",
+        help=f"of {', '.join(CURVES)}",
+    )
+    grow.add_argument("--scale", **scale)
+    grow.add_argument("--minutes", **minutes, help="begin no point after; default: 40")
+    grow.add_argument("--out", **out)
+    grow.set_defaults(command=_growth)
+
+    again = commands.add_parser("report", help="write one report of earlier runs")
+    again.add_argument("results", type=Path, metavar="RESULTS.JSON", nargs="+")
+    again.add_argument(
+        "--out", type=Path, default=None, metavar="DIR", help="default: beside the first of them"
+    )
     again.set_defaults(command=_report)
     return parser
 
 
 def _list(_: argparse.Namespace) -> int:
     print("workloads:", ", ".join(WORKLOADS))
+    print("curves:", ", ".join(CURVES))
     for peer in PEERS.values():
-        print(f"{peer.name:18} {peer.note}")
+        print(f"{peer.group:10} {peer.name:28} {peer.note}")
     return 0
 
 
 def _setup(options: argparse.Namespace) -> int:
-    for name in options.peers:
+    for name in _chosen(options, list(PEERS)):
         environments.ensure(PEERS[name])
-        print(f"{name:18} {PEERS[name].package} {environments.version(PEERS[name])}")
+        print(f"{name:28} {PEERS[name].package} {environments.version(PEERS[name])}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     # Asked to end, we must still pass through the cells' clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found = run.execute(options.peers, options.workloads, options.rounds, options.scale, options.out)
+    found = run.execute(
+        _chosen(options, list(PEERS)),
+        options.workloads,
+        options.rounds,
+        options.scale,
+        options.out,
+        options.minutes,
+    )
     print(markdown.document(found))
     for path in report.write(found, options.out):
         print(f"wrote {path}", file=sys.stderr)
     return 1 if any(cell.error for cell in found.cells) else 0
 
 
+def _growth(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    found = growth.execute(
+        _chosen(options, growth.OURS), options.curves, options.scale, options.out, options.minutes
+    )
+    print(markdown.document(found))
+    for path in report.write(found, options.out):
+        print(f"wrote {path}", file=sys.stderr)
+    return 1 if any(point.error for point in found.growth) else 0
+
+
 def _report(options: argparse.Namespace) -> int:
-    found = results.load(options.results)
-    for path in report.write(found, options.out or options.results.parent):
+    found = results.merge([results.load(path) for path in options.results])
+    for path in report.write(found, options.out or options.results[0].parent):
         print(f"wrote {path}")
     return 0
 

@@ -11,6 +11,9 @@ import time
 
 RECORD = struct.Struct("<IIQQ")
 
+TASKS = ("noop", "stored", "sized", "burn", "pause", "due")
+"""The bodies that adapters make tasks of."""
+
 _descriptor = -1
 _owner = 0
 
@@ -38,6 +41,12 @@ def stored(index: int) -> int:
     return index
 
 
+def sized(index: int, content: str) -> None:
+    """Do nothing with a large argument. Record: start and end, monotonic."""
+    start = time.monotonic_ns()
+    _write(index, start, time.monotonic_ns())
+
+
 def burn(index: int, milliseconds: float) -> None:
     """Use that much processor time of this thread. Record: start and end, monotonic."""
     start = time.monotonic_ns()
@@ -52,6 +61,16 @@ def pause(index: int, seconds: float) -> None:
     start = time.monotonic_ns()
     _write(index, start, 0)
     time.sleep(seconds)
+    _write(index, start, time.monotonic_ns())
+
+
+async def async_pause(index: int, seconds: float) -> None:
+    """The same for peers that run coroutines: others may run in the meantime."""
+    import asyncio  # Not at the top: it would weigh in the processes of peers that do without it.
+
+    start = time.monotonic_ns()
+    _write(index, start, 0)
+    await asyncio.sleep(seconds)
     _write(index, start, time.monotonic_ns())
 
 

@@ -11,16 +11,19 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from benchmarks import environments, records
-from benchmarks.peers import Peer
+from benchmarks.peer import Peer
 from benchmarks.processes import Tree
 
 MEMORY = Path("/dev/shm")
 ROOT = Path(__file__).resolve().parent.parent
+CONCURRENCY = 2
+"""Processes of every worker, unless it is their number that is measured."""
 
 
 class CellError(Exception):
@@ -30,13 +33,23 @@ class CellError(Exception):
 class Cell:
     """What a workload works with: send commands to the producer, start the worker, read the records.
 
-    `scale` multiplies counts and durations. `lost`, `repeated` and `tasks` add up over the cell.
+    `scale` multiplies counts and durations; `environment` is added to what the peer's processes see. `lost`, `repeated` and `tasks` add up over the cell.
     """
 
-    def __init__(self, peer: Peer, workload: str, scale: float, runs: Path) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        workload: str,
+        scale: float,
+        runs: Path,
+        concurrency: int = CONCURRENCY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.peer = peer
         self.workload = workload
         self.scale = scale
+        self.concurrency = concurrency
+        self.extra = dict(environment or {})
         self.tasks = self.lost = self.repeated = 0
         runs.mkdir(parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix=f"{peer.name}-{workload}-", dir=runs))
@@ -78,7 +91,9 @@ class Cell:
         return {
             **os.environ,
             **self.peer.environment,
+            **self.extra,
             "PYTHONPATH": str(ROOT),
+            "BENCHMARK_WORKLOAD": self.workload,
             "BENCHMARK_DIRECTORY": str(self.directory),
             "BENCHMARK_RECORDS": str(self.records),
         }
@@ -153,7 +168,7 @@ class Cell:
 
     def start_worker(self) -> Tree:
         """Start the peer's worker; it may need a moment before it takes tasks."""
-        names = {"python": str(environments.interpreter(self.peer))}
+        names = {"python": str(environments.interpreter(self.peer)), "concurrency": str(self.concurrency)}
         names["bin"] = str(Path(names["python"]).parent)
         command = [part.format(**names) for part in self.peer.command]
         self.tree = Tree(command, self._environment(), self.directory)
@@ -171,8 +186,8 @@ class Cell:
         self,
         base: int,
         count: int,
-        quiet: float = 15.0,
-        limit: float = 240.0,
+        quiet: float = 10.0,
+        limit: float = 120.0,
         settle: float = 0.2,
         tolerate: bool = False,
     ) -> list[records.Record]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers import Peer
+from benchmarks.peer import Peer
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE / ".venvs"

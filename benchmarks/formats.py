@@ -1,7 +1,8 @@
 """How figures are written: the same in the terminal, in Markdown, in HTML and in the plots."""
 
+from benchmarks.goals import Goal, Target
 from benchmarks.judgement import MISS, PASS, Row
-from benchmarks.metrics import METRICS, Goal, Metric, Target
+from benchmarks.metrics import METRICS, Metric
 from benchmarks.results import Spread
 
 MARKS = {PASS: "✔", MISS: "✘"}
@@ -63,7 +64,24 @@ def best(row: Row) -> str:
     return f"{figure(row.metric, row.best[1])} {row.best[0]}" if row.best else NOTHING
 
 
+VARIANTS = {"normal": "NORMAL durability", "unconfirmed": "unconfirmed"}
+"""What sets a variant of qworker apart from the one that most figures are of."""
+
+
 def subject(row: Row) -> str:
-    """The title of a judged figure, with the variant of qworker where it is not the plain one."""
-    variant = row.target.subject.partition("-")[2]
-    return f"{row.metric.title} ({variant.upper()} durability)" if variant else row.metric.title
+    """The title of a judged figure, with the variant of qworker where it is not the usual one."""
+    variant = VARIANTS.get(row.target.subject.rpartition("-")[2])
+    return f"{row.metric.title} ({variant})" if variant else row.metric.title
+
+
+def limit(row: Row) -> str:
+    """What the server or the machine allows, and how far from it the figure is."""
+    if row.limit is None:
+        return NOTHING
+    text = f"{number(row.metric, row.limit)} {row.metric.unit}".rstrip()
+    if row.figure is None or row.figure.median <= 0:
+        return text
+    share = row.figure.median / row.limit
+    if row.metric.better == "higher":
+        return f"{share:.0%} of {text}" if share >= 0.1 else f"{share:.1%} of {text}"
+    return f"{share:.1f} times {text}"

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from benchmarks.metrics import METRICS, TARGETS, Goal, Metric, Target
+from benchmarks import limits
+from benchmarks.goals import TARGETS, Goal, Target
+from benchmarks.metrics import METRICS, Metric
+from benchmarks.peers import PEERS
 from benchmarks.results import Results, Spread
 
 PASS, MISS, UNKNOWN = "pass", "miss", "not measured"
@@ -11,8 +14,9 @@ OURS = "qworker"
 
 @dataclass(frozen=True)
 class Row:
-    """One target judged. `ratio` above 1 means that the subject is better than the best peer; None where none has
-    the figure or where a ratio says nothing (zero, or below)."""
+    """One target judged. `best` is the best peer on the same broker; `ratio` above 1 means that the subject is better,
+    and is None where no peer has the figure or where a ratio says nothing (zero, or below). `limit` is what the server
+    or the machine would allow, in the figure's unit; None where no limit was measured for it."""
 
     metric: Metric
     target: Target
@@ -22,6 +26,7 @@ class Row:
     required: float | None
     verdict: str
     aim: str
+    limit: float | None = None
 
 
 def ours(peer: str) -> bool:
@@ -29,9 +34,9 @@ def ours(peer: str) -> bool:
     return peer == OURS or peer.startswith(f"{OURS}-")
 
 
-def best_peer(results: Results, metric: Metric) -> tuple[str, Spread] | None:
-    """The peer with the best median, qworker left out; None when no peer has the figure."""
-    peers = [(name, spread) for name, spread in results.figures(metric.name).items() if not ours(name)]
+def best_peer(results: Results, metric: Metric, group: str) -> tuple[str, Spread] | None:
+    """The peer on that broker with the best median, qworker left out; None when no peer has the figure."""
+    peers = [(name, spread) for name, spread in results.figures(metric.name, group).items() if not ours(name)]
     if not peers or not metric.better:
         return None
     choose = max if metric.better == "higher" else min
@@ -57,7 +62,7 @@ def judge(results: Results, target: Target) -> Row:
     """Judge one target by the medians of this run."""
     metric = METRICS[target.metric]
     figure = results.figure(metric.name, target.subject)
-    best = best_peer(results, metric)
+    best = best_peer(results, metric, group_of(results, target))
     bounds = [required(results, metric.name, goal) for goal in target.goals]
     known = [bound for bound in bounds if bound is not None]
     strictest = (max if target.at_least else min)(known) if known else None
@@ -70,13 +75,25 @@ def judge(results: Results, target: Target) -> Row:
         strictest,
         _verdict(figure, bounds, target.at_least),
         _verdict(figure, [required(results, metric.name, target.aim)], target.at_least) if target.aim else "",
+        limits.bound(results.limits, metric, group_of(results, target)),
     )
 
 
-def judge_all(results: Results) -> list[Row]:
-    """Every target whose workload was in this run, for any peer, in the order of the table."""
-    measured = {cell.workload for cell in results.cells}
-    return [judge(results, target) for target in TARGETS if METRICS[target.metric].workload in measured]
+def group_of(results: Results, target: Target) -> str:
+    """The broker that the target is about."""
+    return results.group(target.subject) if target.subject in results.peers else PEERS[target.subject].group
+
+
+def judge_all(results: Results, group: str | None = None) -> list[Row]:
+    """Every target whose workload was run on its broker, for any peer, in the order of the table; those of one broker if
+    `group` names it."""
+    measured = {(results.group(cell.peer), cell.workload) for cell in results.cells}
+    return [
+        judge(results, target)
+        for target in TARGETS
+        if (group_of(results, target), METRICS[target.metric].workload) in measured
+        and group in (None, group_of(results, target))
+    ]
 
 
 def _verdict(figure: Spread | None, bounds: list[float | None], at_least: bool) -> str:

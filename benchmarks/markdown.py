@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks import findings, formats
+from benchmarks.growth import CURVES
 from benchmarks.judgement import Row, judge_all
-from benchmarks.metrics import METRICS
 from benchmarks.results import Results
 
 WIDTH = 24
@@ -13,33 +13,45 @@ WIDTH = 24
 
 def document(results: Results) -> str:
     """The whole report."""
-    rows = judge_all(results)
     lost = findings.losses(results)
+    groups = findings.measured_groups(results)
     parts = [
         f"# {findings.TITLE}",
         findings.machine(results),
         *(f"> {line}".replace("\n", "\n> ") for line in findings.warnings(results)),
-        "## Targets",
-        findings.headline(rows),
-        targets(rows),
-        "## Against the best peer",
-        findings.RATIO_NOTE,
-        f"```\n{plot(rows)}\n```",
-        "## All figures",
-        everything(results),
-        "## Losses and repeats",
-        findings.total(results),
-        *([table(findings.LOSSES_HEAD, lost)] if lost else []),
-        "## What this machine allows",
-        table(findings.LIMITS_HEAD, findings.limits(results)),
-        "## Peers",
-        table(findings.PEERS_HEAD, findings.peers(results)),
     ]
+    if groups:
+        parts += ["## At a glance", findings.headline(judge_all(results)), findings.GLANCE_NOTE]
+        parts += [table(*findings.glance(results))]
+    for group in groups:
+        parts += broker(results, group)
+    if results.growth:
+        parts.append("## How the cost of a task grows")
+    for curve in findings.curves(results):
+        parts += [f"### With {CURVES[curve].title}", table(*findings.growth(results, curve))]
+    if groups:
+        parts += ["## Losses and repeats", findings.total(results)]
+        parts += [table(findings.LOSSES_HEAD, lost)] if lost else []
+    if results.limits:
+        parts += ["## What this machine allows", findings.LIMIT_NOTE]
+        parts += [table(findings.LIMITS_HEAD, findings.limits(results))]
+    parts += ["## Peers", table(findings.PEERS_HEAD, findings.peers(results))]
     return "\n\n".join(parts) + "\n"
 
 
+def broker(results: Results, group: str) -> list[str]:
+    """The part of one broker: goals, ratios, all figures."""
+    rows = judge_all(results, group)
+    judged = (
+        [findings.headline(rows), targets(rows), findings.RATIO_NOTE, f"```\n{plot(rows)}\n```"]
+        if rows
+        else []
+    )
+    return [f"## {findings.heading(group)}", *judged, table(*findings.figures(results, group))]
+
+
 def targets(rows: Sequence[Row]) -> str:
-    """The table of the figures that have a target."""
+    """The table of the figures that have a goal."""
     return table(
         findings.TARGETS_HEAD,
         [
@@ -48,31 +60,13 @@ def targets(rows: Sequence[Row]) -> str:
                 formats.figure(row.metric, row.figure),
                 formats.best(row),
                 formats.ratio(row.ratio),
+                formats.limit(row),
                 formats.goals(row.target),
                 formats.mark(row.verdict),
                 formats.aim(row),
                 formats.mark(row.aim) if row.aim else "",
             ]
             for row in rows
-        ],
-    )
-
-
-def everything(results: Results) -> str:
-    """Every figure of every peer: the median, with least and most when rounds differ."""
-    return table(
-        ["figure", "unit", *results.peers],
-        [
-            [
-                metric.title,
-                metric.unit,
-                *(
-                    formats.figure(metric, results.figure(metric.name, peer), unit=False)
-                    for peer in results.peers
-                ),
-            ]
-            for metric in METRICS.values()
-            if results.figures(metric.name)
         ],
     )
 

@@ -1,6 +1,6 @@
-"""What is measured: each figure's name, unit and direction, and the targets that qworker is held to.
+"""What is measured: each figure's name, unit and direction.
 
-A table and nothing else: workloads produce figures under these names, the report reads them.
+A table and nothing else: workloads produce figures under these names, the report reads them; goals.py says what is wanted.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ METRICS: dict[str, Metric] = {
         Metric("latency_p99", "latency", "idle latency, p99", "ms", "lower", 2),
         Metric("cpu1_efficiency", "cpu1", "1 ms tasks: share of two cores", "", "higher", 2),
         Metric("cpu10_efficiency", "cpu10", "10 ms tasks: share of two cores", "", "higher", 2),
+        Metric("eta_tasks", "eta", "ETA: tasks", "", ""),
         Metric("eta_late_p50", "eta", "ETA at 2,500/s: late, p50", "ms", "lower", 1),
         Metric("eta_late_p99", "eta", "ETA at 2,500/s: late, p99", "ms", "lower", 1),
         Metric("eta_earliest", "eta", "ETA at 2,500/s: earliest (below 0 = too early)", "ms", "", 2),
@@ -48,51 +49,3 @@ METRICS: dict[str, Metric] = {
         Metric("stop_finished", "stop", "stop: share of running tasks let finish", "", "", 2),
     )
 }
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a figure must reach: a bound by itself, or `bound` times the figure of `peer` in the same run."""
-
-    bound: float
-    peer: str = ""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The goals of one figure of `subject`; all must hold. `aim` is what to try for after that."""
-
-    metric: str
-    goals: tuple[Goal, ...]
-    aim: Goal | None = None
-    subject: str = "qworker"
-    floor: bool | None = None
-
-    @property
-    def at_least(self) -> bool:
-        """Whether the figure must be at or above its goals, rather than at or below."""
-        return self.floor if self.floor is not None else METRICS[self.metric].better == "higher"
-
-
-TARGETS: tuple[Target, ...] = (
-    Target("noop_rate", (Goal(2.5, "huey-sqlite"), Goal(30, "celery-sqlalchemy")), Goal(20_000)),
-    Target("stored_rate", (Goal(2.5, "huey-sqlite"),), Goal(4, "huey-sqlite")),
-    Target("enqueue_rate", (Goal(1, "huey-sqlite"),)),
-    Target("enqueue_rate", (Goal(3, "huey-sqlite"),), subject="qworker-normal"),
-    Target("bulk_rate", (Goal(60_000),), Goal(150_000)),
-    Target("latency_p50", (Goal(1.0),), Goal(0.5)),
-    Target("latency_p99", (Goal(4.0),)),
-    Target("cpu1_efficiency", (Goal(0.85),), Goal(0.92)),
-    Target("cpu10_efficiency", (Goal(0.90),), Goal(0.95)),
-    Target("eta_late_p99", (Goal(250),), Goal(50)),
-    Target("eta_earliest", (Goal(0),), floor=True),
-    Target("eta_pss_growth", (Goal(10),), Goal(1)),
-    Target("behind_eta", (Goal(10),)),
-    Target("beside_worst", (Goal(10),)),
-    Target("idle_pss", (Goal(40),), Goal(33)),
-    Target("idle_cpu", (Goal(0.1),)),
-    Target("idle_written", (Goal(0),)),
-    Target("start_seconds", (Goal(0.4),), Goal(0.2)),
-    Target("stop_beyond", (Goal(0.1),)),
-    Target("stop_finished", (Goal(1),), floor=True),
-)

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -41,9 +42,22 @@ def prepare(adapter: ModuleType) -> dict[str, Any]:
 
 
 def fill(
-    adapter: ModuleType, task: str, base: int, count: int, extra: list[Any], batch: int, limit: float
+    adapter: ModuleType,
+    task: str,
+    base: int,
+    count: int,
+    extra: list[Any],
+    batch: int,
+    limit: float,
+    queue: int | None = None,
 ) -> dict[str, Any]:
-    """Enqueue `count` calls, one at a time when `batch` is 0; stops after `limit` seconds. Answers how many, how long."""
+    """Enqueue `count` calls, one at a time when `batch` is 0; stops after `limit` seconds. Answers how many, how long.
+
+    queue: the number of one of the adapter's additional queues, where it has some.
+    """
+    send_many: Any = getattr(adapter, "send_many", None)
+    if queue is not None:
+        send_many = partial(adapter.send_many_to, queue)
     indices = iter(range(base, base + count))
     sent = 0
     began = time.monotonic()
@@ -51,7 +65,7 @@ def fill(
         # The clock is read once in so many calls, to cost nothing.
         chunk = list(islice(indices, batch or 200))
         if batch:
-            adapter.send_many(task, [(index, *extra) for index in chunk])
+            send_many(task, [(index, *extra) for index in chunk])
         else:
             for index in chunk:
                 adapter.send(task, index, *extra)

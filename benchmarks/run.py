@@ -15,7 +15,9 @@ from pathlib import Path
 from benchmarks import environments, limits
 from benchmarks.adapters.services import SERVERS, answers
 from benchmarks.cell import Cell, CellError
-from benchmarks.peers import PEERS, Peer
+from benchmarks.limits.limit import noise
+from benchmarks.peer import Peer
+from benchmarks.peers import PEERS
 from benchmarks.results import CellResult, Results
 from benchmarks.workloads import WORKLOADS
 
@@ -31,8 +33,8 @@ def plan(peers: Sequence[str], workloads: Sequence[str], rounds: int) -> Iterato
                     yield number, workload, PEERS[name]
 
 
-def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: float, out: Path) -> Results:
-    """Make the environments, run every cell, and keep `out`/results.json up to date after each one."""
+def prepare(peers: Sequence[str], rounds: int, scale: float, out: Path) -> Results:
+    """Make the environments of the peers whose server is there, and the Results of a run that begins now."""
     results = Results(
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         scale=scale,
@@ -40,14 +42,33 @@ def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: 
         machine=machine(),
     )
     results.skipped = unreachable(peers)
-    peers = [name for name in peers if name not in results.skipped]
     for name in peers:
-        environments.ensure(PEERS[name])
-        results.peers[name] = {"version": environments.version(PEERS[name]), "note": PEERS[name].note}
+        if name in results.skipped:
+            continue
+        peer = PEERS[name]
+        environments.ensure(peer)
+        version = environments.version(peer)
+        results.peers[name] = {"version": version, "note": peer.note, "group": peer.group}
     out.mkdir(parents=True, exist_ok=True)
-    results.limits = limits.measure(RUNS)
-    cells = list(plan(peers, workloads, rounds))
+    return results
+
+
+def execute(
+    peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: float, out: Path, minutes: float
+) -> Results:
+    """Run every cell, and keep `out`/results.json up to date after each one.
+
+    No cell is begun when `minutes` for each round are over; the report names those that were left out.
+    """
+    results = prepare(peers, rounds, scale, out)
+    until = time.monotonic() + 60.0 * minutes * rounds
+    results.limits = limits.measure(results.groups(), RUNS, max(0.1, min(1.0, scale)))
+    cells = list(plan(list(results.peers), workloads, rounds))
+    silent = _silent()
     for place, (number, workload, peer) in enumerate(cells, 1):
+        if time.monotonic() > until or silent.intersection(peer.servers(workload)):
+            results.left_out.append(f"{workload} {peer.name}")
+            continue
         result = _cell(number, workload, peer, scale)
         results.cells.append(result)
         results.save(out / "results.json")
@@ -57,12 +78,16 @@ def execute(peers: Sequence[str], workloads: Sequence[str], rounds: int, scale: 
 
 def unreachable(peers: Sequence[str]) -> dict[str, str]:
     """Peers whose server is not there, and why they are left out."""
-    silent = {server for server, url in SERVERS.items() if not answers(url)}
+    silent = _silent()
     return {name: f"no {PEERS[name].server} answers" for name in peers if PEERS[name].server in silent}
 
 
+def _silent() -> set[str]:
+    return {server for server, url in SERVERS.items() if not answers(url)}
+
+
 def _cell(number: int, workload: str, peer: Peer, scale: float) -> CellResult:
-    result = CellResult(peer.name, workload, number, noise=limits.noise())
+    result = CellResult(peer.name, workload, number, noise=noise())
     began = time.monotonic()
     try:
         with Cell(peer, workload, scale, RUNS) as cell:

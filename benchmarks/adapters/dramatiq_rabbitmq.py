@@ -1,19 +1,25 @@
-"""Dramatiq on RabbitMQ."""
+"""Dramatiq on RabbitMQ; results, where they are kept, are in Redis."""
 
 import time
 from typing import Any
 
 import dramatiq
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
 
 from benchmarks import bodies
-from benchmarks.adapters.services import QUEUE, RABBITMQ_URL
+from benchmarks.adapters.services import QUEUE, RABBITMQ_URL, REDIS_URL, STORED
 
 broker = RabbitmqBroker(url=RABBITMQ_URL)
+if STORED:
+    broker.add_middleware(Results(backend=RedisBackend(url=REDIS_URL)))
 dramatiq.set_broker(broker)
 TASKS = {
-    name: dramatiq.actor(actor_name=name, queue_name=QUEUE)(getattr(bodies, name))
-    for name in ("noop", "burn", "pause", "due")
+    name: dramatiq.actor(
+        actor_name=name, queue_name=QUEUE, **({"store_results": True} if name == "stored" and STORED else {})
+    )(getattr(bodies, name))
+    for name in bodies.TASKS
 }
 
 

@@ -9,9 +9,7 @@ from benchmarks import bodies
 from benchmarks.adapters.services import REDIS_URL
 
 huey = RedisHuey(url=REDIS_URL)
-TASKS = {
-    name: huey.task(name=name)(getattr(bodies, name)) for name in ("noop", "stored", "burn", "pause", "due")
-}
+TASKS = {name: huey.task(name=name)(getattr(bodies, name)) for name in bodies.TASKS}
 
 
 def prepare() -> None:

@@ -10,9 +10,7 @@ from huey import SqliteHuey
 from benchmarks import bodies
 
 huey = SqliteHuey(filename=str(Path(os.environ["BENCHMARK_DIRECTORY"]) / "huey.db"))
-TASKS = {
-    name: huey.task(name=name)(getattr(bodies, name)) for name in ("noop", "stored", "burn", "pause", "due")
-}
+TASKS = {name: huey.task(name=name)(getattr(bodies, name)) for name in bodies.TASKS}
 
 
 def prepare() -> None:

@@ -1,9 +1,11 @@
 """PgQueuer on PostgreSQL, in a schema of its own that is dropped at the end. Its workers are asyncio programs."""
 
 import asyncio
+import datetime
 import json
 import logging
 import signal
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -37,6 +39,14 @@ async def work() -> None:
     async def burn(job: Job) -> None:
         bodies.burn(*json.loads(job.payload or b""))
 
+    @queuer.entrypoint("pause")
+    async def pause(job: Job) -> None:
+        await bodies.async_pause(*json.loads(job.payload or b""))
+
+    @queuer.entrypoint("due")
+    async def due(job: Job) -> None:
+        bodies.due(*json.loads(job.payload or b""))
+
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, queuer.shutdown.set)
     await queuer.run(batch_size=50)
 
@@ -61,6 +71,13 @@ def send(task: str, *args: Any) -> None:
     """Enqueue one job."""
     loop, _, queries = _producer()
     loop.run_until_complete(queries.enqueue(task, json.dumps(args).encode()))
+
+
+def send_at(due: float, task: str, *args: Any) -> None:
+    """Enqueue one job for `due`; PgQueuer takes a delay."""
+    loop, _, queries = _producer()
+    delay = datetime.timedelta(seconds=max(0.0, due - time.time()))
+    loop.run_until_complete(queries.enqueue(task, json.dumps(args).encode(), execute_after=delay))
 
 
 def send_many(task: str, calls: Sequence[tuple[Any, ...]]) -> None:

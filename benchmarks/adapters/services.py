@@ -1,18 +1,41 @@
-"""Where the servers are that some peers need. Only the queues named here are ever emptied."""
+"""Where the servers are that some peers need, and which of them this cell uses. Only what is named here is ever emptied."""
 
 import os
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 REDIS_URL = os.environ.get("BENCHMARK_REDIS", "redis://127.0.0.1:6379/15")
 RABBITMQ_URL = os.environ.get("BENCHMARK_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672/")
 POSTGRES_URL = os.environ.get("BENCHMARK_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+MARIADB_URL = os.environ.get("BENCHMARK_MARIADB", "mysql://root@127.0.0.1:3306/test")
 
 QUEUE = "qworker_benchmarks"
-"""Name of the RabbitMQ queue and of the PostgreSQL schema."""
+"""Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the peers' schema."""
 
-SERVERS = {"Redis": REDIS_URL, "RabbitMQ": RABBITMQ_URL, "PostgreSQL": POSTGRES_URL}
-PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432}
+SERVERS = {
+    "Redis": REDIS_URL,
+    "RabbitMQ": RABBITMQ_URL,
+    "PostgreSQL": POSTGRES_URL,
+    "MariaDB": MARIADB_URL,
+}
+PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306}
+
+BROKER = os.environ.get("BENCHMARK_BROKER", "")
+"""The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded broker."""
+
+STORED = os.environ.get("BENCHMARK_WORKLOAD", "") == "stored"
+"""Whether this cell keeps results."""
+
+
+def directory() -> Path:
+    """The cell's own directory, which is gone afterwards."""
+    return Path(os.environ["BENCHMARK_DIRECTORY"])
+
+
+def own_name() -> str:
+    """A name that no other cell has: what an earlier one left in a server cannot come to this one."""
+    return f"{QUEUE}.{directory().name}"
 
 
 def answers(url: str) -> bool:

@@ -1,9 +1,8 @@
 """Rates: how fast a full queue is emptied, how fast it is filled, how much of the processor the tasks get."""
 
-from benchmarks.cell import Cell
+from benchmarks.cell import CONCURRENCY, Cell
 from benchmarks.records import Record
 
-CONCURRENCY = 2
 BATCH = 500
 
 

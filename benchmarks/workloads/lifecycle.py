@@ -11,11 +11,11 @@ REPEATS = 3
 
 
 def idle(cell: Cell) -> dict[str, float]:
-    """Memory, processor time and disk writes of the whole tree, warm and with nothing to do, over 20 s."""
+    """Memory, processor time and disk writes of the whole tree, warm and with nothing to do, over 10 s."""
     tree = cell.warm_worker()
     cell.dismiss_producer()
     time.sleep(3.0)
-    window = cell.seconds(20.0, least=3.0)
+    window = cell.seconds(10.0, least=3.0)
     processor, written, began = tree.cpu_seconds(), tree.written_bytes(), time.monotonic()
     time.sleep(window)
     elapsed = time.monotonic() - began

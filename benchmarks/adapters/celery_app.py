@@ -1,0 +1,61 @@
+"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, or SQLAlchemy over SQLite where it names none."""
+
+import datetime
+from typing import Any
+
+from celery import Celery
+
+from benchmarks import bodies
+from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
+
+
+def _urls() -> dict[str, str]:
+    if BROKER:
+        broker = RABBITMQ_URL if BROKER == "RabbitMQ" else REDIS_URL
+        # Redis keeps RabbitMQ's results too; a worker that keeps none does not connect to it.
+        return {"broker": broker, **({"backend": REDIS_URL} if STORED else {})}
+    home = directory()
+    return {
+        "broker": f"sqla+sqlite:///{home / 'celery.db'}",
+        "backend": f"db+sqlite:///{home / 'celery_results.db'}",
+    }
+
+
+app = Celery("benchmarks", **_urls())
+app.conf.broker_connection_retry_on_startup = True
+if BROKER:
+    app.conf.task_default_queue = own_name()
+TASKS = {
+    name: app.task(name=name, ignore_result=name != "stored")(getattr(bodies, name)) for name in bodies.TASKS
+}
+
+
+def prepare() -> None:
+    """Make the queue, and in SQLite the tables: the workers would race for them otherwise."""
+    if BROKER:
+        finish()
+    with app.connection_for_write() as connection:
+        queue = app.amqp.queues[app.conf.task_default_queue]
+        queue(connection.default_channel).declare()
+
+
+def send(task: str, *args: Any) -> None:
+    """Enqueue one call."""
+    TASKS[task].delay(*args)
+
+
+def send_at(due: float, task: str, *args: Any) -> None:
+    """Enqueue one call for `due`."""
+    TASKS[task].apply_async(args, eta=datetime.datetime.fromtimestamp(due, datetime.UTC))
+
+
+def finish() -> None:
+    """Remove what is outside the cell's directory."""
+    if BROKER == "RabbitMQ":
+        with app.connection_for_write() as connection:
+            connection.default_channel.queue_delete(app.conf.task_default_queue)
+            connection.default_channel.exchange_delete(app.conf.task_default_queue)
+    if BROKER == "Redis" or (BROKER and STORED):
+        import redis
+
+        redis.Redis.from_url(REDIS_URL).flushdb()

@@ -1,0 +1,48 @@
+"""A database of its own in PostgreSQL or MariaDB for qworker's cells: made empty before, dropped after."""
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from benchmarks.adapters.services import BROKER, QUEUE, SERVERS
+
+
+def url() -> str:
+    """The server's URL with our database in place of the one that it names."""
+    return urlsplit(SERVERS[BROKER])._replace(path=f"/{QUEUE}").geturl()
+
+
+def make() -> None:
+    """Drop the database if it is there, and make it."""
+    drop()
+    _execute(f"CREATE DATABASE {QUEUE}")
+
+
+def drop() -> None:
+    """Drop the database, whoever is still connected to it."""
+    _execute(f"DROP DATABASE IF EXISTS {QUEUE}" + (" WITH (FORCE)" if BROKER == "PostgreSQL" else ""))
+
+
+def _execute(statement: str) -> None:
+    connection = _connect()
+    try:
+        connection.cursor().execute(statement)
+    finally:
+        connection.close()
+
+
+def _connect() -> Any:
+    if BROKER == "PostgreSQL":
+        import psycopg
+
+        return psycopg.connect(SERVERS[BROKER], autocommit=True, connect_timeout=5)
+    import pymysql
+
+    parts = urlsplit(SERVERS[BROKER])
+    return pymysql.connect(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or 3306,
+        user=unquote(parts.username or "root"),
+        password=unquote(parts.password or ""),
+        connect_timeout=5,
+        autocommit=True,
+    )

@@ -1,0 +1,98 @@
+"""qworker on the broker that BENCHMARK_BROKER names; results are kept on the same server where it can keep them.
+
+Embedded: one SQLite file for messages and results. RabbitMQ keeps no results, so they go to Redis, as the peers' do.
+"""
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import bodies
+from benchmarks.adapters import own_database
+from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
+from qworker import QWorker
+
+QUEUES = [f"lane{number}" for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0")))]
+"""More queues than the usual one, for measuring what they cost."""
+
+_IN_DATABASE = BROKER in ("PostgreSQL", "MariaDB")
+
+
+def _settings() -> dict[str, Any]:
+    if BROKER == "Redis":
+        return {"broker": REDIS_URL, "backend": REDIS_URL}
+    if BROKER == "RabbitMQ":
+        options = {
+            "queue_name_prefix": f"{own_name()}.",
+            "confirm_publish": os.environ.get("BENCHMARK_CONFIRM", "1") == "1",
+        }
+        results = {"backend": REDIS_URL} if STORED else {}
+        return {"broker": RABBITMQ_URL, **results, "broker_transport_options": options}
+    if _IN_DATABASE:
+        return {"broker": own_database.url(), "backend": f"db+{own_database.url()}"}
+    return {
+        "broker": f"sqlite:///{directory() / 'qworker.db'}",
+        "embedded_synchronous": os.environ.get("BENCHMARK_SYNCHRONOUS", "FULL"),
+    }
+
+
+app = QWorker("benchmarks", **_settings(), task_queues=QUEUES or None)
+TASKS = {
+    name: app.task(name=name, ignore_result=name != "stored")(getattr(bodies, name)) for name in bodies.TASKS
+}
+
+
+def prepare() -> None:
+    """Empty what we are about to use, then look at it, which makes the embedded file or the tables."""
+    _empty_redis()
+    if _IN_DATABASE:
+        own_database.make()
+    app.broker.queues()
+
+
+def send(task: str, *args: Any) -> None:
+    """Enqueue one call."""
+    TASKS[task].delay(*args)
+
+
+def send_many(task: str, calls: Sequence[tuple[Any, ...]]) -> None:
+    """Enqueue many calls in one transaction."""
+    TASKS[task].apply_many(calls)
+
+
+def send_many_to(queue: int, task: str, calls: Sequence[tuple[Any, ...]]) -> None:
+    """The same, to one of QUEUES."""
+    TASKS[task].apply_many(calls, queue=QUEUES[queue])
+
+
+def send_at(due: float, task: str, *args: Any) -> None:
+    """Enqueue one call for `due`."""
+    TASKS[task].apply_async(args, eta=datetime.datetime.fromtimestamp(due, datetime.UTC))
+
+
+def finish() -> None:
+    """Remove what is outside the cell's directory."""
+    if BROKER == "RabbitMQ":
+        _delete_queues()
+    _empty_redis()
+    if _IN_DATABASE:
+        app.broker.close()
+        own_database.drop()
+
+
+def _empty_redis() -> None:
+    """Only where this cell uses it."""
+    if BROKER != "Redis" and not (BROKER == "RabbitMQ" and STORED):
+        return
+    import redis
+
+    redis.Redis.from_url(REDIS_URL).flushdb()
+
+
+def _delete_queues() -> None:
+    from kombu import Connection
+
+    with Connection(RABBITMQ_URL, connect_timeout=5) as connection:
+        for queue in {app.conf.task_default_queue, *QUEUES, "qworker.dead", "qworker.revoked"}:
+            connection.default_channel.queue_delete(f"{own_name()}.{queue}")

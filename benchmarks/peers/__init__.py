@@ -1,0 +1,14 @@
+"""The peers by name: one row each, grouped by broker, and the module of `benchmarks.adapters` that the row names.
+
+To add a peer, add a row in the module of its broker and an adapter. `python -m benchmarks run --peers NAME` measures it.
+"""
+
+from benchmarks.peer import Peer
+from benchmarks.peers import databases, embedded, rabbitmq, redis
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer for module in (embedded, redis, rabbitmq, databases) for peer in module.ROWS
+}
+
+GROUPS: dict[str, str] = {peer.group.lower(): peer.group for peer in PEERS.values()}
+"""The brokers, by the name that the command line takes."""

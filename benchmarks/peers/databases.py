@@ -1,0 +1,36 @@
+"""Peers on PostgreSQL and MariaDB, with the durability that the server is set up for."""
+
+from benchmarks.peer import Peer, qworker, twice, without
+
+_NO_RETURN = "has no results to compare"
+
+ROWS = (
+    qworker("qworker-postgresql", "PostgreSQL", note="in a database of its own; acks after the task"),
+    Peer(
+        "procrastinate",
+        "procrastinate",
+        "procrastinate_postgres",
+        twice("{bin}/procrastinate --app=benchmarks.adapters.procrastinate_postgres.app worker"),
+        requirements=("procrastinate==3.10.0", "psycopg[binary]==3.3.9"),
+        workloads=without("stored"),
+        most={"noop": 2_000, "enqueue": 4_000, "cpu1": 1_000, "eta": 2_500, "latency": 300},
+        server="PostgreSQL",
+        note=f"two processes, async bodies; acknowledges after the task; {_NO_RETURN}",
+    ),
+    Peer(
+        "pgqueuer",
+        "pgqueuer",
+        "pgqueuer_postgres",
+        twice("{python} -m benchmarks.adapters.pgqueuer_postgres"),
+        requirements=("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+        workloads=without("stored"),
+        most={"enqueue": 5000, "eta": 5000},
+        server="PostgreSQL",
+        note=f"two processes, 50 jobs fetched at a time, async bodies; acknowledges after the task; {_NO_RETURN}",
+    ),
+    qworker(
+        "qworker-mariadb",
+        "MariaDB",
+        note="in a database of its own; acks after the task; no peer has MariaDB",
+    ),
+)
