@@ -11,7 +11,9 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= auto
+# Many tests wait, for servers, leases and deadlines, so more run at a time than there are cores.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+JOBS ?= $(shell expr $(CORES) + 2)
 ARGS ?=
 FIND_PYTHON := .ci/find-python
 

@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from code: the command line, the errors, the options of tasks.
+"""Writes the reference pages that are made from code: the command line, the errors, the options of tasks, the transports.
 
     python docs/generate.py            write them
     python docs/generate.py --check    say which would change, and fail if any would
@@ -20,6 +20,7 @@ from qworker.call_options import FOR_CELERYS_SAKE
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
 from qworker.task import Task
+from qworker.transports.promises import OTHER, PROMISES
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
@@ -145,7 +146,49 @@ def task_options_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"cli.md": command_line_page, "errors.md": errors_page, "task-options.md": task_options_page}
+def transports_page() -> str:
+    """What each broker promises."""
+    lines = [
+        "# Transports\n",
+        NOTICE
+        + "What each broker promises, and what it does not; `qworker config check` holds it against what an app uses. "
+        "The first five keep leases of ours; the others are used through kombu, as their drivers do it.\n",
+        "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
+        "|---|---|" + "---|" * len(_PROMISED),
+    ]
+    for row in PROMISES:
+        marks = " | ".join("in part or not" if lack in row.lacks else "yes" for lack, _ in _PROMISED)
+        schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
+        lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
+    for row in (*PROMISES, OTHER):
+        lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
+        for field, words in (("accepted", "accepted means"), ("redelivered", "redelivered"), *_PROMISED):
+            lines.append(f"| {words} | {getattr(row, field)} |")
+        if row.note:
+            lines.append(f"\n{row.note}")
+    return "\n".join(lines) + "\n"
+
+
+_PROMISED = (
+    ("eta", "ETA, countdown, retries"),
+    ("priority", "priorities"),
+    ("fanout", "revoking"),
+    ("dead_letters", "dead letters"),
+    ("delivery_count", "deliveries counted"),
+)
+
+
+def _anchor(heading: str) -> str:
+    kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -")
+    return kept.replace(" ", "-")
+
+
+PAGES = {
+    "transports.md": transports_page,
+    "cli.md": command_line_page,
+    "errors.md": errors_page,
+    "task-options.md": task_options_page,
+}
 
 
 def changed() -> list[str]:
