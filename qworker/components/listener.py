@@ -163,6 +163,7 @@ class Listener(ThreadComponent):
             super().wait(seconds)
             return
         try:
+            self._store.expect(0 if self._quiet else self._window.room())
             self._rang = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._rang
         except (BrokerUnavailable, LeaseLost):
             self._rang = True  # the next turn will find out, and knows what to do
@@ -195,7 +196,7 @@ class Listener(ThreadComponent):
             self._rang = False
             self._backlog = True
             self._hear_revocations()
-        if self._wants_to_fetch():
+        if self._wants_to_fetch() or self._store.ahead:
             self._fetch()
         return self._rest(now)
 
@@ -222,7 +223,7 @@ class Listener(ThreadComponent):
         return self._backlog and self._window.room() > 0
 
     def _fetch(self) -> None:
-        limit = max(0, self._window.room())
+        ahead, limit = self._store.ahead, max(0, self._window.room())
         room = min(self._eta_limit, self._window.fits) - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
         messages = self._store.lease(self._queues, limit, near, self._eta_window)
@@ -245,6 +246,9 @@ class Listener(ThreadComponent):
                 ready.append(request)
         # A full catch means that there is more to be had; so does one that there was no room for.
         self._backlog = limit == 0 or len(messages) >= limit or large
+        if ahead:  # it came while we waited, and what fell due may have taken its place
+            self._give_back(ready[limit:])
+            del ready[limit:]
         if ready and (rest := self._offer(ready)):
             self._ready.put_many(rest)
         self._look_ahead(wall, near > 0)

@@ -194,6 +194,13 @@ class FailoverStore(LeaseStore):
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._at(lambda store: store.next_due(queues))
 
+    @property
+    def ahead(self) -> bool:
+        return self._stores[self._leasing].ahead
+
+    def expect(self, room: int) -> None:
+        self._stores[self._leasing].expect(room)
+
     def wait(self, timeout: float) -> bool:
         return self._stores[self._leasing].wait(timeout)
 

@@ -220,6 +220,15 @@ class LeaseStore(ABC):
     def next_due(self, queues: Sequence[str]) -> float | None:
         """Epoch second at which the next delayed message falls due; None when none waits."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether wait() has taken messages: lease() gives these out first, whatever its limit."""
+        return False
+
+    def expect(self, room: int) -> None:  # noqa: B027 - most find a claim of their own cheap enough
+        """Say before a wait() how many messages it may take as soon as they are there, where that spares who finds us
+        idle a journey to the broker and back. 0: none from now on, and what cannot be stopped any more goes back."""
+
     @abstractmethod
     def wait(self, timeout: float) -> bool:
         """Wait until something was pushed or revoked (then return True), wake() was called or *timeout* seconds

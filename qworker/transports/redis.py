@@ -20,7 +20,7 @@ from qworker.transports.lease import Envelope, LeaseStore, QueueInfo
 from qworker.transports.redis_connection import Link, Links, checked, pack
 from qworker.transports.redis_envelope import SEPARATOR, route, to_payload
 from qworker.transports.redis_holder import Holder
-from qworker.transports.redis_layout import layout
+from qworker.transports.redis_layout import USUAL, layout
 from qworker.transports.redis_reclaim import Watch, died, server_time
 from qworker.transports.redis_scripts import FLUSH, PURGE, QUEUES
 from qworker.transports.redis_url import endpoint
@@ -59,8 +59,8 @@ class RedisStore(Holder, LeaseStore):
         self._layout = layout(self._where.db, options or {}, results or {})
         self.lowest_first = not self._layout.scale.translated
         self._links = Links(self._where)
-        self._declared: dict[str, bytes] = {}
-        """queue → the packed ring of its bell; those of which stock tools have been told."""
+        self._declared: dict[str, tuple[bytes, bytes]] = {}
+        """queue → the packed rings of its bell: for its usual list alone, and for anything. Stock tools know of these."""
         super().__init__(lease_seconds, uptime)
         _stores.add(self)
 
@@ -96,8 +96,13 @@ class RedisStore(Holder, LeaseStore):
         data = b"".join(packed for packed, _ in commands)
         if count > 1:
             data, count = b"".join((pack(("MULTI",)), data, pack(("EXEC",)))), count + 2
-        queues = {queue for queue, _ in writes}
-        bells = b"".join(self._declared.get(queue) or self._declare(queue) for queue in queues)
+        queues: dict[str, bool] = {}
+        usual = self._layout.usual
+        for queue, where in writes:
+            queues[queue] = queues.get(queue, False) or where != usual
+        bells = b"".join(
+            [(self._declared.get(queue) or self._declare(queue))[more] for queue, more in queues.items()]
+        )
         link = self._links.take()
         try:
             replies = link.ask(data + bells, count + len(queues), timeout)
@@ -123,13 +128,14 @@ class RedisStore(Holder, LeaseStore):
         starts = range(0, len(values), 2 * PORTION)
         return b"".join(pack((*head, *values[at : at + 2 * PORTION])) for at in starts), len(starts)
 
-    def _declare(self, queue: str) -> bytes:
-        """Tell stock tools of *queue*, once for each process; return the packed ring of its bell."""
+    def _declare(self, queue: str) -> tuple[bytes, bytes]:
+        """Tell stock tools of *queue*, once for each process; return the packed rings of its bell."""
         with self._links.lent() as link:
             self._bind(link, queue)
-        ring: bytes = pack(("PUBLISH", f"{self._layout.bell}{queue}", "1"))
-        self._declared[queue] = ring
-        return ring
+        channel = f"{self._layout.bell}{queue}"
+        rings = pack(("PUBLISH", channel, USUAL)), pack(("PUBLISH", channel, "1"))
+        self._declared[queue] = rings
+        return rings
 
     def _bind(self, link: Link, queue: str) -> None:
         member = f"{queue}{SEPARATOR}{SEPARATOR}{queue}"

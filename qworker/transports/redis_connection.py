@@ -229,11 +229,14 @@ class Script:
         self, link: Link, keys: Sequence[Any], arguments: Sequence[Any], timeout: float = SOCKET_TIMEOUT
     ) -> Any:
         """Run it; raises BrokerUnavailable when the server cannot or will not."""
-        rest = (len(keys), *keys, *arguments)
-        (reply,) = link.ask(pack(("EVALSHA", self._digest, *rest)), 1, timeout)
+        (reply,) = link.ask(self.packed(keys, arguments), 1, timeout)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
-            (reply,) = link.ask(pack(("EVAL", self._source, *rest)), 1, timeout)
+            (reply,) = link.ask(pack(("EVAL", self._source, len(keys), *keys, *arguments)), 1, timeout)
         return checked(link, reply)
+
+    def packed(self, keys: Sequence[Any], arguments: Sequence[Any]) -> bytes:
+        """The command that runs it; a server that does not know it yet answers with NOSCRIPT."""
+        return pack(("EVALSHA", self._digest, len(keys), *keys, *arguments))
 
 
 def checked(link: Link, reply: Any) -> Any:

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from qworker.clock import Clock, boottime
@@ -28,7 +29,7 @@ from qworker.transports.redis_operations import operations
 from qworker.transports.redis_reclaim import Watch
 from qworker.transports.redis_scripts import ENLIST, EXTEND, GIVE_BACK, LEASE, MARK, SETTLE
 from qworker.transports.redis_url import Endpoint
-from qworker.transports.redis_wait import Doorbell
+from qworker.transports.redis_wait import Doorbell, Numbers
 
 RESTORE_SECONDS = 10.0
 """How often to look for what stock consumers left behind."""
@@ -37,6 +38,8 @@ POLL_SECONDS = 0.25
 MARK_SECONDS = 0.1
 """How often at most to tell the server which messages are being run."""
 ALL = (0, 2**53)
+MOST_AHEAD = 8
+"""How many messages of a queue may be taken at once while we wait: few, for a worker that is frozen takes them too."""
 
 
 class Holder(Letters):
@@ -77,6 +80,8 @@ class Holder(Letters):
         """Whether the last claim left nothing behind."""
         self._due: tuple[tuple[str, ...], float | None] | None = None
         """What next_due() is to say for which queues, if it is asked next."""
+        self._room = 0
+        self._doorbell.claims.clear()
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
@@ -164,26 +169,25 @@ class Holder(Letters):
         if self._uptime() >= self._renew_at:
             self.extend()
         self._recover_strays()
-        start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
-        limit, near, first = max(0, limit), max(0, near), self._number
-        self._number += limit + near
-        steps = self._layout.scale.steps
+        taken = self._take_ahead(queues)
+        limit, near = max(0, limit - len(taken)), max(0, near)
+        if (taken and self._emptied) or not (limit or near):
+            return taken
         try:
-            found = self._call(
-                LEASE,
-                self._epoch,
-                limit,
-                near,
-                repr(self._clock.now() + horizon),
-                MAX_LEASE_BYTES,
-                first,
-                len(steps),
-                *steps,
-                *queues[start:],
-                *queues[:start],
-            )
+            return taken + self._claim(queues, limit, near, horizon)
+        except (BrokerUnavailable, LeaseLost):
+            if taken:
+                return taken  # the next claim will say the same
+            raise
+
+    def _claim(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
+        start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
+        numbers = self._reserve(limit + near)
+        turn = (*queues[start:], *queues[:start])
+        try:
+            found = self._call(LEASE, *self._claiming(turn, limit, near, horizon, numbers[0]))
         except BaseException:
-            self._strays.append((first, self._number))
+            self._strays.append(numbers)
             raise
         if found is None:
             raise self._lost()
@@ -192,6 +196,40 @@ class Holder(Letters):
         self._due = tuple(queues), float(found[0]) if found[0] else None
         self._emptied = limit > 0 and len(found) // 2 < limit
         return self._take(found)
+
+    def _reserve(self, count: int) -> Numbers:
+        first = self._number
+        self._number += count
+        return first, self._number
+
+    def _claiming(
+        self, queues: Sequence[str], limit: int, near: int, horizon: float, first: int
+    ) -> tuple[Any, ...]:
+        """What LEASE is to be told."""
+        steps, until = self._layout.scale.steps, repr(self._clock.now() + horizon)
+        return (self._epoch, limit, near, until, MAX_LEASE_BYTES, first, len(steps), *steps, *queues)
+
+    def _ahead_of(self, limit: int, queue: str) -> tuple[bytes, Numbers]:
+        """The claim that waits behind a BLMOVE, and its numbers."""
+        numbers = self._reserve(limit)
+        claiming = self._claiming((queue,), limit, 0, 0.0, numbers[0])
+        return self._layout.packed(LEASE, self._clock.now(), *claiming), numbers
+
+    def _take_ahead(self, queues: Sequence[str]) -> list[Leased]:
+        """What was claimed while we waited."""
+        claims = [(numbers, answer) for numbers, answer in self._doorbell.claims if answer is not None]
+        self._doorbell.claims.clear()
+        if not claims:
+            return []
+        if CRASHING:
+            crash_point("claiming")
+        found = [part for _, answer in claims for part in answer[1:]]
+        self._emptied = all(len(answer) // 2 < end - first for (first, end), answer in claims)
+        self._due = None
+        if len(queues) == 1 and len(claims) == 1:
+            due = claims[0][1][0]
+            self._due = tuple(queues), float(due) if due else None
+        return self._take([b"", *found])
 
     def _take(self, found: list[bytes]) -> list[Leased]:
         """The messages of a claim, as fields and payloads after one another."""
@@ -209,11 +247,14 @@ class Holder(Letters):
             held[message.tag] = field
             rows.append(message)
         if doubles:
-            self._call(SETTLE, *(part for field in doubles for part in ("ack", field)))
+            with contextlib.suppress(BrokerUnavailable):  # then they go back when we end
+                self._call(SETTLE, *(part for field in doubles for part in ("ack", field)))
         rows.sort(key=lambda leased: scale.to_kombu(leased.priority))
         return rows
 
     def _recover_strays(self) -> None:
+        self._strays += [numbers for numbers, answer in self._doorbell.claims if answer is None]
+        self._doorbell.claims[:] = [claim for claim in self._doorbell.claims if claim[1] is not None]
         while self._strays:
             self._call(GIVE_BACK, self._epoch, "", "stray", *self._strays[0])
             del self._strays[0]
@@ -284,25 +325,38 @@ class Holder(Letters):
 
     # -- waiting --
 
+    @property
+    def ahead(self) -> bool:
+        return bool(self._doorbell.claims)
+
+    def expect(self, room: int) -> None:
+        self._room = room
+        if room <= 0:
+            self._doorbell.call_off()
+
     def wait(self, timeout: float) -> bool:
         self._require()
+        if self._doorbell.claims:
+            return True
         end = time.monotonic() + timeout
+        each = min(self._room // max(1, len(self._queues)), MOST_AHEAD)
+        claim = partial(self._ahead_of, each) if each > 0 else None
         while True:
             self._copy_marks()
             left = end - time.monotonic()
             part = min(left, MARK_SECONDS) if self._held else left
             try:
                 if self._emptied and left > 0:
-                    self._doorbell.arm()
+                    self._doorbell.arm(claim)
                     part = min(part, POLL_SECONDS)
                 rang = self._doorbell.wait(part)
-                if rang is False and self._emptied and self._others_published():
-                    self._emptied, rang = False, True
+                if rang is False and self._emptied:
+                    rang = self._others_published()
             except BrokerUnavailable:
                 return True  # the next claim will say what is wrong
             self._listened = True
             if rang:
-                self._due = None
+                self._due, self._emptied = None, False
             if rang is not False or left <= 0:
                 return bool(rang)
 
@@ -327,6 +381,7 @@ class Holder(Letters):
     def resign(self) -> None:
         try:
             with self._holding.ending():
+                self._doorbell.call_off()
                 self._give_back()
         finally:
             self._link.close()

@@ -16,6 +16,8 @@ from qworker.transports.redis_envelope import SEPARATOR, STEPS, Scale
 from qworker.transports.redis_url import SOCKET_TIMEOUT
 
 VISIBILITY_TIMEOUT = 3600.0
+USUAL = b"0"
+"""What is rung for a message without a priority, in the usual list of a queue; for anything else it is another word."""
 
 
 class Layout(NamedTuple):
@@ -38,11 +40,20 @@ class Layout(NamedTuple):
         """The key of kombu's list for *queue* and a step of its priorities."""
         return f"{self.prefix}{queue}{SEPARATOR}{step}" if step else f"{self.prefix}{queue}"
 
+    @property
+    def usual(self) -> int:
+        """The step of messages without a priority."""
+        return self.scale.step(0)
+
     def run(
         self, link: Link, script: Script, now: float, *arguments: Any, timeout: float = SOCKET_TIMEOUT
     ) -> Any:
         """Run *script* with what all scripts are given; *now*: epoch seconds on the caller's wall clock."""
         return script.call(link, self.keys, (self.prefix, self.bell, repr(now), *arguments), timeout)
+
+    def packed(self, script: Script, now: float, *arguments: Any) -> bytes:
+        """The command that runs *script* with these."""
+        return script.packed(self.keys, (self.prefix, self.bell, repr(now), *arguments))
 
 
 def layout(db: int, options: Mapping[str, Any], results: Mapping[str, Any]) -> Layout:

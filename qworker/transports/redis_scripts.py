@@ -290,7 +290,8 @@ end
 in_portions('HDEL', UNACKED, gone)
 in_portions('ZREM', INDEX, gone)
 if whose == 'stray' then
-  redis.call('HSET', P .. 'qworker.owner.' .. epoch, 'from', ARGV[8])
+  local owner = P .. 'qworker.owner.' .. epoch
+  redis.call('HSET', owner, 'from', math.max(to, tonumber(redis.call('HGET', owner, 'from') or 0)))
 else
   redis.call('ZREM', OWNERS, epoch)
   redis.call('DEL', P .. 'qworker.owner.' .. epoch)

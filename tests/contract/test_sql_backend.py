@@ -374,7 +374,9 @@ def test_who_comes_to_listen_waits_for_those_who_did_not_tell(told: Shop) -> Non
 def _seconds_until_heard(told: Shop) -> float:
     """Of a result whose transaction had begun before anybody listened, after its commit."""
     told.backend._lookout.close()
-    until(lambda: listening(told) == 0)  # the server lets go of a lock a little after its connection was closed
+    until(
+        lambda: listening(told) == 0
+    )  # the server lets go of a lock a little after its connection was closed
     backend = told.storing.backend
     assert isinstance(backend, SQLBackend)
     task_id = new_ids(1)[0]
