@@ -84,13 +84,13 @@ class Crew:
         with self._lock:
             self._accepting = False
 
-    def free_slots(self, idle_only: bool) -> Slots:
+    def free_slots(self, seconds: float | None) -> Slots:
         with self._lock:
             if not self._accepting:
                 return Slots(0, 0)
             frame, most = self._settings.frame_seconds, self._settings.async_concurrency
             return Slots(
-                sum([child.room(frame, idle_only) for child in self._children]),
+                sum([child.room(frame, seconds) for child in self._children]),
                 sum([child.async_room(most) for child in self._children]),
             )
 
@@ -152,7 +152,7 @@ class Crew:
         settings = self._settings
         with self._lock:
             return bool(
-                child.room(settings.frame_seconds / 2, False) or child.async_room(settings.async_concurrency)
+                child.room(settings.frame_seconds / 2, 0.0) or child.async_room(settings.async_concurrency)
             )
 
     def watch(self, now: float) -> Watched:

@@ -56,7 +56,9 @@ class Mediator(ThreadComponent):
         self._quiet = False  # written by quiet(), a flag
         self._turn = threading.Lock()
         """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
-        self._blocked = False  # under _turn: the pool refused the best one last time
+        self._wanted: float | None = 0.0
+        """Under _turn: seconds that the best request is expected to take, which the pool refused (None: it has never
+        run here); 0 when it refused nothing."""
 
     def step(self, now: float) -> float | None:
         if self._quiet:
@@ -86,11 +88,12 @@ class Mediator(ThreadComponent):
     def _move(self) -> int:
         """Move the best requests to free slots, for who has the turn; return how many were taken."""
         ready, pool = self._ready, self._pool
-        slots = pool.free_slots(idle_only=self._blocked)
-        requests = ready.get_many(Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH)))
+        slots = pool.free_slots(self._wanted)
+        slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
+        requests = ready.get_many(slots)
         runnable = self._runnable(requests)
-        if slots.sync:
-            self._blocked = False
+        if sum(not request.is_async for request in requests) < slots.sync:
+            self._wanted = 0.0  # nothing of the kind waits any more
         if runnable:
             if CRASHING:
                 crash_point("dispatching")
@@ -101,8 +104,9 @@ class Mediator(ThreadComponent):
                 self._fetch_more()  # they run beside whatever comes next
             if refused:
                 ready.put_back(refused)
-                # The best of them is long, and needs a process that has nothing else.
-                self._blocked = not all(request.is_async for request in refused)
+                best = next((request for request in refused if not request.is_async), None)
+                if best is not None:
+                    self._wanted = pool.expected_runtime(best.name)
         return len(requests)
 
     def offer(self, requests: list[Request]) -> list[Request]:
@@ -115,7 +119,7 @@ class Mediator(ThreadComponent):
         if self._quiet or ready.limits or len(ready) or not self._turn.acquire(blocking=False):
             return requests
         try:
-            idle = self._pool.free_slots(idle_only=True).sync
+            idle = self._pool.free_slots(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
             return self._pool.submit(self._runnable(requests))

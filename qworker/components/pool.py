@@ -69,10 +69,11 @@ class TaskPool(ABC):
         """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
 
     @abstractmethod
-    def free_slots(self, idle_only: bool = False) -> Slots:
+    def free_slots(self, seconds: float | None = 0.0) -> Slots:
         """How many requests may be submitted now. When there are more, *on_room* is called.
 
-        idle_only: for sync tasks, count only processes that run none. Thread: mediator.
+        seconds: that each sync one of them is expected to take; the first of them is then sure to be accepted. 0: this
+        is not known, and it may be refused. None: only processes that run none are counted. Thread: mediator.
         """
 
     @abstractmethod

@@ -78,17 +78,22 @@ class ChildHandle:
 
     # -- what it may take --
 
-    def room(self, frame_seconds: float, idle_only: bool) -> int:
-        """How many short requests could be assigned now."""
+    def room(self, frame_seconds: float, seconds: float | None) -> int:
+        """How many sync requests could be assigned now. seconds: that each of them takes; 0: they are short, None: they
+        go only to a child that runs none."""
         if self._takes_no_more():
             return 0
-        if not self.jobs:
-            return 1 if idle_only else MAX_JOBS
-        if idle_only:
+        if seconds is None:
             return int(not self.sync_jobs)
-        if self.load >= frame_seconds:
+        free = max(0, MAX_JOBS - self.sync_jobs)
+        if not seconds:
+            return free if self.load < frame_seconds else 0
+        if not self.sync_jobs:
+            return min(free, max(1, int(frame_seconds / seconds)))
+        # Half a frame at least, so that frames do not shrink.
+        if self.load > frame_seconds / 2 or not self.takes(seconds, frame_seconds):
             return 0
-        return max(0, MAX_JOBS - self.sync_jobs)
+        return min(free, max(1, int((frame_seconds - self.load) / seconds)))
 
     @property
     def sync_jobs(self) -> int:

@@ -129,8 +129,8 @@ class ProcessPool(TaskPool):
 
     # -- mediator and others --
 
-    def free_slots(self, idle_only: bool = False) -> Slots:
-        return self._crew.free_slots(idle_only)
+    def free_slots(self, seconds: float | None = 0.0) -> Slots:
+        return self._crew.free_slots(seconds)
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused, look = self._crew.assign(requests)

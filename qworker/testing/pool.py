@@ -89,7 +89,7 @@ class InlinePool(TaskPool):
     def alive(self) -> bool:
         return True
 
-    def free_slots(self, idle_only: bool = False) -> Slots:
+    def free_slots(self, seconds: float | None = 0.0) -> Slots:
         return self._slots()
 
     def _slots(self) -> Slots:

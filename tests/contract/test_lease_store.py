@@ -760,6 +760,23 @@ while hear():
         assert listening.hear() == f"True message{number}"
 
 
+def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: LeaseStore, open_: Open) -> None:
+    own, publisher = store.enlist("w", ["q"], 1), open_()
+    for number in range(5):
+        assert take(store) == []
+        store.expect(10)
+        store.wait(0.02)
+        publisher.push([message(f"{number}"), message(f"{number} urgent", priority=9)])
+        found: list[Leased] = []
+        while len(found) < 2:
+            assert store.wait(30) is True
+            found += take(store)
+        assert set(names(found)) == {f"{number}", f"{number} urgent"}
+        assert store.settle(own, [Ack(leased.tag) for leased in found]) == set()
+    assert take(store) == []
+    assert not store.ahead
+
+
 def test_a_waiter_that_was_killed_stops_nobody(store: LeaseStore, other: Callable[[str], Other]) -> None:
     victim = other('store = place.open()\nstore.enlist("v", ["q"], 1)\nsay("up")\nstore.wait(60)\n')
     assert victim.hear() == "up"

@@ -393,6 +393,126 @@ def pushed(store: RedisStore) -> bool:
     return True
 
 
+# -- claims that wait in the server --
+
+
+@pytest.fixture
+def idle(open_: Callable[..., Any]) -> Any:
+    """A store that has claimed everything, and expects up to four messages; Redis knows it."""
+    store = open_()
+    store.enlist("idle", ["q"], 1)
+    assert store.lease(["q"], 10) == []
+    store.expect(4)
+    assert store.wait(0.05) is False
+    return store
+
+
+def test_a_message_that_finds_a_worker_idle_is_claimed_inside_the_server(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    open_().push([message("a"), message("b")])
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 2)  # and it has asked nothing
+    assert idle.wait(30) is True
+    assert idle.ahead
+    assert names(idle.lease(["q"], 0)) == ["a", "b"]
+    assert not idle.ahead
+    assert idle.lease(["q"], 10) == []
+
+
+def test_no_more_are_claimed_than_are_expected(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    open_().push([message(str(number)) for number in range(9)])
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 4)
+    assert idle.wait(30) is True
+    assert names(idle.lease(["q"], 6)) == ["0", "1", "2", "3", "4", "5"]
+    assert idle.wait(0.05) is False  # nothing is claimed while something may be left
+    assert names(idle.lease(["q"], 10)) == ["6", "7", "8"]
+
+
+def test_the_most_urgent_is_claimed_first(idle: Any, open_: Callable[..., Any]) -> None:
+    open_().push([message("a"), message("urgent", priority=9)])
+    found: list[str] = []
+    until(lambda: idle.wait(0.1) and (found.extend(names(idle.lease(["q"], 10))) or len(found) == 2))
+    assert found == ["urgent", "a"]
+
+
+def test_who_expects_nothing_any_more_leaves_messages_to_others(idle: Any, open_: Callable[..., Any]) -> None:
+    """A worker that begins to stop may have an hour to go."""
+    idle.expect(0)
+    publisher, other = open_(), open_()
+    publisher.push([message("a")])
+    other.enlist("other", ["q"], 1)
+    assert names(other.lease(["q"], 10)) == ["a"]
+    idle.wait(0)
+    assert idle.lease(["q"], 0) == []
+
+
+def test_what_was_claimed_as_it_was_called_off_goes_back(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    open_().push([message("a")])
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 1)
+    idle.expect(0)  # the answer is on its way, and is not read any more
+    assert idle.ahead
+    assert idle.lease(["q"], 0) == []
+    assert place.client.hlen(f"{place.prefix}unacked") == 0
+    (leased,) = idle.lease(["q"], 10)
+    assert (leased.headers, leased.deliveries) == ("a", 0)
+
+
+def test_a_claim_whose_connection_was_cut_loses_nothing(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    for client in place.client.client_list():
+        if client["cmd"] == "blmove":
+            place.client.client_kill_filter(_id=client["id"])
+    open_().push([message("a")])
+    found: list[str] = []
+    until(lambda: idle.wait(0.1) and (found.extend(names(idle.lease(["q"], 10))) or found))
+    assert found == ["a"]
+
+
+def test_a_claim_of_which_the_server_has_forgotten_the_script_is_made_anew(
+    server: Callable[..., Redis],
+) -> None:
+    forgetful = server()
+    with opened(forgetful) as store:
+        store.enlist("idle", ["q"], 1)
+        assert store.lease(["q"], 10) == []
+        store.expect(4)
+        assert store.wait(0.05) is False
+        forgetful.do("SCRIPT", "FLUSH")
+        store.push([message("a")])
+        assert store.wait(30) is True
+        assert names(store.lease(["q"], 10)) == ["a"]
+
+
+def test_a_claim_is_not_carried_out_for_who_has_resigned(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    idle.resign()
+    open_().push([message("a")])
+    other = open_()
+    other.enlist("other", ["q"], 1)
+    assert names(other.lease(["q"], 10)) == ["a"]
+
+
+def test_a_claim_of_many_queues_is_shared_among_them(open_: Callable[..., Any], place: RedisPlace) -> None:
+    """Together they take no more than there is room for."""
+    store, queues = open_(), ["q", "r", "s"]
+    store.enlist("idle", queues, 1)
+    assert store.lease(queues, 10) == []
+    store.expect(3)
+    assert store.wait(0.05) is False
+    open_().push([message(f"{queue}{number}", queue) for queue in queues for number in range(3)])
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 3)
+    assert store.wait(30) is True
+    found = names(store.lease(queues, 9))
+    until(lambda: found.extend(names(store.lease(queues, 9 - len(found)))) or len(found) == 9)
+    assert place.client.hlen(f"{place.prefix}unacked") == 9
+
+
 # -- beside others --
 
 

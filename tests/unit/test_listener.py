@@ -18,7 +18,7 @@ from qworker.components.settler import Settler
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
-from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
+from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement, Store
 from qworker.worker_state import WorkerState
 from tests.unit.rooms import ACCEPT, Rooms, tags
 
@@ -554,6 +554,58 @@ def test_a_broker_that_fails_while_it_is_waited_for_is_asked_again() -> None:
     ears.turn()
     ears.turn()
     assert (store.moods, len(ears.ready)) == ([], 1)
+
+
+class EagerStore(MemoryStore):
+    """Claims as much as is expected while it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected: list[int] = []
+        self.taken: list[Leased] = []
+
+    @property
+    def ahead(self) -> bool:
+        return bool(self.taken)
+
+    def expect(self, room: int) -> None:
+        self.expected.append(room)
+
+    def wait(self, timeout: float) -> bool:
+        if self.expected[-1] and not self.taken:
+            self.taken = super().lease(["celery"], self.expected[-1])
+        return bool(self.taken) or super().wait(timeout)
+
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        taken, self.taken = self.taken, []
+        return taken or super().lease(queues, limit, near, horizon)
+
+
+def test_it_says_how_many_messages_may_be_claimed_while_it_waits() -> None:
+    ears = Ears(store=(store := EagerStore()))
+    ears.turns()
+    assert store.expected[-1] == 4  # two run, and each has one behind it
+    ears.push(3)
+    ears.turn()
+    assert len(ears.ready) == 3
+    ears.turn()
+    assert store.expected[-1] == 1
+    ears.listener.quiet()
+    ears.turn()
+    assert store.expected[-1] == 0
+
+
+def test_what_was_claimed_meanwhile_goes_back_if_its_place_was_taken() -> None:
+    """By a task that fell due, for instance: it would wait here, and another worker may have nothing to do."""
+    ears = Ears(store=(store := EagerStore()))
+    ears.turns()
+    ears.push(4)
+    ears.listener.wait(0)
+    assert store.ahead
+    ears.ready.put_many(ears.rooms.requests(3))
+    ears.turns()
+    assert len(ears.ready) == 4
+    assert {info.queue: (info.ready, info.leased) for info in store.queues()} == {"celery": (3, 1)}
 
 
 def test_an_early_ack_of_which_nobody_knows_lets_nothing_run() -> None:

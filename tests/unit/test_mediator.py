@@ -24,12 +24,12 @@ class Pool(InlinePool):
         settings = PoolSettings(concurrency, "w@h", async_concurrency=2)
         super().__init__(rooms.app, settings, nothing, nothing, nothing, on_demand=True)
         self.refusing: set[int] = set()
-        self.asked: list[bool] = []
+        self.asked: list[float | None] = []
         self.submitted: list[list[int]] = []
 
-    def free_slots(self, idle_only: bool = False) -> Slots:
-        self.asked.append(idle_only)
-        return super().free_slots(idle_only)
+    def free_slots(self, seconds: float | None = 0.0) -> Slots:
+        self.asked.append(seconds)
+        return super().free_slots(seconds)
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         self.submitted.append(tags(requests))
@@ -118,7 +118,7 @@ def test_what_the_pool_refuses_is_put_back_in_front() -> None:
     assert tags(desk.ready.clear()) == [2, 3, 4, 5]
 
 
-def test_after_a_refusal_it_waits_for_a_process_that_has_nothing_else() -> None:
+def test_after_a_refusal_of_an_unknown_task_it_waits_for_a_process_that_has_nothing_else() -> None:
     desk = Desk()
     desk.put(*desk.rooms.requests(2))
     desk.pool.refusing = {2}
@@ -127,8 +127,19 @@ def test_after_a_refusal_it_waits_for_a_process_that_has_nothing_else() -> None:
     desk.pool.refusing = set()
     desk.step()
     desk.step()
-    assert desk.pool.asked == [False, True, True, False]
+    assert desk.pool.asked == [0.0, None, None, 0.0]
     assert desk.running == [1, 2]
+
+
+def test_after_a_refusal_of_a_known_task_it_waits_for_room_for_that() -> None:
+    """A child that had to be idle first would have nothing to do until the next frame is there."""
+    desk = Desk()
+    desk.pool.estimates.learn("add", 0.001)
+    desk.put(*desk.rooms.requests(2))
+    desk.pool.refusing = {2}
+    desk.step()
+    desk.step()
+    assert desk.pool.asked == [0.0, desk.pool.expected_runtime("add")]
 
 
 def test_a_refused_async_task_does_not_make_sync_ones_wait_for_an_idle_process() -> None:
@@ -137,7 +148,7 @@ def test_a_refused_async_task_does_not_make_sync_ones_wait_for_an_idle_process()
     desk.pool.refusing = {1}
     desk.step()
     desk.step()
-    assert desk.pool.asked == [False, False]
+    assert desk.pool.asked == [0.0, 0.0]
 
 
 def test_one_turn_takes_a_batch_at_most() -> None:

@@ -255,8 +255,8 @@ class Pool:
         self.ended.clear()
         return ended
 
-    def slots(self, idle_only: bool = False) -> Slots:
-        return self.pool.free_slots(idle_only)
+    def slots(self, seconds: float | None = 0.0) -> Slots:
+        return self.pool.free_slots(seconds)
 
     def close(self) -> None:
         self.pool.quiet()
