@@ -273,9 +273,8 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
-        self._ready.put_back(
-            request for request in reversed(requests) if request.acked
-        )  # the broker has it no more
+        # What is acked the broker has no more.
+        self._ready.put_back(request for request in reversed(requests) if request.acked)
         for request in requests:
             if not request.acked:
                 self._state.leave(request)
