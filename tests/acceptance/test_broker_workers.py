@@ -11,6 +11,7 @@ from tests.acceptance.brokers import Broken, RemoteSite, Stream
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.processes import gone, kill
+from tests.acceptance.together import another_takes_over_from_who_is_killed, two_workers_share_a_queue
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -115,34 +116,11 @@ def test_a_poison_task_is_given_up(remote: RemoteSite) -> None:
 
 
 def test_two_workers_share_a_queue(remote: RemoteSite) -> None:
-    """No message twice, and both work."""
-    workers = [remote.start(name=name) for name in ("one", "two")]
-    remote.send_many("work", [(number, 0.01) for number in range(400)])
-    remote.drained()
-    pools = [{*worker.pool()} for worker in workers]
-    for worker in workers:
-        worker.stop()
-    check(remote)
-    ran = [record.pid for record in remote.records(kind=STARTED)]
-    assert len(ran) == 400
-    shares = [sum(pid in pool for pid in ran) for pool in pools]
-    assert min(shares) > 40, shares
+    two_workers_share_a_queue(remote)
 
 
 def test_a_worker_is_killed_beside_another(remote: RemoteSite) -> None:
-    first = remote.start(name="one")
-    go = remote.path / "go"
-    ids = [remote.send("until_file", str(go)) for _ in range(2)]
-    remote.started(*ids)
-    second = remote.start(name="two")
-    killed = time.monotonic()
-    first.kill()
-    again = remote.started(*ids, times=2)
-    assert max(record.monotonic for record in again) - killed < 5.0, "well before the lease of 15 s"
-    go.touch()
-    remote.drained()
-    second.stop()
-    check(remote)
+    another_takes_over_from_who_is_killed(remote)
     assert repeated(remote) == 2
 
 

@@ -14,6 +14,7 @@ from tests.acceptance.harness import Site, until
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import descendants, gone, kill
+from tests.acceptance.together import another_takes_over_from_who_is_killed, two_workers_share_a_queue
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -346,35 +347,12 @@ def test_a_task_longer_than_the_lease(site: Site) -> None:
 
 
 def test_two_workers_share_a_file(site: Site) -> None:
-    """No message twice, and both work."""
-    workers = [site.start(name=name) for name in ("one", "two")]
-    site.send_many("work", [(number, 0.005) for number in range(400)])
-    site.drained()
-    pools = [{*worker.pool()} for worker in workers]
-    for worker in workers:
-        worker.stop()
-    check(site)
-    ran = [record.pid for record in site.records(kind=STARTED)]
-    assert len(ran) == 400
-    shares = [sum(pid in pool for pid in ran) for pool in pools]
-    assert min(shares) > 40, shares
+    two_workers_share_a_queue(site)
 
 
 def test_a_worker_is_killed_beside_another(site: Site) -> None:
     """On the same machine its messages are back within seconds: no lease has to run out."""
-    first = site.start(name="one")
-    go = site.path / "go"
-    ids = [site.send("until_file", str(go)) for _ in range(2)]
-    site.started(*ids)
-    second = site.start(name="two")
-    killed = time.monotonic()
-    first.kill()
-    again = site.started(*ids, times=2)
-    assert max(record.monotonic for record in again) - killed < 5.0, "well before the lease of 15 s"
-    go.touch()
-    site.drained()
-    second.stop()
-    check(site)
+    another_takes_over_from_who_is_killed(site)
 
 
 def test_a_grandchild_that_keeps_the_pipes_open(site: Site) -> None:
