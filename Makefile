@@ -39,7 +39,7 @@ demo: $(VENV)/.ready-run
 	@$(BIN)/python -m qworker start --demo
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .

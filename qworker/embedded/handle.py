@@ -19,7 +19,6 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from types import TracebackType
 
 from qworker.embedded.database import BUSY_SECONDS, Database, broken, explained
@@ -30,24 +29,16 @@ class Handle:
     """The connection to *database*: ``with handle as connection`` in our turn, with its errors explained.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
-    look_seconds: how often to see whether the file is still there (0: at every use, for 1 us). prepare: is given each
-    connection that is opened.
+    look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
     """
 
-    def __init__(
-        self,
-        database: Database,
-        synchronous: str | None = None,
-        look_seconds: float = 0.0,
-        prepare: Callable[[sqlite3.Connection], None] | None = None,
-    ) -> None:
+    def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
         self.turn = threading.Lock()
         """Who holds this has the connection: take it by ``with handle``, or by hand for opened() and failed()."""
         self._database = database
         self._synchronous = synchronous
         self._place = str(database.path)  # a Path would be turned into text at each look
         self._look_seconds = look_seconds
-        self._prepare = prepare
         self._connection: sqlite3.Connection | None = None  # under turn, as all below
         self._look_at = 0.0
         self.file = 0
@@ -66,8 +57,6 @@ class Handle:
                 self._drop()
         if self._connection is None:
             self._connection = self._database.connect(self._synchronous)
-            if self._prepare is not None:
-                self._prepare(self._connection)
             self.file = self._number()
         if self.pinned is not None and self.pinned != self.file:
             raise LeaseLost(f"{self._database.path} was replaced by another file, where we hold nothing")

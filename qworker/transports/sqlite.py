@@ -15,10 +15,8 @@ taken for dead too. Leases run on the clock that all processes of one boot share
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
@@ -48,9 +46,6 @@ if TYPE_CHECKING:
 
 INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
-INSERT_AND_RING = INSERT.replace("?, ?, ?, ?, ?, ?, ?, ?)", "?, ?, ?, ?, qworker_ring(?), ?, ?, ?)")
-"""Rings while it has the turn to write: who is woken waits for its turn until the commit is on the disk, and is awake
-when it is."""
 INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
 FLUSH = f"UPDATE message SET state = {READY}, due = NULL WHERE queue = ? AND state = {DELAYED}"
@@ -94,7 +89,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         self._clock = clock
         self._revoke_expires = revoke_expires
         self._database = Database(self.path, synchronous)
-        self._publisher = Handle(self._database, prepare=self._teach_to_ring)
+        self._publisher = Handle(self._database)
         self._messages = Ringer(self._database.bells, "message")
         self._results = Ringer(self._database.bells, "result")
         self._commits = GroupCommit(self._publisher, self._store, str(self.path))
@@ -132,7 +127,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             if CRASHING:
                 crash_point("publishing")
             if len(rows) == 1:
-                write(connection, INSERT_AND_RING, rows[0], deadline - time.monotonic())
+                write(connection, INSERT, rows[0], deadline - time.monotonic())
             else:
                 with transaction(connection, deadline - time.monotonic()):
                     connection.executemany(INSERT, rows)
@@ -140,17 +135,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             return self._publisher.failed(error)
         if CRASHING:
             crash_point("published")
-        if len(rows) > 1:
-            self._messages.ring()
+        self._messages.ring()
         return None
-
-    def _teach_to_ring(self, connection: sqlite3.Connection) -> None:
-        def ring(value: float) -> float:
-            with suppress(OSError):  # who is not woken looks now and then
-                self._messages.ring()
-            return value
-
-        connection.create_function("qworker_ring", 1, ring)
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires

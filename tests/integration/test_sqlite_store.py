@@ -1,19 +1,16 @@
-"""The embedded broker where it differs from a server: its file may be removed under those who use it; when it rings."""
+"""The embedded broker where it differs from a server: its file may be removed under those who use it."""
 
 from __future__ import annotations
 
 import shutil
-import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from qworker.embedded import Bell, Ringer
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack
-from qworker.transports.sqlite import INSERT, SQLiteStore
+from qworker.transports.sqlite import SQLiteStore
 from tests.contract.lease_places import message, until
 
 pytestmark = pytest.mark.integration
@@ -129,37 +126,3 @@ def test_who_could_not_give_back_is_dead_to_the_others_at_once(
     second.close()
     assert list((directory / "queue.db-owners").iterdir()) == []
     first.close()
-
-
-def test_it_rings_before_the_commit(store: SQLiteStore, directory: Path) -> None:
-    """So that who sleeps wakes up while the disk writes; whoever is awake too early waits for the turn to write."""
-    assert store.queues() == []  # there is a file now
-    bell = Bell(store._database.bells, "message")
-    with sqlite3.connect(store.path) as connection:
-        connection.execute(
-            "CREATE TRIGGER refuse AFTER INSERT ON message BEGIN SELECT raise(ABORT, 'no'); END"
-        )
-    with pytest.raises(BrokerUnavailable, match="no"):
-        store.push([message("a")])
-    assert bell.wait(30) is True
-    with sqlite3.connect(store.path) as connection:
-        connection.execute("DROP TRIGGER refuse")
-    store.push([message("b")])
-    assert bell.wait(30) is True
-    store.push([message("c"), message("d")])
-    assert bell.wait(30) is True
-    assert bell.wait(0) is False
-    bell.close()
-
-
-def test_who_is_woken_too_early_finds_the_message_all_the_same(store: SQLiteStore) -> None:
-    """The commit of another takes its time."""
-    store.enlist("w", ["q"], 1)
-    other = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    other.execute(INSERT, ("q", 0, None, 0, 0.0, "late", None, b"[]"))
-    Ringer(store._database.bells, "message").ring()
-    threading.Timer(0.2, other.execute, ["COMMIT"]).start()
-    assert store.wait(30) is True
-    assert [leased.headers for leased in store.lease(["q"], 10)] == ["late"]
-    other.close()
