@@ -29,6 +29,9 @@ BLOCK_SECONDS = 20
 SILENCE_SECONDS = 10.0
 """After so long without a word the server is asked whether it is there, and after twice as long it is not."""
 
+MOST_QUEUES = 8
+"""A worker of more queues than these has no claims wait in the server, which would take a connection each."""
+
 Numbers = tuple[int, int]
 """Those that a claim may give to what it takes: from, up to."""
 
@@ -66,7 +69,8 @@ class Doorbell:
 
     def open(self, queues: Sequence[str]) -> None:
         """Listen for *queues*; raises BrokerUnavailable."""
-        self._lists = tuple((queue, step) for queue in queues for step in sorted({0, self._layout.usual}))
+        steps = {0, self._layout.usual} if len(queues) <= MOST_QUEUES else {0}
+        self._lists = tuple((queue, step) for queue in queues for step in sorted(steps))
         self._channels = tuple(f"{self._layout.bell}{queue}" for queue in ("", *queues))
         self._waker.open()
         self._drop()

@@ -123,6 +123,7 @@ class SQLStore(Holder, LeaseStore):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         if not envelopes:
             return
+        self._due = None
         self._commits.push(self.rows_of(envelopes), timeout)
 
     def _store(self, rows: Sequence[MessageRow], deadline: float) -> Exception | None:

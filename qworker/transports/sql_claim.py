@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qworker.transports.lease import MAX_LEASE_BYTES, Leased
-from qworker.transports.sql_link import Row, leased
-from qworker.transports.sql_schema import COLUMNS
+from qworker.transports.lease import MAX_LEASE_BYTES
+from qworker.transports.sql_link import Claimed, Row, leased
+from qworker.transports.sql_schema import COLUMNS, NEXT_DUE
 
 # An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever takes this
 # holder for dead deletes its row first, and so waits until what is taken here can be seen.
@@ -59,14 +59,25 @@ class Claims:
         self._drains: dict[str, _Drain] = {}
 
     def claim(
-        self, connection: Any, epoch: int, queue: str, now: float, limit: int, until: float, near: int
-    ) -> tuple[list[Leased], list[Leased]]:
+        self,
+        connection: Any,
+        epoch: int,
+        queue: str,
+        now: float,
+        limit: int,
+        until: float,
+        near: int,
+        delayed: bool,
+    ) -> Claimed:
         drain = self._drains.get(queue)
         clock = time.monotonic()
         after = limit > 0 and drain is not None and drain.taken >= LONG_DRAIN and clock < drain.front_at
         with connection.pipeline():
-            connection.execute(RIPEN, (queue, now))
-            ahead = connection.execute(CLAIM_NEAR, (epoch, queue, until, near)) if near > 0 else None
+            if delayed:
+                connection.execute(RIPEN, (queue, now))
+            ahead = (
+                connection.execute(CLAIM_NEAR, (epoch, queue, until, near)) if delayed and near > 0 else None
+            )
             if limit <= 0:
                 ready = None
             elif after and drain:
@@ -74,12 +85,14 @@ class Claims:
                 ready = connection.execute(CLAIM_AFTER, (epoch, queue, *place, limit))
             else:
                 ready = connection.execute(CLAIM, (epoch, queue, limit))
+            next_due = connection.execute(NEXT_DUE, (queue,))
         rows: list[Row] = ready.fetchall() if ready else []
         if after and len(rows) < limit and sum(len(row[-1]) for row in rows) < MAX_LEASE_BYTES:
             rows += connection.execute(CLAIM, (epoch, queue, limit - len(rows))).fetchall()
             after = False
         self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)
-        return [leased(row) for row in rows], [leased(row) for row in ahead.fetchall()] if ahead else []
+        early = [leased(row) for row in ahead.fetchall()] if ahead else []
+        return Claimed([leased(row) for row in rows], early, next_due.fetchone()[0])
 
     def _note(
         self, queue: str, rows: Sequence[Row], limit: int, drain: _Drain | None, front_at: float

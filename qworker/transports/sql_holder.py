@@ -11,12 +11,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from qworker.clock import Clock, boottime
 from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import boot_id
-from qworker.errors import LeaseLost
+from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.holding import Holding, runtime_directory
 from qworker.transports.lease import (
     Ack,
@@ -29,24 +31,13 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.sql_link import Handle, Link
+from qworker.transports.sql_link import Claimed, Handle, Link
 from qworker.transports.sql_memory import Memory
-from qworker.transports.sql_reclaim import HELD, NOW, forget_silent, reclaim
-from qworker.transports.sql_results import PORTION, ResultTable
-from qworker.transports.sql_schema import DELAYED, READY
+from qworker.transports.sql_reclaim import HELD, NOW, forget_silent, reclaim, sweep
+from qworker.transports.sql_results import ResultTable
+from qworker.transports.sql_schema import BURY, DELAYED, NEW_OWNER, NEXT_DUE, PUT_BACK, READY, RELEASE
 from qworker.transports.sql_waker import QUICKEST, Looker
 
-RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
-deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
-WHERE tag = %s AND owner = %s"""
-BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
-SELECT tag, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
-WHERE tag = %s AND owner = %s"""
-NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
-NEW_OWNER = """INSERT INTO qworker_owner (name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
-armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
-PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
-WHERE tag = ANY(%s) AND owner = %s"""
 ARMED_SECONDS = 60.0
 """For how long publishers ring for a holder that says no more."""
 FULL_BEFORE_DISARMED = 3
@@ -83,6 +74,8 @@ class Holder:
         self._armed = False
         self._look_again = False
         self._full = 0
+        self._due: tuple[tuple[str, ...], float | None] | None = None
+        """What next_due() is to say for which queues, if it is asked next."""
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
@@ -195,39 +188,54 @@ class Holder:
         order = (*queues[start:], *queues[:start])
         now = self._clock.now()
 
-        def work(link: Link) -> list[Leased]:
-            if self._local() >= self._renew_at:
-                self._renew(link)
-            self._mirror(link)
-            rows: list[Leased] = []
-            room, ahead = limit, near
-            for queue in order:
-                ready, early = link.claim(self._epoch, queue, now, room, now + horizon, ahead)
-                room -= len(ready)
-                ahead -= len(early)
-                rows += ready
-                rows += early
-            if CRASHING and rows:
-                crash_point("claiming")
-            self._full = self._full + 1 if limit > 0 and room <= 0 else 0
-            if self._armed and self._full >= FULL_BEFORE_DISARMED:
-                self._arm(link, False)
-            return rows
+        def claim(queue: str, link: Link) -> Claimed:
+            return link.claim(self._epoch, queue, now, limit, now + horizon, near)
 
-        rows = self._run(work)
-        self._memory.took(rows)
+        self._run(self._look_after)
+        asked = limit
+        rows: list[Leased] = []
+        dues: list[float | None] = []
+        for queue in order:  # each by itself: what one has taken, a retry of the next must not forget
+            try:
+                ready, early, due = self._run(partial(claim, queue))
+            except BrokerUnavailable:
+                if not rows:
+                    raise
+                break  # the next claim will say the same
+            limit -= len(ready)
+            near -= len(early)
+            rows += ready + early
+            dues.append(due)
+            self._memory.took(rows)
+        if CRASHING and rows:
+            crash_point("claiming")
+        self._due = None if len(dues) < len(order) else (tuple(queues), _earliest(dues))
+        self._full = self._full + 1 if asked > 0 and limit <= 0 else 0
+        if self._armed and self._full >= FULL_BEFORE_DISARMED:
+            with suppress(BrokerUnavailable):
+                self._run(lambda link: self._arm(link, False))
         rows.sort(key=_urgency)
         return rows
 
+    def _look_after(self, link: Link) -> None:
+        if self._local() >= self._renew_at:
+            self._renew(link)
+        self._mirror(link)
+
     def next_due(self, queues: Sequence[str]) -> float | None:
+        known, self._due = self._due, None
+        if known is not None and known[0] == tuple(queues):
+            return known[1]
+
         def work(link: Link) -> list[float | None]:
             return [link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues]
 
-        return min((due for due in self._run(work) if due is not None), default=None)
+        return _earliest(self._run(work))
 
     # -- settling --
 
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        self._due = None
         acks = {each.tag: each for each in reversed(settlements) if type(each) is Ack}
         others = [each for each in settlements if type(each) is not Ack]
         twice = {each.tag for each in settlements if type(each) is Ack and acks[each.tag] is not each}
@@ -312,19 +320,7 @@ class Holder:
 
         def work(link: Link) -> int:
             count = forget_silent(link) if self._uptime is None else 0
-            old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
-            tags = {tag for (tag,) in link.ask(old, (now - dead_expires,))}
-            newest = "SELECT died_at, tag FROM qworker_dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"
-            for died_at, tag in link.ask(newest, (dead_max,)):
-                beyond = f"""SELECT tag FROM qworker_dead WHERE died_at < %s OR (died_at = %s AND tag <= %s)
-                LIMIT {PORTION}"""
-                tags |= {tag for (tag,) in link.ask(beyond, (died_at, died_at, tag))}
-            if tags:
-                count += link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),))
-            count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
-            if ids := self._results.expired(link, now):
-                count += self._results.delete(link, ids)
-            return count
+            return count + sweep(link, self._results, now, now - dead_expires, dead_max)
 
         return self._run(work)
 
@@ -391,6 +387,11 @@ class Holder:
         if CRASHING:
             crash_point("resigning")
         link.do("DELETE FROM qworker_owner WHERE id = %s", (epoch,))
+
+
+def _earliest(dues: Sequence[float | None]) -> float | None:
+    """The earliest of *dues*; None when there is none."""
+    return min((due for due in dues if due is not None), default=None)
 
 
 def _urgency(leased: Leased) -> tuple[int, int]:

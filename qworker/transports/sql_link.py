@@ -37,6 +37,14 @@ class Trouble(NamedTuple):
     broken: bool = False
 
 
+class Claimed(NamedTuple):
+    """Messages that are due, and some that will be; and when the first of those that wait for their time is due."""
+
+    ready: list[Leased]
+    early: list[Leased]
+    due: float | None
+
+
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few words
     that differ. now: the server's clock, as an expression in epoch seconds."""
@@ -46,6 +54,10 @@ class Link(ABC):
     """What tells this broker from others in the same server."""
     deadline: float | None = None
     """On the monotonic clock: when to give up on the server. None: after the Link's own patience."""
+
+    def __init__(self) -> None:
+        self._dues: dict[str, float | None] = {}
+        """By queue: what the last claim saw of it."""
 
     @staticmethod
     @abstractmethod
@@ -148,11 +160,26 @@ class Link(ABC):
     def fileno(self) -> int:
         """What to poll for rings; -1: heard() must be asked again and again."""
 
+    def claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives.
+
+        Delayed ones are only looked for when the last claim saw that some are due, or when there are no others.
+        """
+        horizon = max(now, until) if near > 0 else now
+        due = self._dues.get(queue, now)
+        looked = due is not None and due <= horizon
+        found = self._claim(epoch, queue, now, limit, until, near, looked)
+        self._dues[queue] = found.due
+        if not looked and not found.ready and found.due is not None and found.due <= horizon:
+            found = self._claim(epoch, queue, now, limit, until, near, True)
+            self._dues[queue] = found.due
+        return found
+
     @abstractmethod
-    def claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
-    ) -> tuple[list[Leased], list[Leased]]:
-        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives."""
+    def _claim(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
+    ) -> Claimed:
+        """claim(), among delayed messages too if *delayed*, else among the others only."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, bool]:

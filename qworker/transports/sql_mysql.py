@@ -20,8 +20,8 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 from qworker.transports.reaching import MYSQL as SPELLING
 from qworker.transports.reaching import explained
-from qworker.transports.sql_link import Link, MessageRow, Row, Trouble, blind, leased
-from qworker.transports.sql_schema import BELLS, COLUMNS, MYSQL, NEW_COLUMNS, VERSION
+from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
+from qworker.transports.sql_schema import BELLS, COLUMNS, MYSQL, NEW_COLUMNS, NEXT_DUE, VERSION
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
@@ -71,6 +71,7 @@ class MySQLLink(Link):
     errors = (pymysql.err.Error,)
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
+        super().__init__()
         fields, tls = connection_fields(url)
         if not fields["database"]:
             raise ConfigurationError(
@@ -208,18 +209,24 @@ class MySQLLink(Link):
 
     # -- leasing --
 
-    def claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
+    def _claim(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
+    ) -> Claimed:
+        ready, early = self._take(epoch, queue, now, limit, until, near, delayed)
+        return Claimed(ready, early, self.ask(NEXT_DUE, (queue,))[0][0])
+
+    def _take(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
     ) -> tuple[list[Leased], list[Leased]]:
         with self.transaction():
             ahead: list[Row] = []
             # Whoever takes us for dead deletes this row first, and so waits until what we take can be seen.
             if not self.ask("SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE", (epoch,)):
                 return [], []
-            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))]
+            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))] if delayed else []
             if ripe:
                 self.do("UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)", (ripe,))
-            if near > 0:
+            if delayed and near > 0:
                 ahead = _fitting(self.ask(CLAIM_NEAR, (queue, until, near)))
             ready = _fitting(self.ask(CLAIM, (queue, limit))) if limit > 0 else []
             tags = [tag for tag, _ in (*ready, *ahead)]

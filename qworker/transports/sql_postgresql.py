@@ -18,11 +18,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from qworker.backends.sql_upserts import postgresql_upsert
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
-from qworker.transports.lease import Leased
 from qworker.transports.reaching import POSTGRESQL as TLS
 from qworker.transports.reaching import check_libpq, explained
 from qworker.transports.sql_claim import Claims
-from qworker.transports.sql_link import Link, MessageRow, Row, Trouble, blind
+from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind
 from qworker.transports.sql_schema import NEW_COLUMNS, POSTGRESQL, VERSION
 
 try:
@@ -75,6 +74,7 @@ class PostgreSQLLink(Link):
     errors = (psycopg.Error,)
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
+        super().__init__()
         self._rung = False
         self._claims = Claims()
         try:
@@ -210,10 +210,10 @@ class PostgreSQLLink(Link):
 
     # -- leasing --
 
-    def claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
-    ) -> tuple[list[Leased], list[Leased]]:
-        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near)
+    def _claim(
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
+    ) -> Claimed:
+        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near, delayed)
 
     # -- results --
 

@@ -1,4 +1,4 @@
-"""Who is dead, and what becomes of what it held.
+"""Who is dead, and what becomes of what it held; and what is deleted for its age.
 
 Comes from:  ``sql_holder.py``, about once a second.
 Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
@@ -15,6 +15,7 @@ from qworker.embedded import boot_id
 from qworker.transports import holding
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sql_link import Link, Row
+from qworker.transports.sql_results import PORTION, ResultTable
 
 NOW = "extract(epoch FROM clock_timestamp())"
 OWNERS = (
@@ -77,3 +78,20 @@ def forget_silent(link: Link) -> int:
         "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)",
         (SILENT_SECONDS,),
     )
+
+
+def sweep(link: Link, results: ResultTable, now: float, died_before: float, most: int) -> int:
+    """Delete dead letters that died before then, or are beyond the newest *most*; revocations and results whose time is
+    over *now*. Returns how many rows went, of which there are never very many at once."""
+    old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
+    tags = {tag for (tag,) in link.ask(old, (died_before,))}
+    newest = "SELECT died_at, tag FROM qworker_dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"
+    for died_at, tag in link.ask(newest, (most,)):
+        beyond = f"""SELECT tag FROM qworker_dead WHERE died_at < %s OR (died_at = %s AND tag <= %s)
+        LIMIT {PORTION}"""
+        tags |= {tag for (tag,) in link.ask(beyond, (died_at, died_at, tag))}
+    count = link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),)) if tags else 0
+    count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
+    if ids := results.expired(link, now):
+        count += results.delete(link, ids)
+    return count

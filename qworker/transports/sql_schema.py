@@ -1,4 +1,4 @@
-"""The tables of the SQL broker.
+"""The tables of the SQL broker, and the statements of whoever holds leases in them.
 
 Comes from:  ``sql_postgresql.py`` and ``sql_mysql.py``, at their first use of a database.
 Goes to:     the database.
@@ -16,6 +16,7 @@ READY, DELAYED, LEASED = 0, 1, 2
 
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
 """Of ``qworker_message``, as sql_link.leased() reads them."""
+NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
 NEW_COLUMNS = "queue, urgency, due, state, sent, headers, properties, body"
 """What a new message is inserted with."""
 
@@ -73,3 +74,14 @@ MYSQL = (
 )
 BELLS = 16
 """Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""
+
+RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
+deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
+WHERE tag = %s AND owner = %s"""
+BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
+SELECT tag, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
+WHERE tag = %s AND owner = %s"""
+NEW_OWNER = """INSERT INTO qworker_owner (name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
+armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
+PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
+WHERE tag = ANY(%s) AND owner = %s"""

@@ -124,6 +124,70 @@ def test_publishers_do_not_ring_for_a_worker_that_has_enough(stores: Any) -> Non
     assert busy.wait(30) is True
 
 
+def deadlock(place: SQLPlace) -> Exception:
+    """The server's error for a transaction that may be tried again."""
+    if isinstance(place, PostgreSQLPlace):
+        import psycopg
+
+        return psycopg.errors.DeadlockDetected("deadlock detected")
+    import pymysql
+
+    return pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
+    stores: Any, place: SQLPlace, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """It would be ours without our knowing, as long as we live."""
+    store, queues = stores(), ["q", "r"]
+    store.enlist("w@test", queues, 1)
+    store.push([message("a", "q"), message("b", "r")])
+    link = store._handle.open()
+    claim, calls = link.claim, []
+
+    def fails_second(epoch: int, queue: str, *rest: Any) -> Any:
+        calls.append(queue)
+        if 1 < len(calls) <= 1 + times:
+            raise deadlock(place)
+        return claim(epoch, queue, *rest)
+
+    monkeypatch.setattr(link, "claim", fails_second)
+    found = [leased.headers for leased in store.lease(queues, 10)]
+    assert len(found) == (2 if times == 1 else 1)
+    monkeypatch.undo()
+    found += [leased.headers for leased in store.lease(queues, 10)]
+    assert sorted(found) == ["a", "b"]
+
+
+def test_delayed_messages_are_only_looked_for_when_there_are_some(
+    stores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = stores(), stores()
+    store.enlist("w@test", ["q"], 1)
+    link = store._handle.open()
+    take, looked = link._claim, []
+
+    def watched(*given: Any) -> Any:
+        looked.append(given[-1])
+        return take(*given)
+
+    monkeypatch.setattr(link, "_claim", watched)
+    assert store.lease(["q"], 10, 10, 5.0) == []
+    assert looked == [True]  # nothing was known yet
+    other.push([message("a"), message("b")])
+    assert len(store.lease(["q"], 1, 10, 5.0)) == 1
+    assert looked == [True, False]
+    other.push([message("soon", due=SYSTEM_CLOCK.now() + 2), message("late", due=SYSTEM_CLOCK.now() + 60)])
+    assert [leased.headers for leased in store.lease(["q"], 1, 10, 5.0)] == ["b"]
+    assert looked == [True, False, False]
+    assert store.next_due(["q"]) < SYSTEM_CLOCK.now() + 2
+    assert [leased.headers for leased in store.lease(["q"], 10, 10, 5.0)] == ["soon"]
+    assert looked == [True, False, False, True]
+    assert store.lease(["q"], 10, 10, 5.0) == []
+    assert looked == [True, False, False, True, False]
+
+
 def test_settling_nothing_is_nothing(stores: Any) -> None:
     store = stores()
     assert store.settle(store.enlist("w@test", ["q"], 1), []) == set()
