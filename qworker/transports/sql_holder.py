@@ -31,16 +31,19 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.sql_link import Claimed, Handle, Link
+from qworker.transports.sql_link import Claimed, Handle, Link, earliest
 from qworker.transports.sql_memory import Memory
 from qworker.transports.sql_reclaim import HELD, NOW, forget_silent, reclaim, sweep
 from qworker.transports.sql_results import ResultTable
-from qworker.transports.sql_schema import BURY, DELAYED, NEW_OWNER, NEXT_DUE, PUT_BACK, READY, RELEASE
+from qworker.transports.sql_schema import NEW_OWNER, NEXT_DUE, PUT_BACK, REVOKED_SINCE
+from qworker.transports.sql_settle import bury, release
 from qworker.transports.sql_waker import QUICKEST, Looker
 
 ARMED_SECONDS = 60.0
 """For how long publishers ring for a holder that says no more."""
 FULL_BEFORE_DISARMED = 3
+REST = 0.25
+"""For how long who has enough to do is not rung for, unless that changes."""
 SECOND_LOOK = 0.015
 """Whoever published while we were about to say that we listen was not heard: look once more, so much later."""
 SLICE = 0.05
@@ -72,6 +75,7 @@ class Holder:
         self._news = False
         self._memory = Memory()
         self._armed = False
+        self._arm_at = self._mirror_at = 0.0
         self._look_again = False
         self._full = 0
         self._due: tuple[tuple[str, ...], float | None] | None = None
@@ -172,7 +176,12 @@ class Holder:
             text = " ".join(map(str, sorted(tags)))
             link.do("UPDATE qworker_owner SET running = %s WHERE id = %s", (text, self._epoch))
 
+        self._mirror_at = time.monotonic() + SLICE
         self._holding.copy_marks(write)
+
+    def _mirror_in_time(self, link: Link) -> None:
+        if time.monotonic() >= self._mirror_at:
+            self._mirror(link)
 
     def extend(self) -> None:
         def work(link: Link) -> None:
@@ -209,7 +218,7 @@ class Holder:
             self._memory.took(rows)
         if CRASHING and rows:
             crash_point("claiming")
-        self._due = None if len(dues) < len(order) else (tuple(queues), _earliest(dues))
+        self._due = None if len(dues) < len(order) else (tuple(queues), earliest(dues))
         self._full = self._full + 1 if asked > 0 and limit <= 0 else 0
         if self._armed and self._full >= FULL_BEFORE_DISARMED:
             with suppress(BrokerUnavailable):
@@ -220,7 +229,7 @@ class Holder:
     def _look_after(self, link: Link) -> None:
         if self._local() >= self._renew_at:
             self._renew(link)
-        self._mirror(link)
+        self._mirror_in_time(link)
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         known, self._due = self._due, None
@@ -230,7 +239,7 @@ class Holder:
         def work(link: Link) -> list[float | None]:
             return [link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues]
 
-        return _earliest(self._run(work))
+        return earliest(self._run(work))
 
     # -- settling --
 
@@ -248,7 +257,7 @@ class Holder:
                 with link.transaction():
                     lost = self._settle_all(link, epoch, acks, others)
             if epoch == self._epoch:
-                self._mirror(link)
+                self._mirror_in_time(link)
             return lost
 
         lost = self._run(work)
@@ -262,6 +271,7 @@ class Holder:
     def _settle_all(
         self, link: Link, epoch: int, acks: dict[int, Ack], others: Sequence[Settlement]
     ) -> set[int]:
+        now = self._clock.now()
         gone = link.remove(list(acks), epoch) if acks else set()
         if CRASHING:
             crash_point("acking")
@@ -273,10 +283,10 @@ class Holder:
                     crash_point("storing")
                 rows.append(settlement.row)
             elif isinstance(settlement, Release):
-                if not self._release(link, epoch, settlement):
+                if not release(link, epoch, settlement, now):
                     lost.add(settlement.tag)
             elif isinstance(settlement, Bury):
-                if not self._bury(link, epoch, settlement):
+                if not bury(link, epoch, settlement, now):
                     lost.add(settlement.tag)
                 elif settlement.row is not None:
                     rows.append(settlement.row)
@@ -285,23 +295,6 @@ class Holder:
             link.ring()
         return lost
 
-    def _release(self, link: Link, epoch: int, release: Release) -> bool:
-        if CRASHING:
-            crash_point("releasing")
-        due = release.due
-        state = DELAYED if due is not None and due > self._clock.now() else READY
-        again = int(release.counted or release.redelivered)
-        values = (state, due, int(release.counted), int(release.parked), again, release.tag, epoch)
-        return link.do(RELEASE, values) > 0
-
-    def _bury(self, link: Link, epoch: int, bury: Bury) -> bool:
-        values = (bury.reason, self._clock.now(), int(bury.counted), bury.tag, epoch)
-        if not link.do(BURY, values):
-            return False
-        if CRASHING:
-            crash_point("burying")
-        return bool(link.remove([bury.tag], epoch))
-
     # -- now and then --
 
     def reclaim(self) -> list[Reclaimed]:
@@ -309,10 +302,8 @@ class Holder:
         return self._run(lambda link: reclaim(link, self._epoch, now))
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        statement = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked
-        WHERE seq > %s AND expires > %s ORDER BY seq"""
         now = self._clock.now()
-        rows = self._run(lambda link: link.ask(statement, (cursor, now)))
+        rows = self._run(lambda link: link.ask(REVOKED_SINCE, (cursor, now)))
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], row[2] == 1, row[3]) for row in rows]
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
@@ -331,9 +322,13 @@ class Holder:
         until = f"{NOW} + {ARMED_SECONDS}" if armed else "0"
         link.do(f"UPDATE qworker_owner SET armed_until = {until} WHERE id = %s", (self._epoch,))
         self._armed = armed
+        self._arm_at = time.monotonic() + REST
 
     def wait(self, timeout: float) -> bool:
         if not self._armed:
+            left = self._arm_at - time.monotonic() if self._full else 0.0
+            if left > 0 and (self._waker.sleep(min(timeout, left))[0] or timeout < left):
+                return False
             self._run(lambda link: self._arm(link, True))
             self._look_again = True
             return True
@@ -387,11 +382,6 @@ class Holder:
         if CRASHING:
             crash_point("resigning")
         link.do("DELETE FROM qworker_owner WHERE id = %s", (epoch,))
-
-
-def _earliest(dues: Sequence[float | None]) -> float | None:
-    """The earliest of *dues*; None when there is none."""
-    return min((due for due in dues if due is not None), default=None)
 
 
 def _urgency(leased: Leased) -> tuple[int, int]:

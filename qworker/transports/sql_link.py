@@ -45,6 +45,11 @@ class Claimed(NamedTuple):
     due: float | None
 
 
+def earliest(dues: Sequence[float | None]) -> float | None:
+    """The first of *dues*; None when there is none."""
+    return min((due for due in dues if due is not None), default=None)
+
+
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few words
     that differ. now: the server's clock, as an expression in epoch seconds."""

@@ -75,13 +75,9 @@ MYSQL = (
 BELLS = 16
 """Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""
 
-RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
-deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
-WHERE tag = %s AND owner = %s"""
-BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
-SELECT tag, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
-WHERE tag = %s AND owner = %s"""
 NEW_OWNER = """INSERT INTO qworker_owner (name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
 armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
+REVOKED_SINCE = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked
+WHERE seq > %s AND expires > %s ORDER BY seq"""
