@@ -67,17 +67,13 @@ class Claims:
         limit: int,
         until: float,
         near: int,
-        delayed: bool,
     ) -> Claimed:
         drain = self._drains.get(queue)
         clock = time.monotonic()
         after = limit > 0 and drain is not None and drain.taken >= LONG_DRAIN and clock < drain.front_at
         with connection.pipeline():
-            if delayed:
-                connection.execute(RIPEN, (queue, now))
-            ahead = (
-                connection.execute(CLAIM_NEAR, (epoch, queue, until, near)) if delayed and near > 0 else None
-            )
+            connection.execute(RIPEN, (queue, now))
+            ahead = connection.execute(CLAIM_NEAR, (epoch, queue, until, near)) if near > 0 else None
             if limit <= 0:
                 ready = None
             elif after and drain:

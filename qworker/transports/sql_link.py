@@ -168,23 +168,16 @@ class Link(ABC):
     def claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
         """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives.
 
-        Delayed ones are only looked for when the last claim saw that some are due, or when there are no others.
+        The latter are only looked for when the last claim saw that there are some.
         """
-        horizon = max(now, until) if near > 0 else now
-        due = self._dues.get(queue, now)
-        looked = due is not None and due <= horizon
-        found = self._claim(epoch, queue, now, limit, until, near, looked)
+        due = self._dues.get(queue, until)
+        found = self._claim(epoch, queue, now, limit, until, near if due is not None and due <= until else 0)
         self._dues[queue] = found.due
-        if not looked and not found.ready and found.due is not None and found.due <= horizon:
-            found = self._claim(epoch, queue, now, limit, until, near, True)
-            self._dues[queue] = found.due
         return found
 
     @abstractmethod
-    def _claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
-    ) -> Claimed:
-        """claim(), among delayed messages too if *delayed*, else among the others only."""
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        """claim(), with no thought of what was seen before."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, bool]:

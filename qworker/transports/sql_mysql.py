@@ -209,24 +209,22 @@ class MySQLLink(Link):
 
     # -- leasing --
 
-    def _claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
-    ) -> Claimed:
-        ready, early = self._take(epoch, queue, now, limit, until, near, delayed)
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        ready, early = self._take(epoch, queue, now, limit, until, near)
         return Claimed(ready, early, self.ask(NEXT_DUE, (queue,))[0][0])
 
     def _take(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
+        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
     ) -> tuple[list[Leased], list[Leased]]:
         with self.transaction():
             ahead: list[Row] = []
             # Whoever takes us for dead deletes this row first, and so waits until what we take can be seen.
             if not self.ask("SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE", (epoch,)):
                 return [], []
-            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))] if delayed else []
+            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))]
             if ripe:
                 self.do("UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)", (ripe,))
-            if delayed and near > 0:
+            if near > 0:
                 ahead = _fitting(self.ask(CLAIM_NEAR, (queue, until, near)))
             ready = _fitting(self.ask(CLAIM, (queue, limit))) if limit > 0 else []
             tags = [tag for tag, _ in (*ready, *ahead)]

@@ -210,10 +210,8 @@ class PostgreSQLLink(Link):
 
     # -- leasing --
 
-    def _claim(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int, delayed: bool
-    ) -> Claimed:
-        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near, delayed)
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near)
 
     # -- results --
 

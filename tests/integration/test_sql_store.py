@@ -160,7 +160,7 @@ def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
     assert sorted(found) == ["a", "b"]
 
 
-def test_delayed_messages_are_only_looked_for_when_there_are_some(
+def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
     stores: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = stores(), stores()
@@ -174,18 +174,18 @@ def test_delayed_messages_are_only_looked_for_when_there_are_some(
 
     monkeypatch.setattr(link, "_claim", watched)
     assert store.lease(["q"], 10, 10, 5.0) == []
-    assert looked == [True]  # nothing was known yet
+    assert looked == [10]  # nothing was known yet
     other.push([message("a"), message("b")])
     assert len(store.lease(["q"], 1, 10, 5.0)) == 1
-    assert looked == [True, False]
+    assert looked == [10, 0]
     other.push([message("soon", due=SYSTEM_CLOCK.now() + 2), message("late", due=SYSTEM_CLOCK.now() + 60)])
     assert [leased.headers for leased in store.lease(["q"], 1, 10, 5.0)] == ["b"]
-    assert looked == [True, False, False]
+    assert looked == [10, 0, 0]
     assert store.next_due(["q"]) < SYSTEM_CLOCK.now() + 2
     assert [leased.headers for leased in store.lease(["q"], 10, 10, 5.0)] == ["soon"]
-    assert looked == [True, False, False, True]
+    assert looked == [10, 0, 0, 10]
     assert store.lease(["q"], 10, 10, 5.0) == []
-    assert looked == [True, False, False, True, False]
+    assert looked == [10, 0, 0, 10, 0]
 
 
 def test_settling_nothing_is_nothing(stores: Any) -> None:
