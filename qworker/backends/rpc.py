@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 kombu: Any = import_module("kombu")  # which has types for a part of itself only
 
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+"""After so long without a word a server that was asked something is given up."""
 LISTEN_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 _TRANSIENT = 1
@@ -57,7 +59,7 @@ class RpcBackend(MemoryBackend):
         self._options = {
             "hostname": hostname,
             "ssl": ssl,
-            "transport_options": dict(conf.broker_transport_options),
+            "transport_options": {**_patience(hostname), **conf.broker_transport_options},
             "connect_timeout": CONNECT_SECONDS,
         }
         self._senders = threading.local()
@@ -253,3 +255,9 @@ def _let_go(connection: Any) -> None:
         connection.collect(socket_timeout=0.1)
     except Exception as error:  # whatever a broken connection raises when it is closed, it is closed
         logger.debug("closing a connection: %s", error)
+
+
+def _patience(hostname: str) -> dict[str, float]:
+    """The options by which py-amqp gives up on a server that has accepted us and then says nothing."""
+    amqp = hostname.partition("://")[0] in ("amqp", "amqps", "pyamqp")
+    return {"read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS} if amqp else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, Queue
 
 from qworker import QWorker
 from qworker.backends.rpc import RpcBackend
@@ -20,6 +21,7 @@ from qworker.errors import BackendError, BrokerUnavailable, NotSupported
 from qworker.protocol import parse_properties
 from qworker.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
+from tests.acceptance.proxy import Proxy
 from tests.servers import require
 from tests.unit.stores import KeepingStore
 
@@ -121,6 +123,22 @@ def test_who_awaits_gets_it(make: Make) -> None:
     timer.join()
 
 
+def test_a_server_that_falls_silent_is_given_up() -> None:
+    """It has accepted the connection, and answers nothing that it is asked on it."""
+    with Proxy(5672) as proxy:
+        app = QWorker(
+            "rpc", broker_url=proxy.url(require("rabbitmq")), backend="rpc://", set_as_current=False
+        )
+        backend = app.backend
+        assert isinstance(backend, RpcBackend)
+        connection = backend._connect()
+        proxy.down.lost = True
+        began = time.monotonic()
+        with pytest.raises(backend._broken):
+            backend._consume(connection, Queue("silent", auto_delete=True))
+        assert 5 < time.monotonic() - began < 30
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_a_queue_of_its_own(make: Make, url: str) -> None:
     if url == "memory://":
@@ -129,6 +147,7 @@ def test_a_forked_child_has_a_queue_of_its_own(make: Make, url: str) -> None:
     queue = caller.reply_to()
     pid = os.fork()
     if pid == 0:
+        faulthandler.dump_traceback_later(60, exit=True)  # where it hangs, if it does
         try:
             own = caller.reply_to()
             send(caller, own, "in-child", 1)
