@@ -56,9 +56,9 @@ class Mediator(ThreadComponent):
         self._quiet = False  # written by quiet(), a flag
         self._turn = threading.Lock()
         """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
-        self._wanted: float | None = 0.0
-        """Under _turn: seconds that the best request is expected to take, which the pool refused (None: it has never
-        run here); 0 when it refused nothing."""
+        self._expected: str | None = None
+        """Under _turn: the task that the next request is probably of: of the first that was refused, or else the last
+        that was taken. None when nothing waits."""
 
     def step(self, now: float) -> float | None:
         if self._quiet:
@@ -88,12 +88,16 @@ class Mediator(ThreadComponent):
     def _move(self) -> int:
         """Move the best requests to free slots, for who has the turn; return how many were taken."""
         ready, pool = self._ready, self._pool
-        slots = pool.free_slots(self._wanted)
+        # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
+        slots = pool.free_slots(pool.expected_runtime(self._expected) if self._expected else 0.0)
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
         requests = ready.get_many(slots)
         runnable = self._runnable(requests)
-        if sum(not request.is_async for request in requests) < slots.sync:
-            self._wanted = 0.0  # nothing of the kind waits any more
+        plain = [request.name for request in requests if not request.is_async]
+        if len(plain) < slots.sync:
+            self._expected = None
+        elif plain:
+            self._expected = plain[-1]
         if runnable:
             if CRASHING:
                 crash_point("dispatching")
@@ -106,7 +110,7 @@ class Mediator(ThreadComponent):
                 ready.put_back(refused)
                 best = next((request for request in refused if not request.is_async), None)
                 if best is not None:
-                    self._wanted = pool.expected_runtime(best.name)
+                    self._expected = best.name
         return len(requests)
 
     def offer(self, requests: list[Request]) -> list[Request]:

@@ -142,6 +142,33 @@ def test_after_a_refusal_of_a_known_task_it_waits_for_room_for_that() -> None:
     assert desk.pool.asked == [0.0, desk.pool.expected_runtime("add")]
 
 
+def test_what_was_unknown_when_it_was_refused_is_asked_for_by_what_was_learned_since() -> None:
+    """Else a stream that began with a refusal would go one by one for as long as it lasts."""
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(3))
+    desk.pool.refusing = {1}
+    desk.step()
+    desk.pool.refusing = set()
+    desk.pool.estimates.learn("add", 0.001)
+    desk.step()
+    assert desk.pool.asked == [0.0, desk.pool.expected_runtime("add")]
+
+
+def test_it_asks_for_room_for_the_task_that_it_took_last() -> None:
+    desk = Desk(concurrency=1)
+    desk.pool.estimates.learn("boom", 30.0)
+    desk.pool.estimates.learn("add", 0.001)
+    desk.put(desk.rooms.request(1, "boom"), desk.rooms.request(2), desk.rooms.request(3))
+    desk.pool.refusing = {1}
+    desk.step()
+    desk.pool.refusing = set()
+    for _ in range(3):
+        desk.step()
+        desk.pool.run()
+    assert [seconds is not None and seconds > 1 for seconds in desk.pool.asked] == [False, True, True, False]
+    assert desk.running == []
+
+
 def test_a_refused_async_task_does_not_make_sync_ones_wait_for_an_idle_process() -> None:
     desk = Desk()
     desk.put(desk.rooms.request(1, "nap"))
