@@ -73,12 +73,12 @@ EMBEDDED: tuple[Target, ...] = (
 )
 
 REDIS = (
-    Target("noop_rate", (Goal(7.5, "celery-redis"), Goal(1.3, "huey-redis")), Goal(16_000), "qworker-redis"),
+    Target("noop_rate", (Goal(10, "celery-redis"), Goal(1.3, "huey-redis")), Goal(20_000), "qworker-redis"),
     Target(
-        "stored_rate", (Goal(6.5, "celery-redis"), Goal(1.1, "huey-redis")), Goal(10_000), "qworker-redis"
+        "stored_rate", (Goal(6.5, "celery-redis"), Goal(1.3, "huey-redis")), Goal(10_000), "qworker-redis"
     ),
-    Target("enqueue_rate", (Goal(3, "celery-redis"), Goal(9_000)), Goal(20_000), "qworker-redis"),
-    Target("bulk_rate", (Goal(50_000),), Goal(100_000), "qworker-redis"),
+    Target("enqueue_rate", (Goal(3, "celery-redis"), Goal(12_000)), Goal(20_000), "qworker-redis"),
+    Target("bulk_rate", (Goal(80_000),), Goal(100_000), "qworker-redis"),
     Target("latency_p50", (Goal(0.5),), Goal(0.4), "qworker-redis"),
     Target("latency_p99", (Goal(1.8),), Goal(1.0), "qworker-redis"),
     *_everywhere("qworker-redis"),
@@ -87,7 +87,7 @@ REDIS = (
 RABBITMQ = (
     Target(
         "noop_rate",
-        (Goal(2.9, "celery-rabbitmq"), Goal(1.1, "dramatiq-rabbitmq")),
+        (Goal(2.9, "celery-rabbitmq"), Goal(1.2, "dramatiq-rabbitmq")),
         Goal(13_000),
         "qworker-rabbitmq",
     ),
@@ -96,11 +96,15 @@ RABBITMQ = (
         (Goal(2.9, "celery-rabbitmq"), Goal(1.1, "dramatiq-rabbitmq")),
         subject="qworker-rabbitmq",
     ),
-    Target("enqueue_rate", (Goal(1_800),), subject="qworker-rabbitmq"),
+    Target("enqueue_rate", (Goal(1_900),), Goal(2_100), subject="qworker-rabbitmq"),
     Target(
-        "enqueue_rate", (Goal(1, "dramatiq-rabbitmq"),), Goal(20_000), subject="qworker-rabbitmq-unconfirmed"
+        "enqueue_rate",
+        (Goal(1, "dramatiq-rabbitmq"), Goal(10_000)),
+        Goal(14_000),
+        subject="qworker-rabbitmq-unconfirmed",
     ),
-    Target("bulk_rate", (Goal(25_000),), subject="qworker-rabbitmq"),
+    Target("bulk_rate", (Goal(25_000),), subject="qworker-rabbitmq-quorum"),
+    Target("latency_p50", (Goal(1, "dramatiq-rabbitmq"),), Goal(0.8), "qworker-rabbitmq-unconfirmed"),
     Target("latency_p50", (Goal(0.8),), subject="qworker-rabbitmq"),
     Target("latency_p99", (Goal(1.8),), subject="qworker-rabbitmq"),
     *_everywhere("qworker-rabbitmq"),
@@ -114,7 +118,7 @@ POSTGRESQL = (
         "qworker-postgresql",
     ),
     Target("enqueue_rate", (Goal(1, "pgqueuer"),), subject="qworker-postgresql"),
-    Target("bulk_rate", (Goal(1, "pgqueuer"),), Goal(60_000), "qworker-postgresql"),
+    Target("bulk_rate", (Goal(1, "pgqueuer"), Goal(60_000)), subject="qworker-postgresql"),
     Target("latency_p50", (Goal(2.0),), subject="qworker-postgresql"),
     *_everywhere("qworker-postgresql", memory=60.0),
 )

@@ -28,7 +28,13 @@ def _settings() -> dict[str, Any]:
             "confirm_publish": os.environ.get("BENCHMARK_CONFIRM", "1") == "1",
         }
         results = {"backend": REDIS_URL} if STORED else {}
-        return {"broker": RABBITMQ_URL, **results, "broker_transport_options": options}
+        kind = os.environ.get("BENCHMARK_QUEUE_TYPE", "classic")
+        return {
+            "broker": RABBITMQ_URL,
+            **results,
+            "broker_transport_options": options,
+            "task_default_queue_type": kind,
+        }
     if _IN_DATABASE:
         return {"broker": own_database.url(), "backend": f"db+{own_database.url()}"}
     return {

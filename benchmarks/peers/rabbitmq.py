@@ -13,9 +13,17 @@ ROWS = (
     qworker(
         "qworker-rabbitmq-unconfirmed",
         "RabbitMQ",
-        workloads=("enqueue", "bulk"),
+        workloads=("enqueue", "bulk", "latency"),
         environment={"BENCHMARK_CONFIRM": "0"},
         note="confirm_publish off, as the peers publish: what RabbitMQ does not take is lost unseen",
+    ),
+    qworker(
+        "qworker-rabbitmq-quorum",
+        "RabbitMQ",
+        workloads=("noop", "enqueue", "bulk", "latency"),
+        environment={"BENCHMARK_QUEUE_TYPE": "quorum"},
+        most={"enqueue": 10_000},
+        note="task_default_queue_type quorum, which outlives the loss of a node; every publish confirmed; acks after the task",
     ),
     celery(
         "celery-rabbitmq",

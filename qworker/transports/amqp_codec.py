@@ -163,7 +163,7 @@ def content_header(
     ]
     if priority:
         flags |= _PRIORITY
-        parts.append(bytes((min(priority, 255),)))
+        parts.append(bytes((max(0, min(priority, 255)),)))
     correlation = given.get("correlation_id", identity if properties is None else None)
     for value, flag in (
         (correlation, _CORRELATION),

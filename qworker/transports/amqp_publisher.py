@@ -33,8 +33,9 @@ from qworker.transports.lease import Envelope
 logger = logging.getLogger(__name__)
 
 DUE = OWN + "due"
-WRITE_BYTES = 128 * 1024
-"""What is sent before confirms are looked at: without that both sides could wait for each other."""
+WRITE_BYTES = 32 * 1024
+"""What is sent before confirms are looked at: without that both sides could wait for each other. It is little, so that
+the server has something to do while the next headers are made."""
 MOST_DELAYS = 10_000
 
 
@@ -46,11 +47,11 @@ server gets it, so they must not lie about on the way."""
 
 
 class Outgoing(NamedTuple):
-    """A message to be sent to *queue* (its name in the server). parking: its delay, if any; then header() makes the header
-    for an expiration in milliseconds."""
+    """A message to be sent to *queue* (its name in the server). parking: its delay, if any. header: for which header() is
+    called, if need be, with the milliseconds until it is due (None: no delay)."""
 
     queue: str
-    header: bytes | Callable[[int], bytes]
+    header: bytes | Callable[[int | None], bytes]
     body: bytes
     parking: Delay | None = None
 
@@ -118,14 +119,14 @@ class Publisher:
         if type(body) is not bytes:
             raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
         more = None if due is None or due <= self._now() else {DUE: float(due)}
-        return self.address(
-            queue,
-            due if more else None,
-            lambda expiration: content_header(
-                headers, properties, len(body), task_id(), priority, more, expiration
-            ),
-            body,
-        )
+        identity = task_id()
+
+        def header(expiration: int | None) -> bytes:
+            return content_header(headers, properties, len(body), identity, priority, more, expiration)
+
+        if properties is None and not more:  # then header() cannot fail: it may wait until it is wanted
+            return Outgoing(self._queues.prefix + queue, header, body)
+        return self.address(queue, due if more else None, header, body)
 
     def address(
         self, queue: str, due: float | None, header: Callable[[int | None], bytes], body: bytes
@@ -228,10 +229,10 @@ class Publisher:
                 if message.parking is None:
                     self._methods[message.queue] = method
             header, parking = message.header, message.parking
-            if parking is not None and not isinstance(header, bytes):
-                header = header(max(0, parking.begins - int(self._now() * 1000)))
-                parked += 1
-            assert isinstance(header, bytes)
+            if not isinstance(header, bytes):
+                left = None if parking is None else max(0, parking.begins - int(self._now() * 1000))
+                header = header(left)
+                parked += parking is not None
             parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
             size += len(parts[-1])
             self._sent += 1

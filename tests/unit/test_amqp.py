@@ -53,6 +53,13 @@ def test_headers_go_through_a_table_and_back(headers: dict[str, Any], priority: 
     assert (content.priority, content.message_id, content.own) == (priority, identity, {})
 
 
+@given(st.text(), st.integers(), st.text(max_size=300))
+def test_a_header_without_properties_can_always_be_made(text: str, priority: int, identity: str) -> None:
+    """It is made when some of a push is on its way already: then it is too late to refuse it."""
+    content = read_content(came(content_header(text, None, 0, identity, priority)))
+    assert content.priority == max(0, min(priority, 255))
+
+
 @given(st.dictionaries(NAMES, VALUES, max_size=8))
 def test_the_peers_library_reads_the_same(headers: dict[str, Any]) -> None:
     message = Message()
