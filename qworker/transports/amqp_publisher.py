@@ -119,10 +119,9 @@ class Publisher:
         if type(body) is not bytes:
             raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
         more = None if due is None or due <= self._now() else {DUE: float(due)}
-        identity = task_id()
 
         def header(expiration: int | None) -> bytes:
-            return content_header(headers, properties, len(body), identity, priority, more, expiration)
+            return content_header(headers, properties, len(body), task_id(), priority, more, expiration)
 
         if properties is None and not more:  # then header() cannot fail: it may wait until it is wanted
             return Outgoing(self._queues.prefix + queue, header, body)
