@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qworker.backends.base import Meta, Row
+from qworker.backends.base import Backend, Meta, Row
 from qworker.backends.memory import MemoryBackend
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
@@ -219,25 +219,9 @@ class RpcBackend(MemoryBackend):
             senders.connection = None
             raise BackendError(f"{self.safe_url}: {error}") from error
 
-    # -- what there is not --
-
-    def add(self, key: str, ttl: float | None = None) -> bool:
-        raise self._unsupported("locks")
-
-    def incr(self, key: str, ttl: float | None = None) -> int:
-        raise self._unsupported("counters")
-
-    def delete(self, key: str) -> None:
-        raise self._unsupported("locks")
-
-    def save_group(self, group_id: str, result: Any) -> None:
-        raise self._unsupported("groups")
-
-    def get_group(self, group_id: str) -> Any:
-        raise self._unsupported("groups")
-
-    def delete_group(self, group_id: str) -> None:
-        raise self._unsupported("groups")
+    # What a dict can do, and messages cannot.
+    add, incr, delete = Backend.add, Backend.incr, Backend.delete
+    save_group, get_group, delete_group = Backend.save_group, Backend.get_group, Backend.delete_group
 
     def close(self) -> None:
         self._stop.set()
