@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from qworker.request import Request
 
 MAX_JOBS = 128
 """In one child, however short they are."""
+FRAME_BYTES = 128 * 1024
+"""Of the bodies in a frame, about."""
 ASYNC_GRACE_SECONDS = 2.0
 """An async task is cancelled at its hard limit by the child itself; the parent kills it only this much later."""
 
@@ -59,7 +62,8 @@ class ChildHandle:
         self.total = 0
         self.heard = 0.0
         self.outgoing: list[Job] = []
-        self._unsent = b""
+        self._unsent: deque[memoryview] = deque()
+        """Frames, as views: what is left of a large one is not copied for each send."""
         self._buffer = FrameBuffer()
         self._socket, self.their_socket = socket.socketpair()
         self._socket.setblocking(False)
@@ -153,18 +157,31 @@ class ChildHandle:
         if self.outgoing:
             # The tokens first: a child that finds none for a job takes the job for recalled.
             os.write(self._token_writer, pack_tokens([job[0] for job in self.outgoing]))
-            self._unsent += pack(self.outgoing)
-            self.outgoing = []
+            self._pack()
         while self._unsent:
+            data = self._unsent[0]
             try:
-                sent = self._socket.send(self._unsent)
+                sent = self._socket.send(data)
             except BlockingIOError:
                 return False
             except OSError:
-                self._unsent = b""  # the child is dead: its end will be noticed, and its jobs with it
+                self._unsent.clear()  # the child is dead: its end will be noticed, and its jobs with it
                 break
-            self._unsent = self._unsent[sent:]
+            if sent < len(data):
+                self._unsent[0] = data[sent:]
+            else:
+                self._unsent.popleft()
         return True
+
+    def _pack(self) -> None:
+        """Put what is assigned into frames: of large jobs several, so that the child begins before all of them are there."""
+        jobs, self.outgoing = self.outgoing, []
+        first = size = 0
+        for index, job in enumerate(jobs, 1):
+            size += len(job[-1])
+            if size >= FRAME_BYTES or index == len(jobs):
+                self._unsent.append(memoryview(pack(jobs[first:index])))
+                first, size = index, 0
 
     @property
     def waits_to_write(self) -> bool:

@@ -1,0 +1,57 @@
+"""What the parent sends to a child, and how much at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker.components.frames import FrameBuffer
+from qworker.components.pool_child import FRAME_BYTES, ChildHandle
+from tests.unit.rooms import Rooms
+
+
+def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
+    """Assign jobs with arguments of such sizes, and read as a slow child does. Returns the sequences in each frame that it
+    got, and what flush() answered each time."""
+    rooms, child = Rooms(), ChildHandle(0)
+    theirs, buffer = child.their_socket, FrameBuffer()
+    theirs.setblocking(False)
+    frames: list[list[int]] = []
+    flushed: list[bool] = []
+    try:
+        for sequence, size in enumerate(sizes, 1):
+            child.assign(sequence, rooms.request(sequence, "add", "x" * size), 0.001)
+        while not flushed or not flushed[-1]:
+            flushed.append(child.flush())
+            while True:
+                try:
+                    data = theirs.recv(65536)
+                except BlockingIOError:
+                    break
+                for frame in buffer.feed(data):
+                    jobs: Any = frame
+                    frames.append([job[0] for job in jobs])
+                    assert all(len(job[-1]) > sizes[job[0] - 1] for job in jobs)
+    finally:
+        child.close()
+    return frames, flushed
+
+
+def test_short_jobs_share_a_frame() -> None:
+    frames, flushed = exchange([10] * 50)
+    assert frames == [list(range(1, 51))]
+    assert flushed == [True]
+
+
+def test_large_jobs_come_in_frames_of_their_own_so_that_the_first_can_begin() -> None:
+    frames, _ = exchange([FRAME_BYTES, 10, 10, FRAME_BYTES, 10])
+    assert frames == [[1], [2, 3, 4], [5]]
+
+
+@pytest.mark.parametrize("size", [3_000_000, 300_000])
+def test_what_does_not_fit_into_the_socket_follows_when_there_is_room(size: int) -> None:
+    frames, flushed = exchange([size] * 10)
+    assert frames == [[number] for number in range(1, 11)]
+    assert flushed[0] is False
+    assert flushed[-1] is True
