@@ -178,7 +178,8 @@ class ChildHandle:
         jobs, self.outgoing = self.outgoing, []
         first = size = 0
         for index, job in enumerate(jobs, 1):
-            size += len(job[-1])
+            body: object = job[-1]  # whatever a stranger has put there: the child will refuse it
+            size += len(body) if isinstance(body, bytes | str) else 0
             if size >= FRAME_BYTES or index == len(jobs):
                 self._unsent.append(memoryview(pack(jobs[first:index])))
                 first, size = index, 0

@@ -55,3 +55,17 @@ def test_what_does_not_fit_into_the_socket_follows_when_there_is_room(size: int)
     assert frames == [[number] for number in range(1, 11)]
     assert flushed[0] is False
     assert flushed[-1] is True
+
+
+@pytest.mark.parametrize("body", [None, 7, 1.5, "text"])
+def test_a_body_that_is_none_goes_to_the_child_which_says_what_is_wrong_with_it(body: Any) -> None:
+    rooms, child = Rooms(), ChildHandle(0)
+    try:
+        request = rooms.request(1)
+        request.leased = request.leased._replace(body=body)
+        child.assign(1, request, 0.001)
+        assert child.flush()
+        (frame,) = FrameBuffer().feed(child.their_socket.recv(65536))
+        assert frame[0][-1] == body
+    finally:
+        child.close()
