@@ -58,6 +58,9 @@ class RpcBackend(MemoryBackend):
         hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
         self._options = {
             "hostname": hostname,
+            # For amqp:// kombu would look for librabbitmq at every connection. A child that was forked while another
+            # thread is at it would wait for that import without end.
+            "transport": "pyamqp" if hostname.startswith("amqp:") else None,
             "ssl": ssl,
             "transport_options": {**_patience(hostname), **conf.broker_transport_options},
             "connect_timeout": CONNECT_SECONDS,
@@ -84,15 +87,16 @@ class RpcBackend(MemoryBackend):
                     str(uuid.uuid4()), durable=True, auto_delete=True, expires=self.expires, routing_key=""
                 )
                 queue.routing_key = queue.name
+                broken = self._broken
                 try:
                     connection = self._connect()
                     self._consume(connection, queue)
-                except self._broken as error:
+                except broken as error:
                     raise BrokerUnavailable(f"no reply queue at {self.safe_url}: {error}") from error
                 self._stop = threading.Event()
                 threading.Thread(
                     target=self._read,
-                    args=(connection, queue, self._stop),
+                    args=(connection, queue, self._stop, broken),
                     name="qworker-replies",
                     daemon=True,
                 ).start()
@@ -121,9 +125,11 @@ class RpcBackend(MemoryBackend):
         consumer = kombu.Consumer(channel, [bound], no_ack=True, auto_declare=False, on_message=self._take)
         consumer.consume()
 
-    def _read(self, connection: Any, queue: Any, stop: threading.Event) -> None:
+    def _read(
+        self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
+    ) -> None:
         """The thread of the reply queue: reads until the store is closed, and connects again when it breaks."""
-        sweep_at, broken, failures = 0.0, self._broken, 0
+        sweep_at, failures = 0.0, 0
         while not stop.is_set():
             try:
                 if connection is None:

@@ -232,7 +232,7 @@ class LeaseStore(ABC):
     @abstractmethod
     def wait(self, timeout: float) -> bool:
         """Wait until something was pushed or revoked (then return True), wake() was called or *timeout* seconds
-        have passed (then return False)."""
+        have passed (then return False). The same thing may be told twice."""
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:

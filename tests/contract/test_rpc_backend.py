@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import json
 import os
+import sys
 import threading
 import time
 import uuid
@@ -158,6 +159,27 @@ def test_a_forked_child_has_a_queue_of_its_own(make: Make, url: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert caller.wait(["x"], 10)["x"]["result"] == 2
     assert caller.get("in-child") is None
+
+
+def test_connecting_imports_nothing_that_a_fork_could_leave_half_done(make: Make, url: str) -> None:
+    """A child that is forked during an import of another thread's waits for the end of it for ever."""
+    sought: list[str] = []
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> None:
+            sought.append(name)
+
+    caller = make()
+    send(caller, caller.reply_to(), "first", 1)
+    caller.close()
+    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    try:
+        send(caller, caller.reply_to(), "second", 2)
+        assert caller.wait(["second"], 10)
+    finally:
+        sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+    assert "librabbitmq" not in sought
 
 
 def test_the_message_is_that_of_celery(make: Make, url: str) -> None:
