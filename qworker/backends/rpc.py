@@ -242,7 +242,7 @@ def _let_go(connection: Any) -> None:
     if connection is None:
         return
     try:
-        connection.collect(socket_timeout=0.1)
+        connection.release()  # not collect(): it sets a timeout for all new sockets of the process, for a while
     except Exception as error:  # whatever a broken connection raises when it is closed, it is closed
         logger.debug("closing a connection: %s", error)
 

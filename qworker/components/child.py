@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 def main(app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
+    jobs.settimeout(None)  # a program may have set another default, for its own connections
     child = Child(app, jobs, tokens, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

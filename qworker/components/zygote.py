@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import marshal
 import os
 import select
@@ -26,6 +27,8 @@ import billiard
 
 from qworker.components import child
 
+logger = logging.getLogger(__name__)
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -39,6 +42,8 @@ class Zygote:
 
     def fork(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.settimeout(None)  # a program may have set another default, for its own connections
         sys.stdout.flush()
         sys.stderr.flush()
         # Collected here, before the fork, since a collection writes to every object: afterwards that would be to
@@ -48,11 +53,15 @@ class Zygote:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
+            code = 1
             try:
                 ours.close()
                 _serve(theirs, self._app, parent)
+                code = 0
+            except BaseException:  # else nobody would ever hear why no children can be had
+                logger.critical("the process that forks the pool's children has failed", exc_info=True)
             finally:
-                os._exit(0)
+                os._exit(code)
         theirs.close()
         self._control = ours
 

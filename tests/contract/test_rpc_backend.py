@@ -182,6 +182,25 @@ def test_connecting_imports_nothing_that_a_fork_could_leave_half_done(make: Make
     assert "librabbitmq" not in sought
 
 
+def test_the_timeout_of_all_new_sockets_of_the_process_is_left_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that set it for a while, and put back what they found, can leave it set for ever."""
+    set_to: list[float | None] = []
+    monkeypatch.setattr("socket.setdefaulttimeout", set_to.append)
+    caller = make()
+    readers = threading.active_count()
+    send(caller, caller.reply_to(), "x", 1)
+    assert caller.wait(["x"], 10)
+    assert threading.active_count() > readers
+    caller.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > readers:
+        assert time.monotonic() < deadline, "its thread goes on"
+        time.sleep(0.01)
+    assert set_to == []
+
+
 def test_the_message_is_that_of_celery(make: Make, url: str) -> None:
     if not url.startswith("amqp"):
         return  # looked at where messages can be taken out of a queue by anybody

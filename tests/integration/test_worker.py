@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,10 @@ class Shop:
             await asyncio.sleep(seconds)
             return seconds
 
+        @app.task(name="pid")
+        def pid() -> int:
+            return os.getpid()
+
         @app.task(name="die", max_deliveries=2)
         def die() -> None:
             note("die")
@@ -145,9 +152,36 @@ def forking(tmp_path: Path) -> Iterator[Shop]:
     yield from opened(tmp_path, "prefork")
 
 
+@contextmanager
+def telling_where_it_hangs(directory: Path) -> Iterator[None]:
+    """Print where every thread of this process and of the pool's is, if it takes nearly all of the PATIENCE."""
+
+    def dump() -> None:
+        with open(directory / f"stacks.{os.getpid()}", "w") as file:
+            faulthandler.dump_traceback(file)
+
+    def watch(*sender: Any, **given: Any) -> None:
+        # By a thread: the later dumps of faulthandler are one timer, which a forked child can neither use nor stop.
+        timer = threading.Timer(PATIENCE - 5, dump)
+        timer.daemon = True
+        timer.start()
+
+    with open(directory / f"stacks.{os.getpid()}", "w") as ours:
+        faulthandler.dump_traceback_later(PATIENCE - 5, file=ours)
+        signals.worker_process_init.connect(watch)
+        try:
+            yield
+        finally:
+            signals.worker_process_init.disconnect(watch)
+            faulthandler.cancel_dump_traceback_later()
+    for file in directory.glob("stacks.*"):
+        print(f"{file.name}:\n{file.read_text()}")
+
+
 def opened(directory: Path, pool: str) -> Iterator[Shop]:
     shop = Shop(directory, pool)
-    yield shop
+    with telling_where_it_hangs(directory):
+        yield shop
     for name in "abcdefgh":
         shop.release(name)  # whatever a test left behind: a thread cannot be killed
     for worker in shop.workers:
@@ -373,6 +407,21 @@ def test_the_report(shop: Shop) -> None:
     assert (info["pid"], info["reserved"], info["pool"]["in-flight"]) == (os.getpid(), 0, 0)
 
 
+def test_a_program_with_a_timeout_for_all_its_sockets(shop: Shop) -> None:
+    """Many set one, against servers that do not answer; a worker that rests is none."""
+    socket.setdefaulttimeout(0.1)
+    try:
+        worker = shop.start()
+        pids = {shop.task("pid").delay().get(timeout=PATIENCE)}
+        time.sleep(0.5)
+        assert shop.task("note").delay(1).get(timeout=PATIENCE) == 1
+        pids.add(shop.task("pid").delay().get(timeout=PATIENCE))
+        assert pids <= {os.getpid(), *worker.info()["pool"].get("processes", ())}, "a process was replaced"
+        assert worker.pool.deaths == 0
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 def test_the_workers_signals_come_in_order(shop: Shop) -> None:
     said: list[str] = []
     names = (
@@ -470,6 +519,18 @@ def test_a_component_that_crashes_stops_the_worker_with_its_reason(
         assert run(shop, meanwhile) == 1
     assert "the mediator failed, so the worker stops: a bug in the mediator" in caplog.text
     assert shop.queues()["leased"] == 0
+
+
+def test_who_embeds_a_worker_hears_at_once_that_it_has_crashed(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = shop.start()
+    with caplog.at_level(logging.ERROR):
+        worker.schedule.step = lambda now: 1 / 0  # type: ignore[method-assign, assignment]
+        worker.schedule.wake()
+        until(lambda: "the schedule failed, so the worker stops: division by zero" in caplog.text)
+    worker.stop()
+    assert caplog.text.count("so the worker stops") == 1
 
 
 def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Shop, tmp_path: Path) -> None:
