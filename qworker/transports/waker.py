@@ -12,37 +12,47 @@ import os
 import select
 
 
+class _Pipe:
+    """Its files are closed when nobody holds it any more: a call that comes late must not write into a file that has
+    got the same number since."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        for end in (self.reader, self.writer):
+            os.set_blocking(end, False)
+
+    def __del__(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
 class Waker:
     """A pipe that ends a sleep(). Closed at first."""
 
     def __init__(self) -> None:
-        self._ends: tuple[int, int] | None = None
+        self._pipe: _Pipe | None = None
 
     def open(self) -> None:
         """Safe to call twice."""
-        if self._ends is None:
-            self._ends = os.pipe()
-            for end in self._ends:
-                os.set_blocking(end, False)
+        if self._pipe is None:
+            self._pipe = _Pipe()
 
     def close(self) -> None:
         """Safe to call twice; in a forked child, too."""
-        ends, self._ends = self._ends, None
-        for end in ends or ():
-            os.close(end)
+        self._pipe = None
 
     def fileno(self) -> int:
         """What can be read after wake(), until hush(); -1 while this is closed."""
-        return -1 if self._ends is None else self._ends[0]
+        return -1 if self._pipe is None else self._pipe.reader
 
     def wake(self, word: bytes = b"!") -> None:
         """End a sleep() early. Any thread; safe in a signal handler."""
-        ends = self._ends
-        if ends is not None:
+        pipe = self._pipe
+        if pipe is not None:
             try:
-                os.write(ends[1], word)
-            except (BlockingIOError, OSError):
-                pass  # full: it is awake; closed: it has gone
+                os.write(pipe.writer, word)
+            except BlockingIOError:
+                pass  # full: it is awake
 
     def hush(self) -> bytes:
         """Take in what wake() has said since the last time; b"" when it was not called."""

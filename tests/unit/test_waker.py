@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import pytest
 
 from qworker.transports.sql_waker import QUICKEST, SLOWEST, Looker
 from qworker.transports.waker import Waker
+
+ROUNDS = 3000
 
 
 @pytest.fixture
@@ -69,6 +72,36 @@ def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
     waker.close()
     assert waker.fileno() == -1
     waker.wake()
+
+
+def test_a_late_call_never_reaches_a_file_that_is_not_its_own() -> None:
+    """The number of a closed file is soon another's, such as a pool process's socket."""
+    waker, over = Waker(), threading.Event()
+
+    def call() -> None:
+        while not over.is_set():
+            waker.wake()
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(ROUNDS):
+            waker.open()
+            waker.close()
+            read, write = os.pipe()
+            os.close(write)
+            try:
+                assert os.read(read, 1) == b""
+            finally:
+                os.close(read)
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_where_nothing_is_said_the_pauses_grow() -> None:
