@@ -7,9 +7,12 @@ Thread:      the one that forked, which is the child's only one.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 from weakref import WeakSet
+
+logger = logging.getLogger(__name__)
 
 
 def forgetful() -> WeakSet[Any]:
@@ -21,7 +24,10 @@ def forgetful() -> WeakSet[Any]:
 
     def forked() -> None:
         for store in list(stores):
-            store._after_fork()
+            try:
+                store._after_fork()
+            except Exception:  # the others still have to
+                logger.warning("a forked process could not forget what %r holds", store, exc_info=True)
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forked)
