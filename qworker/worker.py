@@ -227,6 +227,10 @@ class Worker:
         """A component crashed. Its thread calls."""
         if self._crash is None:
             self._crash = (name, error)
+            if self.listener.last_turn:  # before that, start() raises it
+                # Said at once: who embeds a worker may not stop it for long.
+                logger.error("the %s failed, so the worker stops: %s", name, error)
+                logger.debug("the traceback of that", exc_info=error)
         self._wake.ring()
 
     def request_stop(self, how: str = "warm") -> None:
@@ -296,9 +300,6 @@ class Worker:
         if self._stopped or not self._started or not hasattr(self, "mediator"):
             return
         first = COLD if self._crash is not None else max((ORDERS[how], *self._orders), key=RANK.__getitem__)
-        if self._crash is not None:
-            logger.error("the %s failed, so the worker stops: %s", self._crash[0], self._crash[1])
-            logger.debug("the traceback of that", exc_info=self._crash[1])
         self._shut_down(first)
 
     def _shut_down(self, phase: str) -> None:

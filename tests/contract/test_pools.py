@@ -113,8 +113,10 @@ def make_app(directory: Path) -> QWorker:
         return 1
 
     @app.task(name="careful")
-    def careful(seconds: float) -> str:
+    def careful(seconds: float, path: str = "") -> str:
         try:
+            if path:
+                Path(f"{path}.begun").touch()
             time.sleep(seconds)
         except SoftTimeLimitExceeded:
             return "cleaned up"
@@ -579,9 +581,9 @@ def test_who_shared_the_child_of_a_terminated_task_goes_back(rig_of: Make) -> No
 
 def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: Rig) -> None:
     careless = processes.submit("wait_for", processes.path("never"))
-    careful = processes.submit("careful", 30)
+    careful = processes.submit("careful", 30, processes.path("soon"))
     processes.begun("never")
-    time.sleep(0.05)
+    processes.begun("soon")
     processes.pool.interrupt()
     outcome = processes.end_of(careless).outcome
     assert outcome is not None
