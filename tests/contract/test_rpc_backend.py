@@ -187,17 +187,18 @@ def test_the_timeout_of_all_new_sockets_of_the_process_is_left_alone(
 ) -> None:
     """Two threads that set it for a while, and put back what they found, can leave it set for ever."""
     set_to: list[float | None] = []
-    monkeypatch.setattr("socket.setdefaulttimeout", set_to.append)
+    before = set(threading.enumerate())
     caller = make()
-    readers = threading.active_count()
     send(caller, caller.reply_to(), "x", 1)
     assert caller.wait(["x"], 10)
-    assert threading.active_count() > readers
+    (reader,) = set(threading.enumerate()) - before
+    for other in before - {threading.current_thread()}:
+        if other.name == reader.name:
+            other.join(10)  # of the test before
+    monkeypatch.setattr("socket.setdefaulttimeout", set_to.append)
     caller.close()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > readers:
-        assert time.monotonic() < deadline, "its thread goes on"
-        time.sleep(0.01)
+    reader.join(10)
+    assert not reader.is_alive()
     assert set_to == []
 
 
