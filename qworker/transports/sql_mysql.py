@@ -11,7 +11,9 @@ waits looks at the sum: often when there was traffic lately, rarely when not.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -77,12 +79,13 @@ class MySQLLink(Link):
             raise ConfigurationError(
                 "broker_url names no database: mysql://user@host/database", setting="broker_url"
             )
+        seconds = max(1, round(connect_timeout))
         try:
-            self._connection = pymysql.connect(
+            self._connection: Any = pymysql.connect(
                 autocommit=True,
-                connect_timeout=max(1, round(connect_timeout)),
-                read_timeout=PATIENCE,
-                write_timeout=PATIENCE,
+                connect_timeout=seconds,
+                read_timeout=seconds,  # for the greeting, too, as it comes after what PyMySQL calls connecting
+                write_timeout=seconds,
                 ssl=None if tls is None else tls.context(),
                 **fields,
             )
@@ -94,8 +97,22 @@ class MySQLLink(Link):
                 ) from error
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
+        self._wait_at_most(PATIENCE)
         self._texts: dict[str, str] = {}
         self._rung = 0
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """For each answer from now on. PyMySQL has no public name for it once it is connected."""
+        self._connection._read_timeout = self._connection._write_timeout = seconds
+
+    @contextmanager
+    def within(self, deadline: float) -> Iterator[None]:
+        self._wait_at_most(min(PATIENCE, max(0.05, deadline - time.monotonic())))
+        try:
+            with super().within(deadline):
+                yield
+        finally:
+            self._wait_at_most(PATIENCE)
 
     @staticmethod
     def check(url: str) -> None:

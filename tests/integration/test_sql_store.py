@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +21,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_store
 from qworker.transports.lease import Ack, LeaseStore, Reclaimed, Release, Store
 from qworker.transports.sql import SQLStore
+from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import mark, message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 
@@ -279,8 +282,26 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         for scheme in ("postgresql", "mysql"):
             url = f"{scheme}://me@127.0.0.1:{silent.getsockname()[1]}/test"
             store = SQLStore(url, connect_timeout=0.5)
+            began = time.monotonic()
             with pytest.raises(BrokerUnavailable):
                 store.push([message("a")])
+            assert time.monotonic() - began < 10  # libpq takes no fewer than two seconds
+
+
+def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(place: SQLPlace) -> None:
+    with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
+        store = SQLStore(proxy.url(place.url))
+        store.push([message("a")])
+        proxy.down.open = False
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            store.push([message("b")], timeout=1)
+        assert 0.9 < time.monotonic() - began < 10
+        proxy.heal()
+        proxy.cut()
+        store.push([message("c")], timeout=20)
+        assert place.count() in (2, 3), "of b, nobody knows"
+        store.close()
 
 
 def test_a_queue_name_that_does_not_fit_is_the_callers_error(stores: Any, place: SQLPlace) -> None:
