@@ -37,6 +37,13 @@ _DRIVERS = {
 """The drivers we look for where the URL names none, best first, by dialect; the first is in the extra."""
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
+_LIBPQ = {"connect_timeout": 10, "tcp_user_timeout": 30_000}
+_LIBMYSQL = {"connect_timeout": 10, "read_timeout": 30, "write_timeout": 30}
+_GIVING_UP = {
+    "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL, "pysqlite": {"timeout": 30},
+}  # fmt: skip
+"""When drivers give up on a server of which nothing is heard, by themselves never or after many minutes."""
+
 
 class Layout(NamedTuple):
     """columns: of our own that the table of tasks really has, in one order. makes_ids: it gives a new row its id."""
@@ -134,12 +141,19 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
             parsed = parsed.set(drivername=f"{dialect}+{driver}")
         parsed = _by_tls(parsed, options)
-        if dialect == "sqlite":
-            options.setdefault("connect_args", {"timeout": 30})
+        usual = _GIVING_UP.get(parsed.get_driver_name(), {})
+        patience = {name: value for name, value in usual.items() if name not in parsed.query}
+        options["connect_args"] = {**patience, **options.get("connect_args", {})}
         if short_lived:
             options.setdefault("poolclass", sa.NullPool)
         options.setdefault("pool_pre_ping", True)
-        return sa.create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
+        engine = sa.create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
+        if parsed.get_driver_name() == "psycopg":
+            patient = import_module("qworker.transports.sql_patient").PatientConnection
+            sa.event.listen(
+                engine, "do_connect", lambda dialect, record, args, given: patient.connect(*args, **given)
+            )
+        return engine
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"result_backend needs the module {error.name}, which is not installed: for PostgreSQL "

@@ -251,7 +251,11 @@ class Declarations:
         kinds.MAPPING, {}, "Table names of the SQL result store, by `task` and `group`.", nullable=True
     )
     database_engine_options: dict[str, Any] = declare(
-        kinds.MAPPING, {}, "Options for SQLAlchemy's `create_engine`.", nullable=True
+        kinds.MAPPING,
+        {},
+        "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a server of which "
+        "nothing is heard is given up after 10 s when connecting and 30 s when waiting for an answer.",
+        nullable=True,
     )
     database_short_lived_sessions: bool = declare(
         kinds.BOOLEAN, False, "Close the database connection after each use."

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
@@ -57,8 +57,6 @@ class Link(ABC):
     errors: tuple[type[Exception], ...]
     table: str = ""
     """What tells this broker from others in the same server."""
-    deadline: float | None = None
-    """On the monotonic clock: when to give up on the server. None: after the Link's own patience."""
 
     def __init__(self) -> None:
         self._dues: dict[str, float | None] = {}
@@ -112,14 +110,9 @@ class Link(ABC):
     def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
         """Return when all that was committed before is on the disk."""
 
-    @contextmanager
-    def within(self, deadline: float) -> Iterator[None]:
-        """Give up on the server at *deadline*, as far as the driver can."""
-        self.deadline = deadline
-        try:
-            yield
-        finally:
-            self.deadline = None
+    @abstractmethod
+    def within(self, deadline: float) -> AbstractContextManager[None]:
+        """Give up on the server at *deadline* (monotonic seconds), as far as the driver can."""
 
     @abstractmethod
     def prepare(self) -> None:

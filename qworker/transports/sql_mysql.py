@@ -109,8 +109,7 @@ class MySQLLink(Link):
     def within(self, deadline: float) -> Iterator[None]:
         self._wait_at_most(min(PATIENCE, max(0.05, deadline - time.monotonic())))
         try:
-            with super().within(deadline):
-                yield
+            yield
         finally:
             self._wait_at_most(PATIENCE)
 

@@ -11,8 +11,8 @@ disk at once (``synchronous_commit = off``): losing the last of them only means 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -27,14 +27,14 @@ from qworker.transports.sql_schema import NEW_COLUMNS, POSTGRESQL, VERSION
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
+
+    from qworker.transports.sql_patient import PATIENCE, PatientConnection
 except ImportError as error:
     raise ConfigurationError(
         f'{error.name or "psycopg"} is not installed, which postgresql:// needs: pip install "qworker[postgresql]"',
         setting="broker_url",
     ) from error
 
-PATIENCE = 30.0
-"""Seconds after which a server that says nothing is given up."""
 COPY_FROM = 32
 """From so many messages on, COPY is faster than INSERT."""
 SCHEMA_LOCK = 7_291_406_110
@@ -44,28 +44,6 @@ BY_INDEX = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off
 BROKEN_CLASSES = ("08", "57P", "58", "XX")
 PASSING = ("40001", "40P01", "55P03", "25P02")
 MISSING_TABLE = ("42P01", "42703")
-
-
-class Connection(psycopg.Connection[Row]):
-    """Gives up on a server that says nothing for PATIENCE seconds, or when its link's deadline has come."""
-
-    link: Link | None = None
-
-    def wait(self, gen: Any, interval: float = 0.1, *args: Any, **options: Any) -> Any:
-        return super().wait(_patiently(gen, None if self.link is None else self.link.deadline), interval)
-
-
-def _patiently(gen: Generator[Any, Any, Any], deadline: float | None) -> Generator[Any, Any, Any]:
-    last = time.monotonic() + PATIENCE if deadline is None else deadline
-    try:
-        wanted = next(gen)
-        while True:
-            ready = yield wanted
-            if not ready and time.monotonic() > last:
-                raise psycopg.OperationalError("the server has not answered in time")
-            wanted = gen.send(ready)
-    except StopIteration as end:
-        return end.value
 
 
 class PostgreSQLLink(Link):
@@ -87,7 +65,7 @@ class PostgreSQLLink(Link):
                 "application_name": "qworker",
                 **conninfo_to_dict(url),
             }
-            self._connection = Connection.connect(
+            self._connection = PatientConnection.connect(
                 autocommit=True, prepare_threshold=options.get("prepare_threshold", 2), **fields
             )
         except psycopg.ProgrammingError as error:
@@ -96,9 +74,16 @@ class PostgreSQLLink(Link):
             ) from None
         except psycopg.Error as error:
             raise BrokerUnavailable(f"PostgreSQL cannot be reached: {explained(str(error), TLS)}") from error
-        self._connection.link = self
         self._connection.add_notify_handler(self._note)
         self._relaxed = relaxed
+
+    @contextmanager
+    def within(self, deadline: float) -> Iterator[None]:
+        self._connection.deadline = deadline
+        try:
+            yield
+        finally:
+            self._connection.deadline = None
 
     @staticmethod
     def check(url: str) -> None:

@@ -19,11 +19,12 @@ import sqlalchemy as sa
 from qworker import QWorker
 from qworker.backends.sql import SQLBackend
 from qworker.backends.sql_upserts import channel_of, lock_of
-from qworker.errors import ResultTimeout
+from qworker.errors import BackendError, ResultTimeout
 from qworker.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Ack
 from qworker.transports.sql import SQLStore
+from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 
@@ -103,6 +104,36 @@ def _shop(place: SQLPlace) -> Iterator[Shop]:
     yield made
     made.close()
     place.clear()
+
+
+def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
+    """Its end of the connection is there, so TCP would wait for ever."""
+    with Proxy(5432 if shop.place.server == "postgresql" else 3306) as proxy:
+        patience = {"connect_timeout": 2} | ({} if shop.place.server == "postgresql" else {"read_timeout": 1})
+        app = QWorker(
+            "patient",
+            broker=MemoryStore(FakeClock()),
+            backend=f"db+{proxy.url(shop.place.url)}",
+            database_engine_options={"connect_args": patience},
+            set_as_current=False,
+        )
+        backend = app.backend
+        assert isinstance(backend, SQLBackend)
+        if shop.place.server == "postgresql":
+            sa.event.listen(
+                backend._engine, "connect", lambda connection, record: setattr(connection, "patience", 0.5)
+            )
+        backend.store("a", backend.meta("a", "SUCCESS", 1))
+        proxy.down.open = False
+        began = time.monotonic()
+        with pytest.raises(BackendError):
+            backend.store("b", backend.meta("b", "SUCCESS", 2))
+        assert time.monotonic() - began < 20
+        proxy.heal()
+        proxy.cut()
+        backend.store("c", backend.meta("c", "SUCCESS", 3))
+        assert backend.get("c")["result"] == 3  # type: ignore[index]
+        app.close()
 
 
 def new_ids(count: int) -> list[str]:
