@@ -11,13 +11,15 @@ the same, an item at a time and through several objects; for messages, which are
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
 
 from qworker.json_dialect import dumps
 from qworker.serialization import JSON
+from qworker.transports.amqp_shapes import Shapes
+from qworker.transports.amqp_table import LONG, Unfit, read_short, read_table, short, table
 
 OWN = "x-qworker-"
 """Begins the headers that are ours alone. Like all that begin with ``x-`` they are taken out of what tasks see."""
@@ -25,8 +27,7 @@ TEXT = OWN + "headers"
 """Holds headers that no AMQP table can hold, as text."""
 
 _HEAD = Struct(">BHI")
-_SHORT, _LONG, _LONGLONG = Struct(">H"), Struct(">I"), Struct(">Q")
-_SIGNED, _SIGNED_LONG, _DOUBLE, _FLOAT = Struct(">i"), Struct(">q"), Struct(">d"), Struct(">f")
+_SHORT, _LONGLONG = Struct(">H"), Struct(">Q")
 _CONTENT = Struct(">HHQH")
 _END = b"\xce"
 BASIC = 60
@@ -35,10 +36,6 @@ BASIC = 60
 _CONTENT_TYPE, _ENCODING, _TABLE, _MODE, _PRIORITY = 1 << 15, 1 << 14, 1 << 13, 1 << 12, 1 << 11
 _CORRELATION, _REPLY_TO, _EXPIRATION, _MESSAGE_ID, _TIMESTAMP = 1 << 10, 1 << 9, 1 << 8, 1 << 7, 1 << 6
 _TEXTS = (("type", 1 << 5), ("user_id", 1 << 4), ("app_id", 1 << 3), ("cluster_id", 1 << 2))
-
-
-class Unfit(ValueError):
-    """A value that an AMQP table cannot hold."""
 
 
 class Delivery(NamedTuple):
@@ -63,77 +60,27 @@ class Content(NamedTuple):
     message_id: str
 
 
+_PLAIN = short(JSON) + short("utf-8")
+_MOST = _CONTENT_TYPE | _ENCODING | _TABLE | _MODE | _CORRELATION | _MESSAGE_ID
+"""What nearly all messages have, and no more."""
+_shapes = Shapes(lambda name: name[:2] == "x-")
+"""Of headers that hold none of ours, nor of the server's."""
+
+
 # -- writing --
-
-
-def _text(value: str) -> bytes:
-    data = value.encode("utf-8", "surrogatepass")
-    return b"S" + _LONG.pack(len(data)) + data
-
-
-def _integer(value: int) -> bytes:
-    if -(2**31) <= value < 2**31:
-        return b"I" + _SIGNED.pack(value)
-    if -(2**63) <= value < 2**63:
-        return b"l" + _SIGNED_LONG.pack(value)
-    raise Unfit(f"{value} has more than 64 bits")
-
-
-def _array(value: Any) -> bytes:
-    data = b"".join([_value(item) for item in value])
-    return b"A" + _LONG.pack(len(data)) + data
-
-
-_WRITERS: dict[type, Callable[[Any], bytes]] = {
-    str: _text,
-    type(None): lambda value: b"V",
-    bool: lambda value: b"t\x01" if value else b"t\x00",
-    int: _integer,
-    float: lambda value: b"d" + _DOUBLE.pack(value),
-    list: _array,
-    tuple: _array,
-    dict: lambda value: b"F" + table(value),
-}
-
-
-def _value(value: Any) -> bytes:
-    try:
-        return _WRITERS[type(value)](value)
-    except KeyError:
-        raise Unfit(f"{type(value).__name__} is no type of AMQP") from None
-
-
-def short(value: str) -> bytes:
-    """A short string. Unfit when it has over 255 bytes."""
-    data = value.encode("utf-8", "surrogatepass")
-    if len(data) > 255:
-        raise Unfit(f"{value[:40]!r}… has over 255 bytes")
-    return b"%c%b" % (len(data), data)
-
-
-_names: dict[str, bytes] = {}
-
-
-def table(values: Mapping[str, Any]) -> bytes:
-    """A field table. Unfit when a name or a value does not fit into one."""
-    parts = []
-    for name, value in values.items():
-        key = _names.get(name)
-        if key is None:
-            key = short(name)
-            if len(_names) < 1000:
-                _names[name] = key
-        parts.append(key + _WRITERS[type(value)](value) if type(value) in _WRITERS else key + _value(value))
-    data = b"".join(parts)
-    return _LONG.pack(len(data)) + data
 
 
 def _headers(text: str, more: Mapping[str, Any]) -> tuple[bytes, Any]:
     """The table of the headers in the JSON *text*, and their id."""
+    if not more and (known := _shapes.write(text)) is not None:
+        return known
     try:
         headers = json.loads(text)
         if type(headers) is dict:
-            return table({**headers, **more} if more else headers), headers.get("id")
+            data = table({**headers, **more} if more else headers)
+            if not more:
+                _shapes.learn_to_write(text, data, headers)
+            return data, headers.get("id")
     except (ValueError, RecursionError):  # Unfit is a ValueError
         pass
     return table({TEXT: text, **more}), None
@@ -151,6 +98,11 @@ def content_header(
     """The payload of a content header: of the columns *text* and *properties*, a body of *size* bytes, and *more*
     headers. expiration: milliseconds. ValueError when *properties* are no JSON object."""
     headers, identity = _headers(text, more or {})
+    if properties is None and expiration is None and not priority and type(identity) is str:
+        one, two = (id.encode("utf-8", "surrogatepass") for id in (identity, message_id))
+        if 0 < len(one) < 256 and 0 < len(two) < 256:
+            begin = _CONTENT.pack(BASIC, 0, size, _MOST)
+            return b"%b%b%b\x02%c%b%c%b" % (begin, _PLAIN, headers, len(one), one, len(two), two)
     flags = _CONTENT_TYPE | _ENCODING | _TABLE | _MODE
     given: Any = {} if properties is None else json.loads(properties)
     if type(given) is not dict:
@@ -220,96 +172,6 @@ def requeue_frame(channel: int, number: int) -> bytes:
 # -- reading --
 
 
-def _read_text(data: bytes, at: int) -> tuple[str, int]:
-    end = at + 4 + _LONG.unpack_from(data, at)[0]
-    return _decode(data[at + 4 : end]), end
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return data.decode("utf-8", "backslashreplace")
-
-
-def _read_array(data: bytes, at: int) -> tuple[list[Any], int]:
-    end = at + 4 + _LONG.unpack_from(data, at)[0]
-    at += 4
-    values = []
-    while at < end:
-        value, at = _read_value(data, at)
-        values.append(value)
-    return values, end
-
-
-def _read_decimal(data: bytes, at: int) -> tuple[float, int]:
-    return _SIGNED.unpack_from(data, at + 1)[0] / 10 ** data[at], at + 5
-
-
-def _fixed(form: str) -> Callable[[bytes, int], tuple[Any, int]]:
-    struct = Struct(form)
-    return lambda data, at: (struct.unpack_from(data, at)[0], at + struct.size)
-
-
-_READERS: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
-    ord("S"): _read_text,
-    ord("x"): _read_text,
-    ord("V"): lambda data, at: (None, at),
-    ord("t"): lambda data, at: (data[at] != 0, at + 1),
-    ord("A"): _read_array,
-    ord("F"): lambda data, at: read_table(data, at),
-    ord("D"): _read_decimal,
-    **{
-        ord(code): _fixed(form)
-        for code, form in {
-            "b": ">b", "B": ">B", "s": ">h", "u": ">H", "I": ">i", "i": ">I", "l": ">q", "L": ">q", "T": ">Q",
-            "f": ">f", "d": ">d",
-        }.items()
-    },
-}  # fmt: skip
-
-
-def _read_value(data: bytes, at: int) -> tuple[Any, int]:
-    return _READERS[data[at]](data, at + 1)
-
-
-def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """The field table at *at*, and where it ends."""
-    long = _LONG.unpack_from
-    end = at + 4 + long(data, at)[0]
-    at += 4
-    values: dict[str, Any] = {}
-    while at < end:
-        start = at + 1
-        at = start + data[at]
-        key = data[start:at]
-        name = _known.get(key)
-        if name is None:
-            name = key.decode("utf-8", "replace")
-            if len(_known) < 1000:
-                _known[key] = name
-        code = data[at]
-        at += 1
-        if code == _S:  # most are text or nothing
-            stop = at + 4 + long(data, at)[0]
-            values[name] = _decode(data[at + 4 : stop])
-            at = stop
-        elif code == _V:
-            values[name] = None
-        else:
-            values[name], at = _READERS[code](data, at)
-    return values, end
-
-
-_known: dict[bytes, str] = {}
-_S, _V = b"SV"
-
-
-def read_short(data: bytes, at: int) -> tuple[str, int]:
-    end = at + 1 + data[at]
-    return data[at + 1 : end].decode("utf-8", "replace"), end
-
-
 def delivery(method: bytes, header: bytes, body: bytes) -> Delivery:
     """What basic.deliver (its payload is *method*) has brought."""
     consumer, at = read_short(method, 4)
@@ -323,26 +185,46 @@ def body_size(header: bytes) -> int:
     return size
 
 
+def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
+    """Of the table at *at*: what the tasks see of it as JSON, the id, the headers that are apart, and where it ends."""
+    end = at + 4 + LONG.unpack_from(data, at)[0]
+    known = _shapes.read(data, at, end)
+    if known is not None:
+        return *known, {}, end
+    try:
+        headers = read_table(data, at)[0]
+    except (
+        Exception
+    ) as error:  # whatever a stranger has put there: the worker refuses it by its missing headers
+        headers = {"unreadable": f"{type(error).__name__}: {error}"}
+    own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
+    text = own.get(TEXT)
+    if not isinstance(text, str):
+        text = dumps(headers)
+        if not own:
+            _shapes.learn_to_read(data[at:end], text, headers)
+    return text, headers.get("id"), own, end
+
+
 def read_content(message: Delivery) -> Content:
     """The columns of *message*. What cannot be read of its header is left out; the worker will say what is missing."""
     data = message.header
     flags = _SHORT.unpack_from(data, 12)[0]
     at = 14
+    if flags == _MOST and not message.exchange and data.startswith(_PLAIN, at):
+        text, identity, own, at = _read_headers(data, at + len(_PLAIN))
+        correlation, at = read_short(data, at + 1)
+        if correlation == identity:
+            return Content(text, None, own, 0, read_short(data, at)[0])
+        at = 14
     found: dict[str, Any] = {}
-    headers: dict[str, Any] = {}
+    text, identity, own = "{}", None, {}
     if flags & _CONTENT_TYPE:
         found["content_type"], at = read_short(data, at)
     if flags & _ENCODING:
         found["content_encoding"], at = read_short(data, at)
     if flags & _TABLE:
-        end = at + 4 + _LONG.unpack_from(data, at)[0]
-        try:
-            headers = read_table(data, at)[0]
-        except (
-            Exception
-        ) as error:  # whatever a stranger has put there: the worker refuses it by its missing headers
-            headers = {"unreadable": f"{type(error).__name__}: {error}"}
-        at = end
+        text, identity, own, at = _read_headers(data, at)
     if flags & _MODE:
         at += 1
     priority = 0
@@ -363,11 +245,7 @@ def read_content(message: Delivery) -> Content:
     message_id = found.pop("message_id", "")
     if message.exchange:
         found["delivery_info"] = {"exchange": message.exchange, "routing_key": message.routing_key}
-    own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
-    text = own.get(TEXT)
-    if not isinstance(text, str):
-        text = dumps(headers)
-    plain = {"content_type": JSON, "content_encoding": "utf-8", "correlation_id": headers.get("id")}
+    plain = {"content_type": JSON, "content_encoding": "utf-8", "correlation_id": identity}
     return Content(text, None if found == plain else dumps(found), own, priority, message_id)
 
 
