@@ -25,6 +25,9 @@ LONGEST_ID = 155
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
 """Columns that are there when Celery, or we, made the table with ``result_extended``."""
 
+# Celery's has 32 bits. Each result takes a number, and so does each change of it: 10,000 a second would use them up in
+# two days. SQLite numbers rows by INTEGER only, which has 64.
+_ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 # On MySQL, Celery's BLOB and TEXT end at 64 KB, and a longer result would not fit.
 _BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 _LONG_TEXT = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
@@ -84,7 +87,7 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
     task = sa.Table(
         names.get("task", "celery_taskmeta"),
         metadata,
-        sa.Column("id", sa.Integer, sa.Sequence("task_id_sequence"), primary_key=True, autoincrement=True),
+        sa.Column("id", _ID, sa.Sequence("task_id_sequence"), primary_key=True, autoincrement=True),
         sa.Column("task_id", sa.String(LONGEST_ID), unique=True),
         sa.Column("status", sa.String(50)),
         sa.Column("result", _BYTES),
@@ -107,7 +110,7 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
     group = sa.Table(
         names.get("group", "celery_tasksetmeta"),
         metadata,
-        sa.Column("id", sa.Integer, sa.Sequence("taskset_id_sequence"), primary_key=True, autoincrement=True),
+        sa.Column("id", _ID, sa.Sequence("taskset_id_sequence"), primary_key=True, autoincrement=True),
         sa.Column("taskset_id", sa.String(LONGEST_ID), unique=True),
         sa.Column("result", _BYTES),
         sa.Column("date_done", sa.DateTime, index=True),

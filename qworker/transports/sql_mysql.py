@@ -266,7 +266,7 @@ class MySQLLink(Link):
 
     def make_results(self, table: str) -> None:
         self.do(
-            f"""CREATE TABLE IF NOT EXISTS {table} (id integer AUTO_INCREMENT PRIMARY KEY,
+            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint AUTO_INCREMENT PRIMARY KEY,
             task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime, traceback mediumtext,
             children longblob, KEY ix_{table}_date_done (date_done))"""
         )

@@ -212,7 +212,7 @@ class PostgreSQLLink(Link):
         self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         self.do("CREATE SEQUENCE IF NOT EXISTS task_id_sequence")
         self.do(
-            f"""CREATE TABLE IF NOT EXISTS {table} (id integer NOT NULL DEFAULT nextval('task_id_sequence') PRIMARY KEY,
+            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint NOT NULL DEFAULT nextval('task_id_sequence') PRIMARY KEY,
             task_id varchar(155) UNIQUE, status varchar(50), result bytea, date_done timestamp, traceback text,
             children bytea)"""
         )

@@ -177,6 +177,27 @@ def test_the_broker_stores_a_batch_by_one_statement_too(shop: Shop, first: str) 
     assert shop.backend.get_many(ids).keys() == set(ids)
 
 
+@pytest.mark.parametrize("first", ["result store", "broker"])
+def test_there_are_more_numbers_than_any_queue_can_use_up(shop: Shop, first: str) -> None:
+    """Celery's tables have 2,147,483,647, of which each change of a result takes one."""
+    if first == "result store":
+        shop.store("makes the tables")
+    else:
+        with closing(SQLStore(shop.place.url)) as store:
+            own = store.enlist("w@test", ["q"], 1)
+            store.push([message("makes the tables")])
+            (leased,) = store.lease(["q"], 1)
+            row = shop.backend.row("x", {"status": "SUCCESS", "result": 1})
+            store.settle(own, [Ack(leased.tag, row)])
+    shop.place.execute(
+        f"ALTER TABLE {TABLE} AUTO_INCREMENT = 3000000000"
+        if shop.place.server == "mysql"
+        else "ALTER SEQUENCE task_id_sequence RESTART WITH 3000000000"
+    )
+    shop.store("one more")
+    assert shop.backend.get("one more")["result"] == "one more"  # type: ignore[index]
+
+
 class Counting:
     """A Link whose statements are counted, whichever way it takes to the driver."""
 
