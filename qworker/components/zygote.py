@@ -58,6 +58,8 @@ class Zygote:
                 ours.close()
                 _serve(theirs, self._app, parent)
                 code = 0
+            except ConnectionError:
+                code = 0  # the worker is gone, and has not waited for the last word of its children
             except BaseException:  # else nobody would ever hear why no children can be had
                 logger.critical("the process that forks the pool's children has failed", exc_info=True)
             finally:
