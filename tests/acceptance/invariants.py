@@ -71,7 +71,8 @@ def check(
             assert record.digest == digest(args), f"I-13 {about}"
             if id in site.due:
                 assert record.wall >= site.due[id] - SLACK, f"I-8 {about}"
-        if not overlaps:
+        # An attempt that was killed having sent the next one runs again: then there are two messages of one id.
+        if not overlaps and not (task == "flaky" and started > args[0] + 1):
             _check_overlap(starts[id], ends[id], about)
     assert set(starts) <= {*site.sent, *site.unsure}, "I-13: something ran that was never sent"
     if clean:
@@ -96,8 +97,6 @@ def _check_overlap(starts: list[Record], ends: list[Record], about: str) -> None
         )
         if begin is None:
             continue  # a copy that the task had forked
-        if sum(start.attempt == begin.attempt - 1 for start in starts) > 1:
-            continue  # the attempt before ran again, having sent this one already: there are two messages
         inside = [
             start
             for start in starts
