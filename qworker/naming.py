@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -20,13 +20,29 @@ DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_TOGETHER = 64
 _FORBIDDEN_IN_QUEUE = frozenset("*?[]{}\\\"'`<>|;")
 _FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
 
 
 def task_id() -> str:
     """A new random id: the text of a version 4 UUID."""
-    text = os.urandom(16).hex()
+    return _uuid4(os.urandom(16).hex())
+
+
+def task_ids() -> Iterator[str]:
+    """New ids without end, for one who needs many now: to ask the system for random bytes takes longer than all the rest.
+
+    Not to be kept: a process that is forked would have the same ids.
+    """
+    yield task_id()
+    while True:
+        texts = os.urandom(16 * _TOGETHER).hex()
+        for at in range(0, len(texts), 32):
+            yield _uuid4(texts[at : at + 32])
+
+
+def _uuid4(text: str) -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"
 
 

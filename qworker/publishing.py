@@ -21,7 +21,7 @@ from qworker.call_options import Call, check_options, make_call, next_call
 from qworker.current import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.middleware import compose, overrides
-from qworker.naming import task_id
+from qworker.naming import task_id, task_ids
 from qworker.protocol import (
     HeaderTemplate,
     TaskMessage,
@@ -153,6 +153,7 @@ class Publisher:
         results: list[AsyncResult[Any]] = []
         children: list[AsyncResult[Any]] = []
         envelopes: list[Envelope] = []
+        identities = task_ids()
         for item in calls:
             if type(item) is tuple:
                 args, kwargs = item, _NO_KEYWORDS
@@ -165,7 +166,7 @@ class Publisher:
                     continue
             if check is not None:
                 check(*args, **kwargs)
-            identity = task_id()
+            identity = next(identities)
             wire = make(identity, args, kwargs, root, parent)
             envelopes.append(Envelope(queue, wire.headers, wire.properties, wire.body, plan.priority))
             result: AsyncResult[Any] = AsyncResult(identity, app, None, queue, ignored)

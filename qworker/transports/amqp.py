@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
-from qworker.naming import task_id
+from qworker.naming import task_id, task_ids
 from qworker.transports.amqp_dead import buried, sent_back, shelf
 from qworker.transports.amqp_holder import Holder
 from qworker.transports.amqp_link import Link, address_of
@@ -80,7 +80,8 @@ class AMQPStore(Holder, LeaseStore):
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         make = self._publisher.outgoing
-        self._publisher.send([make(envelope) for envelope in envelopes], timeout)
+        messages = [make(*pair) for pair in zip(envelopes, task_ids(), strict=False)]
+        self._publisher.send(messages, timeout)
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._queues.revoke_expires

@@ -23,7 +23,6 @@ from amqp.exceptions import ChannelError
 
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, QueueNotFound
-from qworker.naming import task_id
 from qworker.transports.amqp_codec import OWN, content_header, message_frames, publish_method
 from qworker.transports.amqp_delays import Delay, delay
 from qworker.transports.amqp_link import Link
@@ -113,7 +112,7 @@ class Publisher:
 
     # -- making --
 
-    def outgoing(self, envelope: Envelope) -> Outgoing:
+    def outgoing(self, envelope: Envelope, message_id: str) -> Outgoing:
         """*envelope* as it is to be sent. TypeError or ValueError for what is no message."""
         queue, headers, properties, body, priority, due, _ = envelope
         if type(body) is not bytes:
@@ -121,7 +120,7 @@ class Publisher:
         more = None if due is None or due <= self._now() else {DUE: float(due)}
 
         def header(expiration: int | None) -> bytes:
-            return content_header(headers, properties, len(body), task_id(), priority, more, expiration)
+            return content_header(headers, properties, len(body), message_id, priority, more, expiration)
 
         if properties is None and not more:  # then header() cannot fail: it may wait until it is wanted
             return Outgoing(self._queues.prefix + queue, header, body)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.crash_points import CRASHING, crash_point
+from qworker.naming import task_ids
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Envelope, LeaseStore, QueueInfo
 from qworker.transports.redis_connection import Link, Links, checked, pack
@@ -76,9 +77,9 @@ class RedisStore(Holder, LeaseStore):
         sent = repr(now).encode()
         writes: dict[tuple[str, str | int], list[Any]] = {}
         scale = self._layout.scale
-        for envelope in envelopes:
+        for envelope, delivery_tag in zip(envelopes, task_ids(), strict=False):
             step, tail = route(envelope.queue, envelope.priority, scale)
-            payload = to_payload(envelope, sent, tail)
+            payload = to_payload(envelope, sent, tail, delivery_tag)
             if envelope.due is not None and envelope.due > now:
                 target = writes.setdefault((envelope.queue, "delayed"), [])
                 # The number keeps those that are due at the same time in the order in which they came.

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from qworker.errors import InvalidTaskMessage
 from qworker.foreign import from_kombu
-from qworker.naming import task_id
 from qworker.transports.lease import Envelope, Leased
 from qworker.wire import parse_properties
 
@@ -74,8 +73,8 @@ def route(queue: str, priority: int, scale: Scale) -> tuple[int, bytes]:
     return scale.step(priority), tail
 
 
-def to_payload(envelope: Envelope, now: bytes, tail: bytes) -> bytes:
-    """The text of *envelope*. now: epoch seconds, as text; tail: from route(). TypeError for a body that is no bytes."""
+def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -> bytes:
+    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its own. TypeError for a body that is no bytes."""
     _, headers, properties, body, _, due, _ = envelope
     if type(body) is not bytes:
         raise TypeError(f"the type of a body is bytes, not {type(body).__name__}")
@@ -98,7 +97,7 @@ def to_payload(envelope: Envelope, now: bytes, tail: bytes) -> bytes:
             kept,
             middle,
             tail,
-            task_id().encode(),
+            delivery_tag.encode(),
             text,
             encoded,
         )

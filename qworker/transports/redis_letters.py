@@ -14,6 +14,7 @@ from typing import Any
 
 from qworker.backends.redis_rows import STORE_ROW, TASK_PREFIX
 from qworker.clock import Clock
+from qworker.naming import task_id
 from qworker.transports.lease import Dead, Envelope, Revocation
 from qworker.transports.redis_connection import Link, Links, Script, checked, pack
 from qworker.transports.redis_envelope import from_payload, route, to_payload
@@ -177,7 +178,7 @@ class Letters:
             for letter in letters[start : start + PORTION]:
                 _, queue, reason, died_at, deliveries, headers, properties, body = letter
                 step, tail = route(queue, 0, self._layout.scale)
-                payload = to_payload(Envelope(queue, headers, properties, body), b"null", tail)
+                payload = to_payload(Envelope(queue, headers, properties, body), b"null", tail, task_id())
                 tag = from_payload(payload, self._layout.scale).tag
                 arguments += (tag, queue, step, reason, repr(float(died_at)), deliveries, payload)
             self._run(TAKE_IN, *arguments)

@@ -315,7 +315,10 @@ def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) ->
     publisher = Publisher(
         lambda patience: SlowLink(address, patience), Queues(prefix=prefix), True, time.time
     )
-    messages = [publisher.outgoing(envelope(str(number), body=bytes(1000))) for number in range(3 * PORTION)]
+    messages = [
+        publisher.outgoing(envelope(str(number), body=bytes(1000)), str(number))
+        for number in range(3 * PORTION)
+    ]
     started = time.monotonic()
     publisher.send(messages, 1.2)
     assert time.monotonic() - started > 1.2

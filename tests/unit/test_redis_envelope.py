@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("hiredis", reason='pip install "qworker[redis]"')
 
+from qworker.naming import task_id
 from qworker.transports.lease import Envelope, Leased
 from qworker.transports.redis_envelope import Scale, from_payload, route, tag_of, to_payload
 
@@ -19,7 +20,9 @@ HEADERS = '{"lang":"py","task":"proj.add","id":"4c1f-1","argsrepr":"(\\"}, \\\\\
 
 
 def payload(envelope: Envelope, scale: Scale = OURS) -> bytes:
-    return to_payload(envelope, b"1700000000.5", route(envelope.queue, envelope.priority, scale)[1])
+    return to_payload(
+        envelope, b"1700000000.5", route(envelope.queue, envelope.priority, scale)[1], task_id()
+    )
 
 
 @given(
