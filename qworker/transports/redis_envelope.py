@@ -74,7 +74,10 @@ def route(queue: str, priority: int, scale: Scale) -> tuple[int, bytes]:
 
 
 def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -> bytes:
-    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its own. TypeError for a body that is no bytes."""
+    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its own.
+
+    TypeError for a body that is no bytes.
+    """
     _, headers, properties, body, _, due, _ = envelope
     if type(body) is not bytes:
         raise TypeError(f"the type of a body is bytes, not {type(body).__name__}")
