@@ -34,6 +34,7 @@ from qworker.wire import (
     parse_headers,
     parse_properties,
     read_object,
+    without_empty,
 )
 
 __all__ = [
@@ -141,7 +142,7 @@ def rewire(
     headers = _checked(headers)
     if signer is not None:
         headers["signature"] = signer.sign(headers, body, properties)
-    text = encode_json(headers, {"headers": headers}).decode()
+    text = encode_json(without_empty(headers), {"headers": headers}).decode()
     if len(text) > MAX_HEADERS:
         raise PublishError(
             f"headers of task {headers['task']} take {len(text):,} bytes, over the limit of {MAX_HEADERS:,}: "
@@ -228,6 +229,8 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
 _MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
+_MARKED = quote(_MARK)
+_MAY_BE_ABSENT = ("eta", "expires", "parent_id")
 _NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
 
 
@@ -257,8 +260,10 @@ class HeaderTemplate:
             )
         )
         _checked({**marked, "eta": None, "expires": None})
-        text = encode_json(marked, {"headers": prototype.headers}).decode()
-        self._pieces = tuple(text.split(quote(_MARK)))
+        text = encode_json(without_empty(marked), {"headers": prototype.headers}).decode()
+        for name in _MAY_BE_ABSENT:  # then its name goes, too
+            text = text.replace(f',"{name}":{_MARKED}', _MARKED, 1)
+        self._pieces = tuple(text.split(_MARKED))
         self._is_plain = (
             prototype.serializer == "json"
             and prototype.compression is None
@@ -292,12 +297,12 @@ class HeaderTemplate:
         if len(body) > MAX_DEPTH and too_deep(body):
             raise explain({"args": args, "kwargs": kwargs}, RecursionError())
         quoted = quote(id)
+        due = "" if eta is None else f',"eta":{quote(eta)}'
+        end = "" if expires is None else f',"expires":{quote(expires)}'
+        parent = "" if parent_id is None else f',"parent_id":{quote(parent_id)}'
         head, p1, p2, p3, p4, p5, p6, p7, tail = self._pieces
         headers = (
-            f"{head}{quoted}{p1}{'null' if eta is None else quote(eta)}"
-            f"{p2}{'null' if expires is None else quote(expires)}"
-            f"{p3}{quote(root_id) if root_id else quoted}"
-            f"{p4}{'null' if parent_id is None else quote(parent_id)}"
+            f"{head}{quoted}{p1}{due}{p2}{end}{p3}{quote(root_id) if root_id else quoted}{p4}{parent}"
             f"{p5}{quote(repr_args(args))}{p6}{quote(repr_kwargs(kwargs))}{p7}{_origin_json}{tail}"
         )
         return Wire(headers, None, body)

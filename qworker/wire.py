@@ -134,7 +134,8 @@ HEADERS: dict[str, tuple[_Check, Any]] = {
     "stamped_headers": (_names, None),
     "stamps": (_table, {}),
 }
-_CHECKS = tuple((name, check, default is not None) for name, (check, default) in HEADERS.items())
+_ABSENT = {name: None if type(default) in (list, dict) else default for name, (_, default) in HEADERS.items()}
+_NEEDED = tuple(name for name, (_, default) in HEADERS.items() if default is not None)
 _REPRS = ("argsrepr", "kwargsrepr")
 
 
@@ -148,17 +149,16 @@ def parse_headers(text: str) -> dict[str, Any]:
 
 
 def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
-    """`headers` themselves, completed where one is absent; InvalidTaskMessage when one is of the wrong kind."""
-    for name, check, needed in _CHECKS:
-        try:
-            value = headers[name]
-        except KeyError:
-            return check_headers(_completed(headers))
-        if value is None:
-            if needed:
-                return check_headers(_completed(headers))
-        elif not check(value):
-            raise InvalidTaskMessage(f"header {name!r} is {safe_repr(value, 100)}, not {_WORDS[check]}")
+    """`headers`, completed where one is absent; InvalidTaskMessage when one is of the wrong kind."""
+    for name, value in headers.items():
+        if value is not None and name in HEADERS and not HEADERS[name][0](value):
+            words = _WORDS[HEADERS[name][0]]
+            raise InvalidTaskMessage(f"header {name!r} is {safe_repr(value, 100)}, not {words}")
+    headers = {**_ABSENT, **headers}
+    for name in _NEEDED:
+        if headers[name] is None:
+            default = HEADERS[name][1]
+            headers[name] = default.copy() if isinstance(default, list | dict) else default
     if headers["task"] is None or headers["id"] is None:
         missing = "task" if headers["task"] is None else "id"
         raise InvalidTaskMessage(f"header {missing!r} is missing")
@@ -169,12 +169,20 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
     return headers
 
 
-def _completed(headers: dict[str, Any]) -> dict[str, Any]:
-    completed = dict(headers)
-    for name, (_, default) in HEADERS.items():
-        if completed.get(name) is None:
-            completed[name] = default.copy() if isinstance(default, list | dict) else default
-    return completed
+def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
+    """`headers` without those that say nothing, which Celery's protocol lets a sender leave out: every reader takes
+    them for what they were. They are a third of the text and, on RabbitMQ, a quarter of the server's work."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in _MAY_BE_LEFT_OUT or value != HEADERS[name][1]
+    }
+
+
+_MAY_BE_LEFT_OUT = frozenset(
+    {"shadow", "eta", "expires", "group", "group_index", "parent_id", "replaced_task_nesting", "stamped_headers",
+     "stamps"}
+)  # fmt: skip
 
 
 # -- properties --
@@ -324,4 +332,5 @@ def _is_signature(value: Any) -> bool:
 __all__ = [
     "HEADERS", "MAX_HEADERS", "MAX_ID", "NO_EMBED", "Body", "Verifier", "Wire", "body_of",
     "check_headers", "decode_body", "decode_payload", "parse_headers", "parse_properties", "read_object", "valid_id",
+    "without_empty",
 ]  # fmt: skip

@@ -11,10 +11,9 @@ is learned from what the parser made, and kept only if it makes the same of the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from json.encoder import encode_basestring_ascii as quote
+from operator import itemgetter
 from struct import error as StructError
 from typing import Any, NamedTuple
 
@@ -27,19 +26,27 @@ LESSON, CREDIT = 32, 256
 
 
 class Writer(NamedTuple):
-    """pattern: of the text, with a group for each string. form: of the table. identity: which string is the id."""
+    """What is between the quotes of a text: size: how many parts; literals: those that *around* picks; the strings are
+    those that *inside* picks. form: of the table. identity: which string is the id."""
 
-    pattern: re.Pattern[str]
-    form: bytes
+    size: int
+    around: Callable[[list[str]], tuple[str, ...]]
+    literals: tuple[str, ...]
+    inside: Callable[[list[str]], tuple[str, ...]]
+    form: str
     identity: int | None
 
-    def write(self, text: str) -> tuple[bytes, Any] | None:
-        found = self.pattern.fullmatch(text)
-        if found is None:
+    def write(self, parts: list[str]) -> tuple[bytes, Any] | None:
+        if len(parts) != self.size or self.around(parts) != self.literals:
             return None
-        strings = found.groups()
-        data = [string.encode() for string in strings]
-        content = self.form % tuple(chain.from_iterable([(LONG.pack(len(each)), each) for each in data]))
+        strings = self.inside(parts)
+        sized = list(strings * 2)
+        sized[1::2] = strings
+        try:
+            sized[::2] = [_SIZES[len(string)] for string in strings]
+        except IndexError:
+            sized[::2] = [LONG.pack(len(string)).decode("latin-1") for string in strings]
+        content = (self.form % tuple(sized)).encode("latin-1")
         return LONG.pack(len(content)) + content, None if self.identity is None else strings[self.identity]
 
 
@@ -79,14 +86,14 @@ class Shapes:
 
     def write(self, text: str) -> tuple[bytes, Any] | None:
         """The table for the headers *text*, and their id."""
-        try:
-            for shape in self._writers:
-                made = shape.write(text)
-                if made is not None:
-                    self._credit += self._credit < CREDIT
-                    return made
-        except UnicodeEncodeError:
-            pass  # surrogates, of which the parser knows more
+        if "\\" in text or not text.isascii() or not text.isprintable():
+            return None  # it is no JSON, or takes a parser
+        parts = text.split('"')
+        for shape in self._writers:
+            made = shape.write(parts)
+            if made is not None:
+                self._credit += self._credit < CREDIT
+                return made
         return None
 
     def read(self, data: bytes, at: int, end: int) -> tuple[str, Any] | None:
@@ -103,61 +110,72 @@ class Shapes:
 
     def learn_to_write(self, text: str, table: bytes, headers: Mapping[str, Any]) -> None:
         """*table* was made for *text*, which says *headers*."""
-        pieces = self._pieces(text, table, headers)
-        if pieces is None:
+        found = self._strings(text, table, headers)
+        if found is None:
             return
-        texts, tables, identity = pieces
-        pattern = re.compile(r'([^"\\\x00-\x1f]*)'.join(map(re.escape, texts)))
-        form = b"%b%b".join(piece.replace(b"%", b"%%") for piece in tables)
-        shape = Writer(pattern, form, identity)
-        if shape.write(text) == (table, headers.get("id")):
+        inside, tables, identity = found
+        parts = text.split('"')
+        around = _picking([index for index in range(len(parts)) if index not in inside])
+        form = "%s%s".join(piece.decode("latin-1").replace("%", "%%") for piece in tables)
+        shape = Writer(len(parts), around, around(parts), _picking(inside), form, identity)
+        if shape.write(parts) == (table, headers.get("id")):
             self._writers = (shape, *self._writers[: MOST - 1])
 
     def learn_to_read(self, table: bytes, text: str, headers: Mapping[str, Any]) -> None:
         """*text* was made of *table*, which says *headers*."""
-        pieces = self._pieces(text, table, headers)
-        if pieces is None:
+        found = self._strings(text, table, headers)
+        if found is None:
             return
-        texts, tables, identity = pieces
-        form = "%s".join(piece.strip('"').replace("%", "%%") for piece in texts)
+        inside, tables, identity = found
+        parts = [part.replace("%", "%%") for part in text.split('"')]
+        for index in reversed(inside):
+            parts[index - 1 : index + 2] = [f"{parts[index - 1]}%s{parts[index + 1]}"]
         before = tuple((piece, len(piece)) for piece in tables[:-1])
-        shape = Reader(before, tables[-1], form, identity)
+        shape = Reader(before, tables[-1], '"'.join(parts), identity)
         if shape.read(table, 0, len(table)) == (text, headers.get("id")):
             self._readers = (shape, *self._readers[: MOST - 1])
 
-    def _pieces(
+    def _strings(
         self, text: str, table: bytes, headers: Mapping[str, Any]
-    ) -> tuple[Sequence[str], Sequence[bytes], int | None] | None:
-        """What is around the strings in both, and which string is the id; None when it is not worth it, or impossible."""
+    ) -> tuple[Sequence[int], Sequence[bytes], int | None] | None:
+        """Where between the quotes the strings are, the pieces of the table around them, and which string is the id;
+        None when it is not worth it, or impossible."""
         if self._credit < LESSON or any(map(self._is_apart, headers)):
             return None
         self._credit -= LESSON
         strings = [name for name, value in headers.items() if type(value) is str]
-        texts, tables = _around_in_text(text), _around_in_table(table)
-        if len(texts) != len(strings) + 1 or len(tables) != len(strings) + 1:
+        inside, tables = _inside_text(text), _around_in_table(table)
+        if not strings or len(inside) != len(strings) or len(tables) != len(strings) + 1:
             return None
         if "id" not in strings:
-            return None if "id" in headers else (texts, tables, None)
-        return texts, tables, strings.index("id")
+            return None if "id" in headers else (inside, tables, None)
+        return inside, tables, strings.index("id")
 
 
-def _around_in_text(text: str) -> list[str]:
-    """The pieces of a JSON object around the strings that are its values, quotes included; [] where it is too hard."""
+def _picking(indexes: Sequence[int]) -> Callable[[list[str]], tuple[str, ...]]:
+    """A function that picks the items at *indexes*."""
+    if len(indexes) == 1:  # of which itemgetter makes no tuple
+        only = indexes[0]
+        return lambda parts: (parts[only],)
+    return itemgetter(*indexes)
+
+
+_SIZES = tuple(LONG.pack(size).decode("latin-1") for size in range(256))
+"""What comes before a string in a table, as text, for most strings."""
+
+
+def _inside_text(text: str) -> list[int]:
+    """Which parts between the quotes of a JSON object are its values; [] where it is too hard."""
     if "\\" in text:
         return []
     parts = text.split('"')
-    pieces, start, depth = [], 0, 0
+    inside, depth = [], 0
     for index, part in enumerate(parts):
         if index % 2 == 0:
             depth += sum(map(part.count, "{[")) - sum(map(part.count, "}]"))
         elif depth == 1 and not parts[index + 1].lstrip().startswith(":"):
-            pieces.append('"'.join(parts[start:index]))
-            start = index + 1
-    pieces.append('"'.join(parts[start:]))
-    return [
-        ('"' if index else "") + piece + ('"' if index < len(pieces) - 1 else "")
-        for index, piece in enumerate(pieces)
-    ]
+            inside.append(index)
+    return inside
 
 
 def _around_in_table(table: bytes) -> list[bytes]:

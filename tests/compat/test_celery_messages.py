@@ -11,6 +11,7 @@ import pytest
 
 celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
+from celery.app.task import Context  # noqa: E402
 from celery.backends.base import Backend  # noqa: E402
 from celery.worker.request import Request  # noqa: E402
 from kombu.transport.virtual import Message  # noqa: E402
@@ -25,6 +26,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
 ]
 ACCEPT = frozenset({"json"})
+REQUEST = (
+    "id", "name", "type", "root_id", "parent_id", "argsrepr", "kwargsrepr", "eta", "expires", "time_limits", "group",
+    "group_index", "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "correlation_id",
+)  # fmt: skip
 
 
 def build(**settings: Any) -> tuple[Any, Callable[[], dict[str, Any]]]:
@@ -51,10 +56,34 @@ def test_header_and_property_keys_are_those_of_a_real_message() -> None:
     headers = theirs["headers"]
     wire = encode(TaskMessage("proj.add", headers["id"], (1, 2), origin=headers["origin"]))
     ours = to_kombu(wire, routing_key="compat")
-    assert ours["headers"] == headers
-    assert list(ours["headers"]) == list(headers)
+    assert ours["headers"] == {name: headers[name] for name in ours["headers"]}
+    assert not any(headers[name] for name in headers.keys() - ours["headers"].keys())
     assert ours["properties"].keys() == theirs["properties"].keys()
     assert ours["content-type"] == theirs["content-type"]
+
+
+def test_a_celery_worker_makes_the_same_of_a_call_of_ours_as_of_its_own() -> None:
+    add, take = build()
+    add.delay(1, 2)
+    theirs = take()
+    id, origin = theirs["headers"]["id"], theirs["headers"]["origin"]
+    ours = to_kombu(encode(TaskMessage("proj.add", id, (1, 2), origin=origin)), routing_key="compat")
+    seen = []
+    with add.app.connection_for_read() as connection:
+        for envelope in (theirs, json.loads(json.dumps(ours))):
+            received = Message(envelope, connection.default_channel, accept={"application/json"})
+            request = Request(received, app=add.app, task=add, hostname="w@h")
+            context = Context(request.request_dict)
+            seen.append(
+                [
+                    {name: getattr(request, name) for name in REQUEST},
+                    {name: getattr(context, name) for name in theirs["headers"] if name != "stamps"},
+                    context.stamps or {},
+                    {**request.info(), "delivery_info": None},
+                    {**context.as_execution_options(), "reply_to": None},
+                ]
+            )
+    assert seen[0] == seen[1]
 
 
 def test_we_read_every_option_of_a_real_message() -> None:

@@ -45,9 +45,13 @@ def opened(name: str, accept: frozenset[str] = ACCEPT) -> tuple[dict[str, Any], 
 
 def test_a_plain_call_of_celerys_is_ours_but_for_the_origin() -> None:
     headers, properties, body = opened("plain")
-    ours = parse_headers(encode(TaskMessage("proj.add", "plain", (1, 2), origin=headers["origin"])).headers)
-    assert headers == ours
-    assert list(json.loads(from_kombu(RECORDED["plain"]).headers)) == list(ours)
+    sent = encode(TaskMessage("proj.add", "plain", (1, 2), origin=headers["origin"])).headers
+    assert parse_headers(sent) == headers
+    theirs = json.loads(from_kombu(RECORDED["plain"]).headers)
+    assert list(theirs) == list(parse_headers(sent))
+    ours = json.loads(sent)
+    assert ours == {name: theirs[name] for name in ours}
+    assert not any(theirs[name] for name in theirs.keys() - ours.keys())
     assert body == ((1, 2), {}, NO_EMBED)
     assert properties["correlation_id"] == "plain"
 

@@ -87,10 +87,13 @@ def test_what_is_encoded_is_received(message: TaskMessage) -> None:
     assert properties.get("reply_to") == message.reply_to
 
 
-def test_a_plain_call_is_celerys_message_to_the_letter() -> None:
+def test_a_plain_call_is_celerys_message() -> None:
     wire = encode(TaskMessage("proj.add", "i", (1, 2)))
-    assert list(json.loads(wire.headers)) == list(HEADERS)
     assert json.loads(wire.headers) == {
+        "lang": "py", "task": "proj.add", "id": "i", "retries": 0, "timelimit": [None, None], "root_id": "i",
+        "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
+    }  # fmt: skip
+    assert parse_headers(wire.headers) == {
         "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": None, "expires": None, "group": None,
         "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": "i", "parent_id": None,
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
@@ -98,6 +101,16 @@ def test_a_plain_call_is_celerys_message_to_the_letter() -> None:
     }  # fmt: skip
     assert wire.properties is None
     assert json.loads(wire.body) == [[1, 2], {}, NO_EMBED]
+
+
+def test_what_says_something_is_sent_in_celerys_order() -> None:
+    message = TaskMessage(
+        "proj.add", "i", eta="2030-01-01T00:00:00+00:00", expires="2030-01-02T00:00:00+00:00", shadow="s", group="g",
+        group_index=0, parent_id="p", replaced_task_nesting=1, stamped_headers=["team"], stamps={"team": "a"},
+    )  # fmt: skip
+    sent = json.loads(encode(message).headers)
+    assert list(sent) == [*HEADERS, "team"]
+    assert (sent["group_index"], sent["replaced_task_nesting"], sent["team"]) == (0, 1, "a")
 
 
 def test_properties_are_there_when_they_say_something() -> None:
