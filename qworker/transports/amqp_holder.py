@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 CHANNEL = 1
 HOPELESS = 1.0
 """Seconds: what is due later than that is not kept here, but goes back into a queue of delays."""
+GATHER_SECONDS = 0.01
+"""While there is something left to be asked for, what comes in so much time is read in one go."""
 EPOCHS = count(1)
 
 
@@ -72,7 +74,8 @@ class Holder:
         self._consumed: tuple[str, ...] = ()
         self._gone: set[str] = set()
         self._tags = count(1)
-        self._news = False
+        self._news = self._revocations = False
+        """Whether messages, or revocations, have come that the worker was not told of."""
         self._revoked: RevokedStream | None = None
         self._waker = Waker()
 
@@ -141,7 +144,7 @@ class Holder:
             self._news = True
             self._inbox.put(self._consumers[message.consumer], message, self._clock.now())
         elif self._revoked is not None and self._revoked.take(message):
-            self._news = True
+            self._revocations = True
 
     def _cancelled(self, consumer: str) -> None:
         queue = self._consumers.pop(consumer, None)
@@ -222,6 +225,7 @@ class Holder:
         with self._held() as link:
             self._read(link)
             assert self._revoked is not None
+            self._revocations = False
             return self._revoked.since(cursor)
 
     # -- settling --
@@ -310,7 +314,9 @@ class Holder:
         if link is None:
             raise LeaseLost("this process holds no leases: enlist first")
         deadline = time.monotonic() + timeout
-        while not self._news:
+        if self._inbox.waiting and not self._heard and self._waker.sleep(min(timeout, GATHER_SECONDS))[0]:
+            return False
+        while not self._heard:
             left = deadline - time.monotonic()
             if not self._inbox.roomy():  # there is enough to be asked for
                 self._waker.sleep(left)
@@ -323,8 +329,12 @@ class Holder:
                 return True
             if self._waker.hush() or (left <= 0 and not came):
                 break
-        news, self._news = self._news, False
-        return news
+        heard, self._news = self._heard, False
+        return heard
+
+    @property
+    def _heard(self) -> bool:
+        return self._news or self._revocations
 
     def wake(self) -> None:
         self._waker.wake()

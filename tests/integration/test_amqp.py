@@ -19,6 +19,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import open_store
 from qworker.transports.amqp import AMQPStore
+from qworker.transports.amqp_holder import GATHER_SECONDS
 from qworker.transports.amqp_link import Link, address_of
 from qworker.transports.amqp_publisher import PORTION, Publisher
 from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
@@ -546,6 +547,41 @@ def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
     assert later.revoked_since(cursor) == (cursor, [])
     later.enlist("later", ["q"], 1)
     assert later.revoked_since(cursor) == (cursor, [])
+
+
+def test_a_revocation_that_comes_along_with_messages_is_told_by_the_next_wait(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    cursor, _ = store.revoked_since(0)
+    store.revoke(["x"])
+    deadline = time.monotonic() + PATIENCE
+    while not store.wait(0.0):  # it is read by lease(), not by a wait()
+        store.lease(["q"], 1)
+        assert time.monotonic() < deadline
+    assert [one.task_id for one in store.revoked_since(cursor)[1]] == ["x"]
+    assert not store.wait(0.0)
+
+
+def test_what_comes_while_there_is_something_to_be_asked_for_is_told_together(open_: Open) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 16)  # 64 messages are pushed to it
+    store.push([envelope(str(number)) for number in range(4)])
+    receive(store, 1)
+    sent, told = 40, 0
+    sender = threading.Thread(target=lambda: [store.push([envelope("later")]) for _ in range(sent)])
+    began = time.monotonic()
+    sender.start()
+    while sender.is_alive():
+        told += store.wait(GATHER_SECONDS)
+    most = (time.monotonic() - began) / GATHER_SECONDS
+    assert 0 < told <= most + 1
+    while store.wait(0.0):
+        pass
+    assert len(receive(store, 20)) == 20
+    store.wake()
+    began = time.monotonic()
+    assert not store.wait(PATIENCE)
+    assert time.monotonic() - began < 5
 
 
 def test_purging_is_counted(open_: Open) -> None:
