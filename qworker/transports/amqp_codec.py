@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ TEXT = OWN + "headers"
 _HEAD = Struct(">BHI")
 _SHORT, _LONGLONG = Struct(">H"), Struct(">Q")
 _CONTENT = Struct(">HHQH")
+_TAG = Struct(">QB")
+DELIVER = b"\x00\x3c\x00\x3c"
+"""Begins the payload of basic.deliver."""
 _END = b"\xce"
 BASIC = 60
 
@@ -42,10 +46,10 @@ class Delivery(NamedTuple):
     """A message as it came. header: the payload of its content header."""
 
     consumer: str
-    number: int
-    redelivered: bool
     exchange: str
     routing_key: str
+    number: int
+    redelivered: bool
     header: bytes
     body: bytes
 
@@ -174,10 +178,40 @@ def requeue_frame(channel: int, number: int) -> bytes:
 
 def delivery(method: bytes, header: bytes, body: bytes) -> Delivery:
     """What basic.deliver (its payload is *method*) has brought."""
-    consumer, at = read_short(method, 4)
-    number, redelivered = _LONGLONG.unpack_from(method, at)[0], method[at + 8] & 1
-    exchange, at = read_short(method, at + 9)
-    return Delivery(consumer, number, redelivered == 1, exchange, read_short(method, at)[0], header, body)
+    at = 5 + method[4]
+    number, redelivered = _TAG.unpack_from(method, at)
+    return Delivery(*_names(method[4:at], method[at + 9 :]), number, redelivered & 1 == 1, header, body)
+
+
+@lru_cache(256)
+def _names(before: bytes, after: bytes) -> tuple[str, str, str]:
+    """Consumer, exchange and routing key, which are the same for most deliveries."""
+    exchange, at = read_short(after, 0)
+    return read_short(before, 0)[0], exchange, read_short(after, at)[0]
+
+
+def whole_delivery(data: bytes, at: int) -> tuple[Delivery, int] | None:
+    """The message whose three frames begin at *at*, and where they end; None for anything else, or when a part of them
+    is missing."""
+    most = len(data)
+    if not data.startswith(DELIVER, at + 7) or at + 11 > most:
+        return None
+    kind, channel, size = _HEAD.unpack_from(data, at)
+    second = at + size + 8
+    if kind != 1 or second + 19 > most:
+        return None
+    header_kind, header_channel, header_size = _HEAD.unpack_from(data, second)
+    third = second + header_size + 8
+    if header_kind != 2 or header_channel != channel or third + 7 > most:
+        return None
+    body_kind, body_channel, size = _HEAD.unpack_from(data, third)
+    end = third + size + 8
+    if body_kind != 3 or body_channel != channel or end > most:
+        return None
+    header = data[second + 7 : third - 1]
+    if body_size(header) != size or not data[second - 1] == data[third - 1] == data[end - 1] == 0xCE:
+        return None
+    return delivery(data[at + 7 : second - 1], header, data[third + 7 : end - 1]), end
 
 
 def body_size(header: bytes) -> int:

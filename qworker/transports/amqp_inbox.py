@@ -97,30 +97,17 @@ class Inbox:
     def put(self, queue: str, message: Delivery, now: float) -> None:
         """Take in *message*, at epoch second *now*."""
         content = read_content(message)
-        own = content.own
-        deliveries = _number(own, "x-qworker-deliveries")
-        # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a death.
-        died = deliveries + _number(own, "x-delivery-count") // 4
-        due = own.get("x-qworker-due")
         tag = tag_of(message, content)
         while tag in self._tags:
             tag = tag % (2**63 - 1) + 1  # a twin: the same message was sent twice
         self._tags.add(tag)
+        text, properties, own, priority, message_id = content
+        marks = _marks(own, now) if own else _PLAIN
+        again = message.redelivered or marks.redelivered
         leased = Leased(
-            tag,
-            queue,
-            content.priority,
-            # What is past says nothing more: others copy it when they send the task again, for another time.
-            due if isinstance(due, float) and due > now else None,
-            died,
-            message.redelivered or bool(own.get("x-qworker-redelivered")) or died > 0,
-            _number(own, "x-qworker-parked"),
-            content.text,
-            content.properties,
-            message.body,
-        )
-        mine = {name: value for name, value in own.items() if name in KEPT}
-        held = Held(message.number, leased, mine, content.message_id)
+            tag, queue, priority, marks.due, marks.deliveries, again, marks.parked, text, properties, message.body
+        )  # fmt: skip
+        held = Held(message.number, leased, marks.kept, message_id)
         self._unacked[message.number] = None
         self._bytes += len(message.body)
         if leased.due is not None:
@@ -213,6 +200,34 @@ class Inbox:
 
 KEPT = frozenset({"x-qworker-deliveries", "x-qworker-parked", "x-qworker-redelivered", "x-qworker-due"})
 """What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old one."""
+
+
+class _Marks(NamedTuple):
+    """What the headers that are apart say of a message. kept: those of them that go along when it is sent anew."""
+
+    due: float | None
+    deliveries: int
+    redelivered: bool
+    parked: int
+    kept: dict[str, Any]
+
+
+_PLAIN = _Marks(None, 0, False, 0, {})
+"""Of nearly all messages."""
+
+
+def _marks(own: dict[str, Any], now: float) -> _Marks:
+    # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a death.
+    died = _number(own, "x-qworker-deliveries") + _number(own, "x-delivery-count") // 4
+    due = own.get("x-qworker-due")
+    return _Marks(
+        # What is past says nothing more: others copy it when they send the task again, for another time.
+        due if isinstance(due, float) and due > now else None,
+        died,
+        bool(own.get("x-qworker-redelivered")) or died > 0,
+        _number(own, "x-qworker-parked"),
+        {name: value for name, value in own.items() if name in KEPT},
+    )
 
 
 def _number(own: dict[str, Any], name: str) -> int:

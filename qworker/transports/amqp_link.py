@@ -27,15 +27,16 @@ from kombu.utils.url import parse_url
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.amqp_codec import Delivery, body_size, delivery
+from qworker.transports.amqp_codec import DELIVER, Delivery, body_size, delivery, whole_delivery
 from qworker.transports.reaching import RABBITMQ, explained, while_connecting
 from qworker.transports.tls import Tls, divided, own_name, tls_of
 
 _HEAD = Struct(">BHI")
 _CONFIRM = Struct(">QB")
-RECEIVE_BYTES = 256 * 1024
-_DELIVER, _RETURN, _ACK, _NACK, _CANCEL = (
-    b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
+RECEIVE_BYTES = 64 * 1024
+"""Less than what malloc() asks the system for, each time anew."""
+_RETURN, _ACK, _NACK, _CANCEL = (
+    b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
 )  # fmt: skip
 CLIENT = {"product": "qworker", "connection_name": "qworker"}
 
@@ -111,6 +112,14 @@ class _Buffered:
             raise UnexpectedFrame("a frame without its end")
         self._at = end + 1
         return kind, channel, self._data[start:end]
+
+    def message(self) -> Delivery | None:
+        """Take out a message, if the next frames are one, and all are here."""
+        found = whole_delivery(self._data, self._at)
+        if found is None:
+            return None
+        message, self._at = found
+        return message
 
     def read_frame(self, unpack: Any = None) -> tuple[int, int, bytes]:
         while not self.whole():
@@ -242,12 +251,16 @@ class Link:
                     return False
                 carrier.sock.settimeout(self.timeout)
                 carrier.fill()
-            handle = self.connection.on_inbound_frame
-            seen = False
-            while carrier.whole():
-                handle(carrier.pop())
+            connection, seen = self.connection, False
+            while True:
+                if (message := carrier.message()) is not None:
+                    connection.bytes_recv += 1
+                    self.on_message(message)
+                elif carrier.whole():
+                    connection.on_inbound_frame(carrier.pop())
+                else:
+                    return seen
                 seen = True
-            return seen
 
     def _readable(self, carrier: Any, timeout: float, waker: int) -> bool:
         pending = getattr(carrier.sock, "pending", None)
@@ -273,7 +286,7 @@ class Link:
 
         def message(channel: int) -> None:
             method, header, _, *pieces = partial.pop(channel)
-            if method[:4] == _DELIVER:
+            if method[:4] == DELIVER:
                 self.on_message(delivery(method, header, b"".join(pieces) if len(pieces) != 1 else pieces[0]))
             else:
                 at = 4 + 2
@@ -297,7 +310,7 @@ class Link:
                     message(channel)
             elif kind == 1:
                 method = payload[:4]
-                if method in (_DELIVER, _RETURN):
+                if method in (DELIVER, _RETURN):
                     partial[channel] = [payload, b"", 0]
                 elif method in (_ACK, _NACK):
                     number, bits = _CONFIRM.unpack_from(payload, 4)

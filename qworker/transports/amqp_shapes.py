@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from operator import itemgetter
-from struct import error as StructError
 from typing import Any, NamedTuple
 
 from qworker.transports.amqp_table import LONG, TEXT_CODE, read_value
@@ -25,21 +24,34 @@ LESSON, CREDIT = 32, 256
 """Learning costs as much as so many hits save. It is paid for by hits, but for what is given in advance."""
 
 
-class Writer(NamedTuple):
-    """What is between the quotes of a text: size: how many parts; literals: those that *around* picks; the strings are
-    those that *inside* picks. form: of the table. identity: which string is the id."""
+class TextShape(NamedTuple):
+    """size: how many parts there are; literals: those that *around* picks. The strings are those that *inside* picks;
+    indexes: where they are."""
 
     size: int
     around: Callable[[list[str]], tuple[str, ...]]
     literals: tuple[str, ...]
     inside: Callable[[list[str]], tuple[str, ...]]
+    indexes: Sequence[int]
+
+    def strings(self, parts: list[str]) -> tuple[str, ...] | None:
+        """The values that are strings, in their order; None when something else is different, too."""
+        if len(parts) != self.size or self.around(parts) != self.literals:
+            return None
+        return self.inside(parts)
+
+
+class Writer(NamedTuple):
+    """text: the shape of the text. form: of the table. identity: which string is the id."""
+
+    text: TextShape
     form: str
     identity: int | None
 
     def write(self, parts: list[str]) -> tuple[bytes, Any] | None:
-        if len(parts) != self.size or self.around(parts) != self.literals:
+        strings = self.text.strings(parts)
+        if strings is None:
             return None
-        strings = self.inside(parts)
         sized = list(strings * 2)
         sized[1::2] = strings
         try:
@@ -51,27 +63,32 @@ class Writer(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """before: what comes before each string of the table, with its length. after: what comes after the last one.
-    form: of the text. identity: which string is the id."""
+    """before: what comes before each string of the table, up to the lower two bytes of its size. after: what comes after
+    the last one. form: of the text. quotes: how many are in it. identity: which string is the id."""
 
     before: tuple[tuple[bytes, int], ...]
     after: bytes
     form: str
+    quotes: int
     identity: int | None
 
-    def read(self, data: bytes, at: int, end: int) -> tuple[str, Any] | None:
+    def read(self, data: bytes) -> tuple[str, Any] | None:
+        whole = data.decode("latin-1")
         strings = []
-        at += 4
+        at = 4
         for piece, size in self.before:
             if not data.startswith(piece, at):
                 return None
             at += size
-            start = at + 4
-            at = start + LONG.unpack_from(data, at)[0]
-            strings.append(data[start:at].decode())
-        if data[at:end] != self.after:
+            start = at + 2
+            at = start + (data[at] << 8) + data[at + 1]
+            strings.append(whole[start:at])
+        if data[at:] != self.after:
             return None
-        text = self.form % tuple([quote(string) for string in strings])
+        text = self.form % tuple(strings)
+        if text.count('"') != self.quotes or "\\" in text or not text.isascii() or not text.isprintable():
+            strings = [string.encode("latin-1").decode() for string in strings]
+            text = self.form % tuple([quote(string)[1:-1] for string in strings])
         return text, None if self.identity is None else strings[self.identity]
 
 
@@ -86,9 +103,9 @@ class Shapes:
 
     def write(self, text: str) -> tuple[bytes, Any] | None:
         """The table for the headers *text*, and their id."""
-        if "\\" in text or not text.isascii() or not text.isprintable():
-            return None  # it is no JSON, or takes a parser
-        parts = text.split('"')
+        parts = _parts(text)
+        if parts is None:
+            return None
         for shape in self._writers:
             made = shape.write(parts)
             if made is not None:
@@ -98,84 +115,97 @@ class Shapes:
 
     def read(self, data: bytes, at: int, end: int) -> tuple[str, Any] | None:
         """The text for the table in *data* from *at* to *end*, and the id in it."""
+        found = data[at:end]
         try:
             for shape in self._readers:
-                made = shape.read(data, at, end)
+                made = shape.read(found)
                 if made is not None:
                     self._credit += self._credit < CREDIT
                     return made
-        except (UnicodeDecodeError, StructError):
+        except (UnicodeDecodeError, IndexError):
             pass  # whatever it is, it is not what it looks like
         return None
 
     def learn_to_write(self, text: str, table: bytes, headers: Mapping[str, Any]) -> None:
         """*table* was made for *text*, which says *headers*."""
-        found = self._strings(text, table, headers)
+        found = self._compare(text, table, headers)
         if found is None:
             return
-        inside, tables, identity = found
-        parts = text.split('"')
-        around = _picking([index for index in range(len(parts)) if index not in inside])
+        known, tables, identity = found
         form = "%s%s".join(piece.decode("latin-1").replace("%", "%%") for piece in tables)
-        shape = Writer(len(parts), around, around(parts), _picking(inside), form, identity)
-        if shape.write(parts) == (table, headers.get("id")):
+        shape = Writer(known, form, identity)
+        if shape.write(text.split('"')) == (table, headers.get("id")):
             self._writers = (shape, *self._writers[: MOST - 1])
 
     def learn_to_read(self, table: bytes, text: str, headers: Mapping[str, Any]) -> None:
         """*text* was made of *table*, which says *headers*."""
-        found = self._strings(text, table, headers)
+        found = self._compare(text, table, headers)
         if found is None:
             return
-        inside, tables, identity = found
+        known, tables, identity = found
         parts = [part.replace("%", "%%") for part in text.split('"')]
-        for index in reversed(inside):
-            parts[index - 1 : index + 2] = [f"{parts[index - 1]}%s{parts[index + 1]}"]
-        before = tuple((piece, len(piece)) for piece in tables[:-1])
-        shape = Reader(before, tables[-1], '"'.join(parts), identity)
-        if shape.read(table, 0, len(table)) == (text, headers.get("id")):
+        for index in known.indexes:
+            parts[index] = "%s"
+        before = tuple((piece + b"\0\0", len(piece) + 2) for piece in tables[:-1])
+        shape = Reader(before, tables[-1], '"'.join(parts), len(parts) - 1, identity)
+        if shape.read(table) == (text, headers.get("id")):
             self._readers = (shape, *self._readers[: MOST - 1])
 
-    def _strings(
+    def _compare(
         self, text: str, table: bytes, headers: Mapping[str, Any]
-    ) -> tuple[Sequence[int], Sequence[bytes], int | None] | None:
-        """Where between the quotes the strings are, the pieces of the table around them, and which string is the id;
-        None when it is not worth it, or impossible."""
+    ) -> tuple[TextShape, Sequence[bytes], int | None] | None:
+        """The shape of the text, the pieces of the table around the strings, and which string is the id; None when it is
+        not worth it, or impossible."""
         if self._credit < LESSON or any(map(self._is_apart, headers)):
             return None
         self._credit -= LESSON
-        strings = [name for name, value in headers.items() if type(value) is str]
-        inside, tables = _inside_text(text), _around_in_table(table)
-        if not strings or len(inside) != len(strings) or len(tables) != len(strings) + 1:
+        known, tables = _shape(text, headers), _around_in_table(table)
+        if known is None or len(tables) != len(known.indexes) + 1:
             return None
+        strings = [name for name, value in headers.items() if type(value) is str]
         if "id" not in strings:
-            return None if "id" in headers else (inside, tables, None)
-        return inside, tables, strings.index("id")
-
-
-def _picking(indexes: Sequence[int]) -> Callable[[list[str]], tuple[str, ...]]:
-    """A function that picks the items at *indexes*."""
-    if len(indexes) == 1:  # of which itemgetter makes no tuple
-        only = indexes[0]
-        return lambda parts: (parts[only],)
-    return itemgetter(*indexes)
+            return None if "id" in headers else (known, tables, None)
+        return known, tables, strings.index("id")
 
 
 _SIZES = tuple(LONG.pack(size).decode("latin-1") for size in range(256))
 """What comes before a string in a table, as text, for most strings."""
 
 
-def _inside_text(text: str) -> list[int]:
-    """Which parts between the quotes of a JSON object are its values; [] where it is too hard."""
-    if "\\" in text:
-        return []
-    parts = text.split('"')
-    inside, depth = [], 0
+def _parts(text: str) -> list[str] | None:
+    """What is between the quotes of *text*; None when it is no JSON, or takes a parser."""
+    if "\\" in text or not text.isascii() or not text.isprintable():
+        return None
+    return text.split('"')
+
+
+def _shape(text: str, value: Mapping[str, Any]) -> TextShape | None:
+    """The shape of *text*, which says *value*; None when it has none."""
+    parts = _parts(text)
+    if parts is None:
+        return None
+    inside: list[int] = []
+    around: list[int] = []
+    depth = keys = 0
     for index, part in enumerate(parts):
+        around.append(index)
         if index % 2 == 0:
             depth += sum(map(part.count, "{[")) - sum(map(part.count, "}]"))
-        elif depth == 1 and not parts[index + 1].lstrip().startswith(":"):
-            inside.append(index)
-    return inside
+        elif depth == 1:
+            if parts[index + 1].lstrip().startswith(":"):
+                keys += 1
+            else:
+                inside.append(around.pop())
+    shape = TextShape(len(parts), _picking(around), _picking(around)(parts), _picking(inside), inside)
+    strings = tuple(each for each in value.values() if type(each) is str)
+    return shape if strings and keys == len(value) and shape.strings(parts) == strings else None
+
+
+def _picking(indexes: Sequence[int]) -> Callable[[list[str]], tuple[str, ...]]:
+    """A function that picks the items at *indexes*."""
+    if len(indexes) < 2:  # of which itemgetter makes no tuple
+        return lambda parts: tuple(parts[index] for index in indexes)
+    return itemgetter(*indexes)
 
 
 def _around_in_table(table: bytes) -> list[bytes]:

@@ -16,15 +16,18 @@ from qworker.transports.amqp_codec import (
     Delivery,
     content_header,
     delivery,
+    frame,
     message_frames,
     publish_method,
     read_content,
     tag_of,
+    whole_delivery,
 )
 from qworker.transports.amqp_delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
 from qworker.transports.amqp_inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
 from qworker.transports.amqp_link import address_of
 from qworker.transports.amqp_queues import DEAD, Queues
+from qworker.transports.amqp_table import short
 from qworker.transports.tls import Tls
 from tests.certificates import Certificates
 
@@ -42,7 +45,7 @@ VALUES = st.recursive(
 
 def came(header: bytes, body: bytes = b"", number: int = 1, **fields: Any) -> Delivery:
     return Delivery(
-        "c", number, fields.get("redelivered", False), fields.get("exchange", ""), "q", header, body
+        "c", fields.get("exchange", ""), "q", number, fields.get("redelivered", False), header, body
     )
 
 
@@ -126,7 +129,42 @@ def test_frames_hold_no_more_than_agreed() -> None:
 
 def test_a_delivery_is_read() -> None:
     method = b"\x00\x3c\x00\x3c\x01c" + (7).to_bytes(8) + b"\x01\x01x\x03key"
-    assert delivery(method, b"h", b"b") == Delivery("c", 7, True, "x", "key", b"h", b"b")
+    assert delivery(method, b"h", b"b") == Delivery("c", "x", "key", 7, True, b"h", b"b")
+
+
+@given(
+    st.text(max_size=9), st.integers(0, 2**63), st.booleans(), st.binary(max_size=60), st.binary(max_size=9), st.data()
+)  # fmt: skip
+def test_a_message_is_taken_out_of_what_was_read_or_left_to_the_parser(
+    consumer: str, number: int, redelivered: bool, body: bytes, around: bytes, data: st.DataObject
+) -> None:
+    method = b"\x00\x3c\x00\x3c%b%b%c\x00\x01q" % (short(consumer), number.to_bytes(8), redelivered)
+    header = content_header('{"id": "i"}', None, len(body), "m")
+    frames = message_frames(1, method, header, body, 4096)
+    found = whole_delivery(around + frames + around, len(around))
+    if not body:
+        assert found is None
+        return
+    expected = Delivery(consumer, "", "q", number, redelivered, header, body)
+    assert found == (expected, len(around) + len(frames))
+    assert whole_delivery(frames[: data.draw(st.integers(0, len(frames) - 1))], 0) is None
+    for end in (7 + len(method), 7 + len(method) + 8 + len(header), len(frames) - 1):
+        spoiled = bytearray(frames)
+        spoiled[end] = 0
+        assert whole_delivery(bytes(spoiled), 0) is None
+    in_parts = message_frames(1, method, header, body, 8 + max(1, len(body) // 2))
+    if in_parts != frames:
+        assert whole_delivery(in_parts, 0) is None
+
+
+def test_no_frames_of_other_kinds_are_taken_for_a_message() -> None:
+    method = b"\x00\x3c\x00\x3c\x01c" + (7).to_bytes(8) + b"\x00\x00\x01q"
+    header = content_header("{}", None, 1, "m")
+    parts = {"method": frame(1, 1, method), "header": frame(2, 1, header), "body": frame(3, 1, b"b")}
+    assert whole_delivery(b"".join(parts.values()), 0) is not None
+    for name, kind, payload in (("method", 1, method), ("header", 2, header), ("body", 3, b"b")):
+        for changed in (frame(kind % 3 + 1, 1, payload), frame(kind, 2, payload)):
+            assert whole_delivery(b"".join({**parts, name: changed}.values()), 0) is None
 
 
 # -- delays --
