@@ -1,0 +1,46 @@
+"""The process that forks the pool's children: what it says when it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import logging, os, select, socket
+from qworker.components.zygote import Zygote
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+zygote = Zygote(None)
+zygote.fork()
+if {broken}:
+    jobs = socket.socketpair()
+    zygote.spawn(jobs[0], os.pipe()[0], {{}})  # settings that lack everything
+    select.select([zygote], [], [], 30)
+    try:
+        zygote.receive()
+    except EOFError as error:
+        print("the worker hears:", error)
+zygote.close()
+zygote.close()
+"""
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_it_says_why_it_failed_and_nothing_when_it_is_let_go(broken: bool) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(broken=broken)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    if not broken:
+        assert (said.stdout, said.stderr) == ("", "")
+        return
+    assert "the worker hears: the process that forks the pool's children has died" in said.stdout
+    assert said.stderr.startswith("CRITICAL the process that forks the pool's children has failed")
+    assert "KeyError: 'index'" in said.stderr
