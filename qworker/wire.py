@@ -171,7 +171,7 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
 
 def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
     """`headers` without those that say nothing, which Celery's protocol lets a sender leave out: every reader takes
-    them for what they were. They are a third of the text and, on RabbitMQ, a quarter of the server's work."""
+    them for what they were. They are over a third of the text and, on RabbitMQ, a fifth of the server's work."""
     return {
         name: value
         for name, value in headers.items()
