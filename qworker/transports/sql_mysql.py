@@ -4,6 +4,9 @@ Comes from:  ``sql.py``, for ``mysql://`` and ``mariadb://`` URLs.
 Goes to:     the tables of ``sql_schema.py``.
 Thread:      one at a time.
 
+What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and one of
+ours, which cost more than what most of the statements do.
+
 These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
 waits looks at the sum: often when there was traffic lately, rarely when not.
 """
@@ -19,7 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qworker.backends.sql_upserts import mysql_upsert
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
-from qworker.transports.lease import MAX_LEASE_BYTES, Leased
+from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.reaching import MYSQL as SPELLING
 from qworker.transports.reaching import explained
 from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
@@ -28,6 +31,7 @@ from qworker.transports.tls import Tls, divided, tls_of
 
 try:
     import pymysql
+    from pymysql.constants import CLIENT, SERVER_STATUS
 except ImportError as error:
     raise ConfigurationError(
         f'{error.name or "pymysql"} is not installed, which mysql:// needs: pip install "qworker[mysql]"',
@@ -38,13 +42,24 @@ PATIENCE = 30.0
 """Seconds after which a server that says nothing is given up."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
 ARMED = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
+# Whoever takes this holder for dead deletes its row first, and so waits until what is taken here can be seen.
+ALIVE = "SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE"
 CLAIM = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 0
 ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED"""
-CLAIM_NEAR = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
+LATER = """SELECT tag, length(body), due FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
 ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"""
-RIPE = """SELECT tag FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
-ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED"""
+RIPEN = "UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)"
+RIPE_AT_ONCE = 1000
+TAKE = "UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)"
+TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
 FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
+INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
+PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
+RING = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {ARMED}"
+BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
+ONE_PACKET = 32
+"""So many messages, and so many bytes of them, are stored in one packet with all that belongs to it."""
+PACKET_BYTES = 512 * 1024
 PASSING = (1205, 1213, 3572)
 MISSING_TABLE = (1146, 1054, 1049)
 REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
@@ -83,6 +98,7 @@ class MySQLLink(Link):
         try:
             self._connection: Any = pymysql.connect(
                 autocommit=True,
+                client_flag=CLIENT.MULTI_STATEMENTS,
                 connect_timeout=seconds,
                 read_timeout=seconds,  # for the greeting, too, as it comes after what PyMySQL calls connecting
                 write_timeout=seconds,
@@ -161,6 +177,23 @@ class MySQLLink(Link):
             cursor.execute(self._text(statement), values or None)
             return int(cursor.lastrowid or 0)
 
+    def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
+        """The rows of each of *statements*, carried out in order by one exchange; after the first that fails, none."""
+        found: list[list[Row]] = []
+        with self._connection.cursor() as cursor:
+            texts = [cursor.mogrify(self._text(text), values or None) for text, values in statements]
+            cursor.execute(";".join(texts))
+            while True:
+                found.append(list(cursor.fetchall()))
+                if not cursor.nextset():
+                    return found
+
+    def _transacted(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
+        """The same in one transaction: the one that is open, or one of its own."""
+        if self._connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+            return self._together(*statements)
+        return self._together(BEGIN, *statements, COMMIT)[1:-1]
+
     def new_tag(self) -> int:
         empty = "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, 0, '', '')"
         tag = self.add(empty, ())
@@ -170,10 +203,11 @@ class MySQLLink(Link):
     def remove(self, tags: Sequence[int], owner: int) -> set[int]:
         if not tags:
             return set()
-        held = {tag for (tag,) in self.ask(f"SELECT tag {FROM_HELD} FOR UPDATE", (tags, owner))}
-        if held:
-            self.do(f"DELETE {FROM_HELD}", (list(held), owner))
-        return held
+        values = (tags, owner)
+        held, _ = self._transacted(
+            (f"SELECT tag {FROM_HELD} FOR UPDATE", values), (f"DELETE {FROM_HELD}", values)
+        )
+        return {tag for (tag,) in held}
 
     def begin(self) -> None:
         self._connection.begin()
@@ -194,22 +228,26 @@ class MySQLLink(Link):
         return f"`{database}`.qworker_message", ""
 
     def insert(self, rows: Sequence[MessageRow]) -> None:
+        _check(rows)
+        if len(rows) <= ONE_PACKET and sum(len(row[-1]) for row in rows) <= PACKET_BYTES:
+            values = ", ".join([PLACES] * len(rows))
+            stored = (f"{INSERT} {values}", [value for row in rows for value in row])
+            self._together(BEGIN, stored, self._bell(), COMMIT)
+            return
         with self.transaction():
             self.copy(rows)
             self.ring()
 
     def copy(self, rows: Sequence[MessageRow]) -> None:
-        for row in rows:
-            if not isinstance(row[-1], bytes):  # PyMySQL would store its repr()
-                raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+        _check(rows)
         with self._connection.cursor() as cursor:
-            cursor.executemany(
-                f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", rows
-            )
+            cursor.executemany(f"{INSERT} {PLACES}", rows)
 
     def ring(self) -> None:
-        slot = random.randrange(BELLS)
-        self.do(f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {ARMED}", (slot,))
+        self.do(*self._bell())
+
+    def _bell(self) -> tuple[str, Sequence[Any]]:
+        return RING, (random.randrange(BELLS),)
 
     # -- hearing --
 
@@ -226,33 +264,26 @@ class MySQLLink(Link):
     # -- leasing --
 
     def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        ready, early = self._take(epoch, queue, now, limit, until, near)
-        return Claimed(ready, early, self.ask(NEXT_DUE, (queue,))[0][0])
-
-    def _take(
-        self, epoch: int, queue: str, now: float, limit: int, until: float, near: int
-    ) -> tuple[list[Leased], list[Leased]]:
-        with self.transaction():
-            ahead: list[Row] = []
-            # Whoever takes us for dead deletes this row first, and so waits until what we take can be seen.
-            if not self.ask("SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE", (epoch,)):
-                return [], []
-            ripe = [tag for (tag,) in self.ask(RIPE, (queue, now))]
-            if ripe:
-                self.do("UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)", (ripe,))
-            if near > 0:
-                ahead = _fitting(self.ask(CLAIM_NEAR, (queue, until, near)))
-            ready = _fitting(self.ask(CLAIM, (queue, limit))) if limit > 0 else []
-            tags = [tag for tag, _ in (*ready, *ahead)]
-            if not tags:
-                return [], []
-            self.do("UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)", (epoch, tags))
-            rows = self.ask(f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)", (tags,))
-        early = {tag for tag, _ in ahead}
-        found = [leased(row) for row in rows]
-        return [each for each in found if each.tag not in early], [
-            each for each in found if each.tag in early
-        ]
+        claim = (CLAIM, (queue, max(0, limit)))
+        later = (LATER, (queue, until if near > 0 else now, RIPE_AT_ONCE + max(0, near)))
+        next_due = (NEXT_DUE, (queue,))
+        _, alive, waiting, free = self._together(BEGIN, (ALIVE, (epoch,)), later, claim)
+        if not alive:
+            self.rollback()
+            return Claimed([], [], self.ask(*next_due)[0][0])
+        ripe = [tag for tag, _, due in waiting if due <= now]
+        if ripe:
+            _, free = self._together((RIPEN, (ripe,)), claim)
+        del waiting[: len(ripe)]
+        ready = _fitting(free)
+        early = _fitting([row[:2] for row in waiting[: max(0, near)]])
+        tags = [*ready, *early]
+        if not tags:
+            due, _ = self._together(next_due, COMMIT)
+            return Claimed([], [], due[0][0])
+        _, rows, due, _ = self._together((TAKE, (epoch, tags)), (TAKEN, (tags,)), next_due, COMMIT)
+        found = {row[0]: leased(row) for row in rows}
+        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], due[0][0])
 
     # -- results --
 
@@ -305,11 +336,20 @@ class MySQLLink(Link):
             blind(socket.fileno())
 
 
-def _fitting(rows: list[Row]) -> list[Row]:
-    """Those of (tag, size) that MAX_LEASE_BYTES allows."""
+def _check(rows: Sequence[MessageRow]) -> None:
+    """Refuse a body that is not bytes, of which PyMySQL would store the repr()."""
+    for row in rows:
+        if not isinstance(row[-1], bytes):
+            raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+
+
+def _fitting(rows: Sequence[Row]) -> list[int]:
+    """The tags of those of (tag, size) that MAX_LEASE_BYTES allows."""
+    tags: list[int] = []
     total = 0
-    for number, (_, size) in enumerate(rows):
+    for tag, size in rows:
         if total >= MAX_LEASE_BYTES:
-            return rows[:number]
+            break
         total += size
-    return rows
+        tags.append(tag)
+    return tags

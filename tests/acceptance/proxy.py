@@ -37,16 +37,20 @@ Pair = tuple[socket.socket, socket.socket | None]
 
 
 class Link:
-    """One direction. count: bytes that were forwarded, of all connections. The test turns the knobs."""
+    """One direction. pieces, count: reads, and bytes that were forwarded, of all connections. The test turns the knobs."""
 
     def __init__(self) -> None:
         self.heal()
-        self.count = 0
+        self.count = self.pieces = 0
         self._lock = threading.Lock()
 
     def forwarded(self, count: int) -> None:
         with self._lock:
             self.count += count
+
+    def read(self) -> None:
+        with self._lock:
+            self.pieces += 1
 
     def heal(self) -> None:
         self.open = True
@@ -184,7 +188,9 @@ class Proxy:
                 data = source.recv(_PIECE)
                 if not data:
                     ended = True
-                elif link.lost:
+                    continue
+                link.read()  # before it is forwarded: whoever has the answer finds it counted
+                if link.lost:
                     continue
                 elif link.delay or late:
                     late.append((time.monotonic() + link.delay, data))

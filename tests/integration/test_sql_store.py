@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,34 @@ def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
     assert looked == [10, 0, 0, 10]
     assert store.lease(["q"], 10, 10, 5.0) == []
     assert looked == [10, 0, 0, 10, 0]
+
+
+def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
+    """Each costs a wake-up of the server and one of ours, and the way there and back where the server is far."""
+    counted = {}
+    with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
+        store = SQLStore(proxy.url(place.url))
+        own = store.enlist("w@test", ["q"], 1)
+        store.extend()
+
+        def exchanges(name: str, work: Callable[[], Any]) -> Any:
+            before = proxy.up.pieces
+            result = work()
+            counted[name] = proxy.up.pieces - before
+            return result
+
+        for _ in range(4):  # the first ones connect, and have statements prepared
+            exchanges("publish", lambda: store.push([message("a")]))
+            exchanges("publish 30", lambda: store.push([message("b")] * 30))
+            found = exchanges("claim", lambda: store.lease(["q"], 100, 10, 5.0))
+            assert len(found) == 31
+            acks = [Ack(each.tag) for each in found]
+            assert exchanges("ack", partial(store.settle, own, acks)) == set()
+            assert place.count() == 0
+            exchanges("claim nothing", lambda: store.lease(["q"], 100, 10, 5.0))
+        store.close()
+    claim = 1 if place.server == "postgresql" else 2
+    assert counted == {"publish": 1, "publish 30": 1, "claim": claim, "ack": 1, "claim nothing": claim}
 
 
 def test_settling_nothing_is_nothing(stores: Any) -> None:
