@@ -229,7 +229,7 @@ class MySQLLink(Link):
 
     def insert(self, rows: Sequence[MessageRow]) -> None:
         _check(rows)
-        if len(rows) <= ONE_PACKET and sum(len(row[-1]) for row in rows) <= PACKET_BYTES:
+        if len(rows) <= ONE_PACKET and sum(map(_size, rows)) <= PACKET_BYTES:
             values = ", ".join([PLACES] * len(rows))
             stored = (f"{INSERT} {values}", [value for row in rows for value in row])
             self._together(BEGIN, stored, self._bell(), COMMIT)
@@ -341,6 +341,12 @@ def _check(rows: Sequence[MessageRow]) -> None:
     for row in rows:
         if not isinstance(row[-1], bytes):
             raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+
+
+def _size(row: MessageRow) -> int:
+    """About how long *row* is as a part of a statement."""
+    *_, headers, properties, body = row
+    return len(headers) + len(properties or "") + len(body)
 
 
 def _fitting(rows: Sequence[Row]) -> list[int]:
