@@ -15,10 +15,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from qworker.components.component import ThreadComponent
 from qworker.components.fetch import FetchWindow
+from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
@@ -27,7 +29,7 @@ from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
 from qworker.retry import RECONNECT
-from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Settlement, Store
+from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Store
 from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -39,18 +41,6 @@ RECLAIM_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 1.0
 COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried"}
-
-
-class Letter(NamedTuple):
-    """An order to the listener: settle *request* so (None: nothing is left to settle).
-
-    then: called on this thread once that is done. final: the worker is done with the request.
-    """
-
-    request: Request | None
-    settlement: Settlement | None
-    then: Callable[[], None] | None = None
-    final: bool = True
 
 
 class Listener(ThreadComponent):
@@ -104,6 +94,8 @@ class Listener(ThreadComponent):
         self._reclaim_at = self._sweep_at = self._extend_at = 0.0
         self._cursor = 0
         self._rang = True
+        self._unheard = True
+        """Whether there may be revocations that we have not asked for."""
         self._backlog = True
         """Whether the broker may have something for us."""
         self._look_at: float | None = None
@@ -194,10 +186,11 @@ class Listener(ThreadComponent):
             self._housekeep(now)
         if self._rang:
             self._rang = False
-            self._backlog = True
-            self._hear_revocations()
+            self._backlog = self._unheard = True
         if self._wants_to_fetch() or self._store.ahead:
             self._fetch()
+        if self._unheard:
+            self._hear_revocations()
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
@@ -229,6 +222,10 @@ class Listener(ThreadComponent):
         messages = self._store.lease(self._queues, limit, near, self._eta_window)
         if CRASHING and messages:
             crash_point("claimed")
+        if self._unheard:  # after the claim, which may have told the store; before anything of it may run
+            # What was claimed must not be forgotten: if this fails, the end of the turn will say so.
+            with suppress(BrokerUnavailable):
+                self._hear_revocations()
         large = self._window.measure(messages)
         wall = self.clock.now()
         ready: list[Request] = []
@@ -375,6 +372,7 @@ class Listener(ThreadComponent):
 
     def _hear_revocations(self) -> None:
         self._cursor, revocations = self._store.revoked_since(self._cursor)
+        self._unheard = False
         for revocation in revocations:
             for request in self._state.revoke(revocation):
                 self._on_revoked(request)

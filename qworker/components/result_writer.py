@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from qworker import states
 from qworker.components.component import ThreadComponent
-from qworker.components.listener import Letter
+from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, EncodeError, QWorkerError

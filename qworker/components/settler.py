@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qworker import execution, signals
 from qworker import request as requests
 from qworker.components import pool
-from qworker.components.listener import Letter
+from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.pool import Ended
 from qworker.components.ready_queue import ReadyQueue

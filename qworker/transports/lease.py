@@ -236,7 +236,9 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
+        """Return a new cursor and the revocations since *cursor* (0: all that still stand).
+
+        Asked right after a lease(), it may answer by what that saw: whoever revoked since then is told of by wait()."""
 
     @abstractmethod
     def sweep(self, dead_expires: float, dead_max: int) -> int:

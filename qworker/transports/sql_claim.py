@@ -5,7 +5,7 @@ Goes to:     the table ``qworker_message``.
 Thread:      the listener's.
 
 A claim is one statement, and so one exchange with the server: its last row, which has no tag, tells when the next
-message falls due.
+message falls due, and which revocation was the last.
 
 What was taken leaves dead entries at the front of the index, which every further claim would step over until vacuum
 comes: after a million messages 30 ms each time. So in a long drain a claim begins where the last one ended, and only
@@ -22,7 +22,7 @@ import psycopg
 
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql_link import Claimed, Row, leased
-from qworker.transports.sql_schema import COLUMNS
+from qworker.transports.sql_schema import COLUMNS, LAST_REVOKED
 
 # An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever takes this
 # holder for dead deletes its row first, and so waits until what is taken here can be seen.
@@ -45,7 +45,7 @@ taken AS (SELECT * FROM ready UNION ALL SELECT * FROM ripe ORDER BY place, tag L
 _AFTER = """AND (urgency, tag) > (%s, %s) AND NOT EXISTS
 (SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0 AND urgency < %s)"""
 _NEXT = f"""UNION ALL SELECT NULL, NULL, NULL, (SELECT due {_DELAYED} AND tag <> ALL(ARRAY(SELECT tag FROM fitting))
-ORDER BY due LIMIT 1), NULL, NULL, NULL, NULL, NULL, NULL"""
+ORDER BY due LIMIT 1), ({LAST_REVOKED}), NULL, NULL, NULL, NULL, NULL"""
 CLAIM = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", ""))
 CLAIM_AFTER = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", _AFTER))
 CLAIM_NEAR = _TAKE.replace("$selection", _NEAR)
@@ -100,7 +100,8 @@ class Claims:
             early = ahead.fetchall()
         else:
             ready = connection.execute(statement, values)
-        rows, self._dues[queue] = _parted(ready)
+        rows, due, revoked = _parted(ready)
+        self._dues[queue] = due
         if after and len(rows) < limit and sum(len(row[-1]) for row in rows) < MAX_LEASE_BYTES:
             after = False
             rest = limit - len(rows)
@@ -111,7 +112,7 @@ class Claims:
                 if not rows and not early:
                     raise
         self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)
-        return Claimed([leased(row) for row in rows], [leased(row) for row in early], self._dues[queue])
+        return Claimed([leased(row) for row in rows], [leased(row) for row in early], due, revoked)
 
     def _note(
         self, queue: str, rows: Sequence[Row], limit: int, drain: _Drain | None, front_at: float
@@ -126,7 +127,7 @@ class Claims:
         self._drains[queue] = _Drain(before + len(rows), urgency, tag, front_at)
 
 
-def _parted(cursor: Any) -> tuple[list[Row], float | None]:
-    """The messages that a claim took, and when the next one falls due."""
+def _parted(cursor: Any) -> tuple[list[Row], float | None, int]:
+    """The messages that a claim took, when the next one falls due, and the last revocation."""
     *rows, last = cursor.fetchall()
-    return rows, last[3]
+    return rows, last[3], last[4]

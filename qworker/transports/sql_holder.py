@@ -80,6 +80,8 @@ class Holder:
         self._full = 0
         self._due: tuple[tuple[str, ...], float | None] | None = None
         """What next_due() is to say for which queues, if it is asked next."""
+        self._revoked: int | None = None
+        """The last revocation that a claim saw, if revoked_since() is asked next."""
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
@@ -206,7 +208,7 @@ class Holder:
         dues: list[float | None] = []
         for queue in order:  # each by itself: what one has taken, a retry of the next must not forget
             try:
-                ready, early, due = self._run(partial(claim, queue))
+                ready, early, due, self._revoked = self._run(partial(claim, queue))
             except BrokerUnavailable:
                 if not rows:
                     raise
@@ -302,6 +304,9 @@ class Holder:
         return self._run(lambda link: reclaim(link, self._epoch, now))
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        seen, self._revoked = self._revoked, None
+        if seen is not None and seen <= cursor:
+            return cursor, []
         now = self._clock.now()
         rows = self._run(lambda link: link.ask(REVOKED_SINCE, (cursor, now)))
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], row[2] == 1, row[3]) for row in rows]
@@ -325,6 +330,7 @@ class Holder:
         self._arm_at = time.monotonic() + REST
 
     def wait(self, timeout: float) -> bool:
+        self._revoked = None
         if not self._armed:
             left = self._arm_at - time.monotonic() if self._full else 0.0
             if left > 0 and (self._waker.sleep(min(timeout, left))[0] or timeout < left):

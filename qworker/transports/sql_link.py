@@ -38,11 +38,13 @@ class Trouble(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Messages that are due, and some that will be; and when the first of those that wait for their time is due."""
+    """Messages that are due, and some that will be; when the first of those that wait for their time is due; and the
+    highest number of a revocation (0: there is none)."""
 
     ready: list[Leased]
     early: list[Leased]
     due: float | None
+    revoked: int
 
 
 def earliest(dues: Sequence[float | None]) -> float | None:

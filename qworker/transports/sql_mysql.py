@@ -26,7 +26,7 @@ from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.reaching import MYSQL as SPELLING
 from qworker.transports.reaching import explained
 from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
-from qworker.transports.sql_schema import BELLS, COLUMNS, MYSQL, NEW_COLUMNS, NEXT_DUE, VERSION
+from qworker.transports.sql_schema import BELLS, COLUMNS, LAST_REVOKED, MYSQL, NEW_COLUMNS, NEXT_DUE, VERSION
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
@@ -51,6 +51,7 @@ ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"""
 RIPEN = "UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)"
 RIPE_AT_ONCE = 1000
 TAKE = "UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)"
+OUTLOOK = f"SELECT ({NEXT_DUE}), ({LAST_REVOKED})"
 TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
 FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
@@ -266,11 +267,11 @@ class MySQLLink(Link):
     def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
         claim = (CLAIM, (queue, max(0, limit)))
         later = (LATER, (queue, until if near > 0 else now, RIPE_AT_ONCE + max(0, near)))
-        next_due = (NEXT_DUE, (queue,))
+        outlook = (OUTLOOK, (queue,))
         _, alive, waiting, free = self._together(BEGIN, (ALIVE, (epoch,)), later, claim)
         if not alive:
             self.rollback()
-            return Claimed([], [], self.ask(*next_due)[0][0])
+            return Claimed([], [], *self.ask(*outlook)[0])
         ripe = [tag for tag, _, due in waiting if due <= now]
         if ripe:
             _, free = self._together((RIPEN, (ripe,)), claim)
@@ -279,11 +280,11 @@ class MySQLLink(Link):
         early = _fitting([row[:2] for row in waiting[: max(0, near)]])
         tags = [*ready, *early]
         if not tags:
-            due, _ = self._together(next_due, COMMIT)
-            return Claimed([], [], due[0][0])
-        _, rows, due, _ = self._together((TAKE, (epoch, tags)), (TAKEN, (tags,)), next_due, COMMIT)
+            ahead, _ = self._together(outlook, COMMIT)
+            return Claimed([], [], *ahead[0])
+        _, rows, ahead, _ = self._together((TAKE, (epoch, tags)), (TAKEN, (tags,)), outlook, COMMIT)
         found = {row[0]: leased(row) for row in rows}
-        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], due[0][0])
+        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *ahead[0])
 
     # -- results --
 

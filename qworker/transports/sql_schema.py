@@ -16,6 +16,7 @@ READY, DELAYED, LEASED = 0, 1, 2
 
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
 """Of ``qworker_message``, as sql_link.leased() reads them."""
+LAST_REVOKED = "SELECT coalesce(max(seq), 0) FROM qworker_revoked"
 NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
 NEW_COLUMNS = "queue, urgency, due, state, sent, headers, properties, body"
 """What a new message is inserted with."""

@@ -211,13 +211,36 @@ def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
             exchanges("publish 30", lambda: store.push([message("b")] * 30))
             found = exchanges("claim", lambda: store.lease(["q"], 100, 10, 5.0))
             assert len(found) == 31
+            assert exchanges("revocations", lambda: store.revoked_since(0)) == (0, [])
             acks = [Ack(each.tag) for each in found]
             assert exchanges("ack", partial(store.settle, own, acks)) == set()
             assert place.count() == 0
             exchanges("claim nothing", lambda: store.lease(["q"], 100, 10, 5.0))
         store.close()
     claim = 1 if place.server == "postgresql" else 2
-    assert counted == {"publish": 1, "publish 30": 1, "claim": claim, "ack": 1, "claim nothing": claim}
+    assert counted == {
+        "publish": 1,
+        "publish 30": 1,
+        "claim": claim,
+        "revocations": 0,
+        "ack": 1,
+        "claim nothing": claim,
+    }
+
+
+def test_what_a_claim_saw_of_revocations_holds_until_the_next_news(stores: Any) -> None:
+    store, other = stores(), stores()
+    store.enlist("w@test", ["q"], 1)
+    store.lease(["q"], 1)
+    other.revoke(["a"])
+    until(lambda: store.wait(0.1))
+    cursor, found = store.revoked_since(0)
+    assert [each.task_id for each in found] == ["a"]
+    store.lease(["q"], 1)
+    assert store.revoked_since(cursor) == (cursor, [])
+    other.revoke(["b"])
+    store.lease(["q"], 1)
+    assert [each.task_id for each in store.revoked_since(cursor)[1]] == ["b"]
 
 
 def test_settling_nothing_is_nothing(stores: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from qworker.components.fetch import FetchWindow
-from qworker.components.listener import Letter, Listener
+from qworker.components.letter import Letter
+from qworker.components.listener import Listener
 from qworker.components.pool import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.receipt import Receipt
@@ -18,7 +19,7 @@ from qworker.components.settler import Settler
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
-from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement, Store
+from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement, Store
 from qworker.worker_state import WorkerState
 from tests.unit.rooms import ACCEPT, Rooms, tags
 
@@ -606,6 +607,42 @@ def test_what_was_claimed_meanwhile_goes_back_if_its_place_was_taken() -> None:
     ears.turns()
     assert len(ears.ready) == 4
     assert {info.queue: (info.ready, info.leased) for info in store.queues()} == {"celery": (3, 1)}
+
+
+class Revoking(MemoryStore):
+    """Somebody revokes as we claim; *answers* tells whether revocations can be had just then."""
+
+    def __init__(self, *answers: bool) -> None:
+        super().__init__()
+        self.answers = [*answers]
+
+    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+        taken = super().lease(queues, limit, near, horizon)
+        if taken:
+            self.revoke(["pushed"])
+        return taken
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        if self.answers and not self.answers.pop(0):
+            raise BrokerUnavailable("the connection fell")
+        return super().revoked_since(cursor)
+
+
+def test_what_is_revoked_until_it_is_claimed_does_not_run() -> None:
+    ears = Ears(store=Revoking())
+    ears.push(1)
+    ears.turn()
+    assert (len(ears.ready), ears.state.requests) == (0, {})
+
+
+def test_what_is_claimed_is_not_lost_when_revocations_cannot_be_heard() -> None:
+    ears = Ears(store=(store := Revoking(False, False)))
+    ears.push(1)
+    ears.turn()
+    assert (len(ears.ready), ears.revoked, ears.listener.failures) == (1, [], 1)
+    ears.turn()
+    assert store.answers == []
+    assert [request.revocation is not None for request in ears.take()] == [True], "they are asked for again"
 
 
 def test_an_early_ack_of_which_nobody_knows_lets_nothing_run() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.listener import Letter
+from qworker.components.letter import Letter
 from qworker.components.result_writer import (
     MAX_BATCH,
     MAX_BATCH_BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import execution
-from qworker.components.listener import Letter
+from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.pool import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
 from qworker.components.ready_queue import ReadyQueue, Slots
