@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
+from qworker.components.fetch import MAX_WINDOW
+from qworker.components.pool_child import MAX_JOBS
 from tests.acceptance.harness import Site, until
 from tests.acceptance.ledger import ENDED, STARTED, Record, digest
 from tests.acceptance.processes import gone
@@ -26,6 +28,9 @@ from tests.acceptance.processes import gone
 MAX_DELIVERIES = 5
 TERMINAL = {"SUCCESS", "FAILURE", "REVOKED"}
 SLACK = 0.05
+MOST_HELD = MAX_WINDOW + 2 * MAX_JOBS + 64
+"""Of the shortest tasks, by a worker of two processes: fetched ahead, in its children, and ended but not acked. All of it
+may have run by the time the worker is killed, if its acks are late: a machine that is quick, or a broker that is slow."""
 ONCE = {"once"}
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.acceptance.brokers import Broken, RemoteSite, Stream
-from tests.acceptance.invariants import check
+from tests.acceptance.invariants import MOST_HELD, check
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.processes import gone, kill
 from tests.acceptance.together import another_takes_over_from_who_is_killed, two_workers_share_a_queue
@@ -78,7 +78,9 @@ def test_main_is_killed_while_short_tasks_stream(remote: RemoteSite) -> None:
     remote.drained()
     last.stop()
     check(remote)
-    assert repeated(remote) <= 3 * 500, "what a worker had done but not acked is bounded by its window"
+    assert repeated(remote) <= 3 * MOST_HELD, (
+        "what a worker had done but not acked is bounded by what it holds"
+    )
 
 
 def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
