@@ -17,7 +17,7 @@ from qworker.transports.lease import Settlement
 class Letter(NamedTuple):
     """An order to the listener: settle *request* so (None: nothing is left to settle).
 
-    then: called on this thread once that is done. final: the worker is done with the request.
+    then: called on the listener's thread once that is done. final: the worker is done with the request.
     """
 
     request: Request | None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -70,7 +70,6 @@ class Claims:
 
     def __init__(self) -> None:
         self._drains: dict[str, _Drain] = {}
-        self._dues: dict[str, float | None] = {}
 
     def claim(
         self,
@@ -81,14 +80,17 @@ class Claims:
         limit: int,
         until: float,
         near: int,
+        due: float | None,
     ) -> Claimed:
+        """due: when the first of the delayed messages falls due, going by the last claim."""
         limit = max(0, limit)
-        if (due := self._dues.get(queue, now)) is not None and due <= now:
+        if due is not None and due <= now:
             connection.execute(RIPEN, (queue, now))
         drain = self._drains.get(queue)
         clock = time.monotonic()
         after = limit > 0 and drain is not None and drain.taken >= LONG_DRAIN and clock < drain.front_at
-        statement, place = CLAIM, cast(Row, ())
+        statement = CLAIM
+        place: Row = ()
         if after and drain:
             statement, place = CLAIM_AFTER, (drain.urgency, drain.tag, queue, drain.urgency)
         values = (epoch, queue, *place, limit, queue, now, limit, queue)
@@ -101,7 +103,6 @@ class Claims:
         else:
             ready = connection.execute(statement, values)
         rows, due, revoked = _parted(ready)
-        self._dues[queue] = due
         if after and len(rows) < limit and sum(len(row[-1]) for row in rows) < MAX_LEASE_BYTES:
             after = False
             rest = limit - len(rows)

@@ -196,7 +196,8 @@ class PostgreSQLLink(Link):
     # -- leasing --
 
     def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near)
+        due = self._dues.get(queue, now)
+        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near, due)
 
     # -- results --
 

@@ -40,8 +40,8 @@ class FakeServer:
         ]
 
 
-def claim(claims: Claims, server: FakeServer, limit: int = BATCH) -> list[int]:
-    return [leased.tag for leased in claims.claim(server, 1, "q", 100.0, limit, 105.0, 0).ready]
+def claim(claims: Claims, server: FakeServer, due: float | None = None) -> list[int]:
+    return [leased.tag for leased in claims.claim(server, 1, "q", 100.0, BATCH, 105.0, 0, due).ready]
 
 
 def drained(server: FakeServer) -> Claims:
@@ -75,9 +75,6 @@ def test_what_was_taken_is_given_when_the_look_at_the_front_fails() -> None:
     ("due", "asked"), [(None, [CLAIM]), (100.1, [CLAIM]), (100.0, [RIPEN, CLAIM]), (5.0, [RIPEN, CLAIM])]
 )
 def test_what_is_known_to_be_due_is_made_ready_first(due: float | None, asked: list[str]) -> None:
-    claims, server = Claims(), FakeServer((3, due), (3, None))
-    claim(claims, server)
-    assert server.asked == [RIPEN, CLAIM], "nothing is known yet"
-    server.asked.clear()
-    claim(claims, server)
+    server = FakeServer((3, None))
+    claim(Claims(), server, due)
     assert server.asked == asked
