@@ -16,6 +16,9 @@ from typing import Any
 
 from qworker.errors import ConfigurationError
 
+DISTRIBUTION = "qworker-queue"
+"""What package managers call us. On PyPI "qworker" is another project, which is why no text may tell people to install that;
+the import and the command are "qworker" all the same."""
 DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 
@@ -23,6 +26,11 @@ _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _TOGETHER = 64
 _FORBIDDEN_IN_QUEUE = frozenset("*?[]{}\\\"'`<>|;")
 _FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs us with one of our extras, as messages tell it; what is installed already stays."""
+    return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def task_id() -> str:

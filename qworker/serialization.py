@@ -16,7 +16,7 @@ from typing import Any
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
 from qworker.exceptions import exception_from_dict, exception_to_dict
 from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
-from qworker.naming import near
+from qworker.naming import install_command, near
 
 __all__ = [
     "JSON", "MAX_BYTES", "MAX_DECOMPRESSED", "MAX_DEPTH", "check_accepted", "compress", "content_types",
@@ -192,7 +192,7 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
     from kombu.serialization import registry
 
     if name in registry.name_to_type:
-        how = f"pip install 'qworker[{name}]'" if name in CONTENT_TYPES else "install the package it is from"
+        how = install_command(name) if name in CONTENT_TYPES else "install the package it is from"
         return ConfigurationError(f"serializer {name!r} is not installed: {how}", setting=setting)
     known = sorted(registry.name_to_type)
     hint = near(name, known) if isinstance(name, str) else []

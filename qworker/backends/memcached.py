@@ -19,12 +19,13 @@ from qworker.backends.base import Backend, Meta
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
+from qworker.naming import install_command
 
 try:
     pymemcache: Any = import_module("pymemcache")  # which has no types
 except ImportError as error:
     raise ConfigurationError(
-        'cache+memcached:// needs pymemcache, which is not installed: pip install "qworker[memcache]"',
+        f"cache+memcached:// needs pymemcache, which is not installed: {install_command('memcache')}",
         setting="result_backend",
     ) from error
 

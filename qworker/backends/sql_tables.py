@@ -18,6 +18,7 @@ from sqlalchemy import exc as sa_errors
 from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 
 from qworker.errors import ConfigurationError
+from qworker.naming import install_command
 from qworker.transports.reaching import check_libpq
 
 LONGEST_ID = 155
@@ -138,7 +139,7 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
             installed = [driver for driver in _DRIVERS[dialect] if find_spec(driver) is not None]
             if not installed:
                 raise ConfigurationError(
-                    f"result_backend: no driver for {dialect} is installed: pip install 'qworker[{_EXTRAS[dialect]}]'",
+                    f"result_backend: no driver for {dialect} is installed: {install_command(_EXTRAS[dialect])}",
                     setting="result_backend",
                 )
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
@@ -160,7 +161,7 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"result_backend needs the module {error.name}, which is not installed: for PostgreSQL "
-            "pip install 'qworker[postgresql]', for MySQL and MariaDB pip install 'qworker[mysql]'",
+            f"{install_command('postgresql')}, for MySQL and MariaDB {install_command('mysql')}",
             setting="result_backend",
         ) from None
     except (sa_errors.ArgumentError, sa_errors.NoSuchModuleError, TypeError) as error:

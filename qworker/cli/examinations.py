@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from qworker.clock import Clock
 from qworker.discovery import Found, load_tasks
 from qworker.embedded import database_path
 from qworker.errors import BrokerUnavailable
+from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls
 
 # RETURNING, which claims and settles in one statement.
@@ -62,6 +64,19 @@ def interpreter(found: Found) -> Iterator[Finding]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < _SCARCE_FILES:
         yield Finding("warning", f"a process may open only {hard} files", "raise the limit: ulimit -n 4096")
+
+
+def installation(found: Found) -> Iterator[Finding]:
+    """Whether another project's package, which has our import name for its own, lies where we do."""
+    try:
+        theirs = version("qworker")
+    except PackageNotFoundError:
+        return
+    yield Finding(
+        "error",
+        f"the package qworker {theirs} is installed, which is another project's and has files where ours are",
+        f"pip uninstall qworker {DISTRIBUTION}, then install {DISTRIBUTION} again",
+    )
 
 
 def settings(found: Found) -> Iterator[Finding]:
@@ -250,6 +265,7 @@ Examination = Callable[[Found], Iterator[Finding]]
 
 EXAMINATIONS: tuple[Examination, ...] = (
     interpreter,
+    installation,
     settings,
     tasks,
     suits,

@@ -18,6 +18,7 @@ import click
 from qworker.cli.options import app_option, open_app
 from qworker.cli.templates import TEMPLATES, Example
 from qworker.errors import ConfigurationError, QWorkerError
+from qworker.naming import DISTRIBUTION
 
 
 @click.command(
@@ -71,6 +72,7 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
         "directory": str(Path.cwd()),
         "user": getpass.getuser(),
         "qworker": _command(),
+        "distribution": DISTRIBUTION,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         # The init system must wait longer than the worker does, or it kills what would have been put back.
         "stop": f"{timeout + 5:.0f}",

@@ -1,7 +1,7 @@
 """Templates: the texts of `qworker init`, for `string.Template`.
 
 Comes from:  nothing.
-Goes to:     init, which fills in $$name, $$app, $$directory, $$user, $$qworker, $$python and $$stop.
+Goes to:     init, which fills in $$name, $$app, $$directory, $$user, $$qworker, $$distribution, $$python and $$stop.
 Thread:      constants.
 """
 
@@ -57,6 +57,7 @@ WantedBy=multi-user.target
 
 _DOCKER = """FROM python:$python-slim
 WORKDIR /app
+# requirements.txt must bring $distribution: that is what package managers call qworker.
 COPY requirements.txt .
 RUN pip install --no-cache-dir -r requirements.txt
 COPY . .
@@ -148,6 +149,7 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "$python"
+      # requirements.txt must bring $distribution: that is what package managers call qworker.
       - run: pip install -r requirements.txt
       - run: qworker config check -A $app
       - run: qworker doctor -A $app

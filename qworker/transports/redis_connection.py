@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.naming import install_command
 from qworker.transports.reaching import REDIS, explained
 from qworker.transports.redis_url import SOCKET_TIMEOUT, Endpoint
 
@@ -28,7 +29,7 @@ try:
     import redis
 except ImportError as error:
     raise ConfigurationError(
-        f'{error.name or "redis"} is not installed, which redis:// needs: pip install "qworker[redis]"',
+        f"{error.name or 'redis'} is not installed, which redis:// needs: {install_command('redis')}",
         setting="broker_url",
     ) from error
 

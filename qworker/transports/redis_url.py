@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
+from qworker.naming import install_command
 from qworker.transports.reaching import while_connecting
 from qworker.transports.tls import Tls, divided, tls_of
 
@@ -22,7 +23,7 @@ try:
     from redis.sentinel import Sentinel
 except ImportError as error:
     raise ConfigurationError(
-        f'{error.name or "redis"} is not installed, which redis:// needs: pip install "qworker[redis]"',
+        f"{error.name or 'redis'} is not installed, which redis:// needs: {install_command('redis')}",
         setting="broker_url",
     ) from error
 

@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qworker.backends.sql_upserts import mysql_upsert
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.naming import install_command
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.reaching import MYSQL as SPELLING
 from qworker.transports.reaching import explained
@@ -34,7 +35,7 @@ try:
     from pymysql.constants import CLIENT, SERVER_STATUS
 except ImportError as error:
     raise ConfigurationError(
-        f'{error.name or "pymysql"} is not installed, which mysql:// needs: pip install "qworker[mysql]"',
+        f"{error.name or 'pymysql'} is not installed, which mysql:// needs: {install_command('mysql')}",
         setting="broker_url",
     ) from error
 

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from qworker.backends.sql_upserts import postgresql_upsert
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.naming import install_command
 from qworker.transports.reaching import POSTGRESQL as TLS
 from qworker.transports.reaching import check_libpq, explained
 from qworker.transports.sql_claim import Claims
@@ -31,7 +32,7 @@ try:
     from qworker.transports.sql_patient import PATIENCE, PatientConnection
 except ImportError as error:
     raise ConfigurationError(
-        f'{error.name or "psycopg"} is not installed, which postgresql:// needs: pip install "qworker[postgresql]"',
+        f"{error.name or 'psycopg'} is not installed, which postgresql:// needs: {install_command('postgresql')}",
         setting="broker_url",
     ) from error
 

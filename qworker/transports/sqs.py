@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.naming import install_command
 from qworker.transports.lease import Envelope, Leased, QueueInfo, Settlement
 from qworker.transports.plain import PlainStore
 from qworker.transports.plain_holder import DEAD, Held
@@ -33,7 +34,7 @@ try:
     from kombu.transport import SQS as untyped_sqs
 except ImportError as import_error:
     raise ConfigurationError(
-        f'{import_error.name or "boto3"} is not installed, which sqs:// needs: pip install "qworker[sqs]"',
+        f"{import_error.name or 'boto3'} is not installed, which sqs:// needs: {install_command('sqs')}",
         setting="broker_url",
     ) from import_error
 

@@ -264,3 +264,12 @@ def test_the_clock_of_the_directory(tmp_path):
     (finding,) = examinations.writable(tmp_path, FakeClock(1000.0))
     assert finding.severity == "error"
     assert "clock" in finding.what
+
+
+def test_a_package_of_a_stranger_in_our_place(tasks, run, tmp_path, monkeypatch):
+    other = tmp_path / "elsewhere" / "qworker-2.0.7.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: qworker\nVersion: 2.0.7\n")
+    monkeypatch.syspath_prepend(other.parent)
+    (text,) = [text for text in what(run("doctor", "--json")) if "another project's" in text]
+    assert text.startswith("the package qworker 2.0.7 is installed")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-redis = pytest.importorskip("redis", reason='pip install "qworker[redis]"')
+redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402

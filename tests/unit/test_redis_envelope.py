@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("hiredis", reason='pip install "qworker[redis]"')
+pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
 
 from qworker.naming import task_id
 from qworker.transports.lease import Envelope, Leased

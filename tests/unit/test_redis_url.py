@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("redis", reason='pip install "qworker[redis]"')
+pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.redis_connection import Link

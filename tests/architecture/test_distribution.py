@@ -1,0 +1,58 @@
+"""What package managers call us: said once, and nowhere the name under which somebody else's package is found."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from qworker.naming import DISTRIBUTION, install_command
+from tests.conftest import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# The name as something to install: after "install", or with extras, but not ours, a path or a module.
+_STRANGER = re.compile(r"""(?:install\b[^\n]*[\s"'])qworker(?![-\w./])|["'\s/]qworker\[\w""")
+TEXTS = ("benchmarks", "docs", "examples", "qworker", "tests")
+SINGLE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", "tox.ini", ".ci/run")
+SUFFIXES = {".py", ".md", ".toml", ".txt", ".yaml"}
+THIS = Path(__file__).resolve()
+_TELLING_SO = "pip uninstall qworker "
+
+
+def test_the_constant_is_the_projects_name():
+    assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_extras_are_installed_by_our_name():
+    assert install_command("redis") == f'pip install "{DISTRIBUTION}[redis]"'
+
+
+def test_nothing_tells_people_to_install_the_other_package():
+    texts = [path for name in TEXTS for path in (REPOSITORY / name).rglob("*") if path.suffix in SUFFIXES]
+    texts += [REPOSITORY / name for name in SINGLE]
+    told = [
+        f"{path.relative_to(REPOSITORY)}: {line.strip()}"
+        for path in texts
+        if path != THIS
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if _STRANGER.search(line) and _TELLING_SO not in line
+    ]
+    assert len(texts) > 300
+    assert told == []
+
+
+def test_the_search_finds_what_it_is_for():
+    for line in (
+        "pip install qworker",
+        'pip install "qworker[redis]"',
+        "$ python -m pip install -U qworker",
+        "qworker[redis]>=1",
+    ):
+        assert _STRANGER.search(" " + line), line
+    for line in (
+        f"pip install {DISTRIBUTION}",
+        f'pip install "{DISTRIBUTION}[sqs]"',
+        "pip install ./qworker",
+        "import qworker",
+    ):
+        assert not _STRANGER.search(" " + line), line
