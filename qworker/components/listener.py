@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from qworker.components.ack_buffer import AckBuffer
 from qworker.components.component import ThreadComponent
 from qworker.components.fetch import FetchWindow
 from qworker.components.letter import Letter
@@ -29,7 +30,7 @@ from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
 from qworker.retry import RECONNECT
-from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Store
+from qworker.transports.lease import LeaseStore, Release
 from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 RECLAIM_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 1.0
-COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried"}
 
 
 class Listener(ThreadComponent):
@@ -68,7 +68,10 @@ class Listener(ThreadComponent):
     ) -> None:
         super().__init__(app.clock, on_crash)
         conf = app.conf
-        self.mailbox: Mailbox[Letter] = Mailbox(store.wake)
+        self._acks = AckBuffer(
+            store, state, store.wake, conf.worker_ack_flush_seconds, conf.worker_ack_flush_count
+        )
+        self.mailbox: Mailbox[Letter] = self._acks.mailbox
         self._store = store
         self._state = state
         self._ready = ready
@@ -80,8 +83,6 @@ class Listener(ThreadComponent):
         self._concurrency = concurrency
         self._offer = offer
         self._on_revoked = on_revoked
-        self._flush_seconds: float = conf.worker_ack_flush_seconds
-        self._flush_count: int = conf.worker_ack_flush_count
         self._lease_seconds: float = conf.worker_lease_seconds
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit
@@ -89,8 +90,6 @@ class Listener(ThreadComponent):
         self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
         self._quiet = False  # set by quiet(), a flag
         self._epoch = 0  # listener only, as all below
-        self._letters: list[Letter] = []
-        self._oldest_letter = 0.0
         self._reclaim_at = self._sweep_at = self._extend_at = 0.0
         self._cursor = 0
         self._rang = True
@@ -110,7 +109,7 @@ class Listener(ThreadComponent):
     @property
     def unsettled(self) -> int:
         """How many letters wait for the broker. Any thread."""
-        return len(self._letters) + len(self.mailbox)
+        return len(self._acks)
 
     # -- the thread --
 
@@ -169,16 +168,16 @@ class Listener(ThreadComponent):
         if not self._epoch:  # the broker was not there yet when we started
             self._enlist()
         self.mailbox.armed = False
-        self._collect(now)
-        if self._letters:
-            if self._flush_due(now):
-                self._flush()
+        self._acks.collect(now)
+        if self._acks.waiting:
+            if self._acks.is_due(now) or self._window.idle() or self._quiet:
+                self._acks.flush(self._epoch)
             elif (
                 not self._rang and not self._wants_to_fetch() and now < min(self._reclaim_at, self._extend_at)
             ):
                 # Only a few acks, and nothing else to do: they wait for others to come along.
                 self.mailbox.armed = True
-                return self._oldest_letter + self._flush_seconds - now
+                return self._acks.rest(now)
         if now >= self._extend_at and self._state.requests:
             self._store.extend()
             self._extend_at = now + self._lease_seconds / 3
@@ -198,9 +197,9 @@ class Listener(ThreadComponent):
         if self._wants_to_fetch():
             return 0
         rest = max(0.0, self._reclaim_at - now)
-        if self._letters:
+        if self._acks.waiting:
             self.mailbox.armed = True
-            rest = min(rest, max(0.0, self._oldest_letter + self._flush_seconds - now))
+            rest = min(rest, self._acks.rest(now))
         if self._look_at is not None and not self._quiet:
             rest = min(rest, max(0.001, self._look_at - self.clock.now()))
         return min(rest, LONGEST_REST)
@@ -275,69 +274,8 @@ class Listener(ThreadComponent):
         for request in requests:
             if not request.acked:
                 self._state.leave(request)
-                self._letters.append(Letter(None, Release(request.tag)))
+                self._acks.add(Letter(None, Release(request.tag)))
                 self._backlog = True
-
-    # -- what goes back --
-
-    def _collect(self, now: float) -> None:
-        letters = self.mailbox.take()
-        if letters:
-            if not self._letters:
-                self._oldest_letter = now
-            self._letters.extend(letters)
-
-    def _flush_due(self, now: float) -> bool:
-        if not self._letters:
-            return False
-        return (
-            len(self._letters) >= self._flush_count
-            or now >= self._oldest_letter + self._flush_seconds
-            or self._window.idle()
-            or self._quiet
-        )
-
-    def _flush(self) -> None:
-        letters = self._letters
-        current = [
-            letter.settlement
-            for letter in letters
-            if letter.settlement is not None and not self._is_over(letter)
-        ]
-        if CRASHING:
-            crash_point("settling")
-        lost = self._store.settle(self._epoch, current) if current else set()
-        if any(letter.then is not None for letter in letters):
-            self._store.confirm()  # an ack that got lost on its way would have the task run twice
-        if CRASHING:
-            crash_point("settled")
-        self._letters = []
-        for letter in letters:
-            request, settlement = letter.request, letter.settlement
-            if letter.final and (request is not None or settlement is not None):
-                self._state.totals[COUNTED.get(type(settlement), "finished")] += 1
-            if request is None or not (letter.final or letter.then):
-                continue
-            if not request.acked and (request.tag in lost or self._is_over(letter)):
-                self._state.leave(request)
-                self._came_too_late(request, letter)
-            elif letter.then is not None:
-                letter.then()
-            elif letter.final:
-                self._state.leave(request)
-
-    def _is_over(self, letter: Letter) -> bool:
-        """Whether the lease under which this run ended was lost by then."""
-        request = letter.request
-        return letter.final and request is not None and not request.acked and request.epoch != self._epoch
-
-    def _came_too_late(self, request: Request, letter: Letter) -> None:
-        """Another worker has *request* by now; should it be delivered here again, it need not run again."""
-        if not letter.final:
-            logger.warning("%r is not run: its lease was lost, and another worker has it", request)
-        elif isinstance(letter.settlement, Ack | Bury):
-            logger.warning("%r ended after its lease was lost; another worker has it", request)
-            self._state.finished_elsewhere(request.tag, letter.settlement)
 
     def _lost_lease(self, error: LeaseLost) -> None:
         logger.error("%s; what had not started is left to others", error)
@@ -346,8 +284,7 @@ class Listener(ThreadComponent):
         for request in waiting:
             if not request.acked:
                 self._state.leave(request)
-        # What goes back without a request was held under the old lease, and is no longer ours to give.
-        self._letters = [letter for letter in self._letters if letter.request or not letter.settlement]
+        self._acks.lost_lease()
         self._enlist()
         self._rang = True
 
@@ -386,10 +323,10 @@ class Listener(ThreadComponent):
     def closed(self) -> None:
         """The last settlements, then the store: the listener is the last to stop, because it owns the acks."""
         try:
-            self._collect(self.clock.monotonic())
-            while self._letters:
-                self._flush()
-                self._collect(self.clock.monotonic())
+            self._acks.collect(self.clock.monotonic())
+            while self._acks.waiting:
+                self._acks.flush(self._epoch)
+                self._acks.collect(self.clock.monotonic())
             self._store.resign()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
             logger.error(
