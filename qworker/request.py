@@ -29,6 +29,7 @@ from qworker.errors import (
 )
 from qworker.exceptions import exception_to_dict
 from qworker.execution import Outcome
+from qworker.retry import backoff_delay
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ LOST, TIME_LIMIT, TERMINATED, REVOKED, EXPIRED, INTERRUPTED = (
 )  # fmt: skip
 """Ways to end that the worker decides; the others are the kinds of execution.Outcome."""
 
-FIRST_REDELIVERY_SECONDS = 0.0
 MAX_REDELIVERY_SECONDS = 30.0
+"""The longest pause before a message that a death or its own task put back is delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def finish(request: Request, outcome: Outcome, now: float) -> Settlement:
     if rule.message == "ack":
         return Ack(tag, row)
     if rule.message == "requeue or dead" and outcome.requeue:
-        return Release(tag)
+        return Release(tag, _again_at(now, request.leased.parked + 1), parked=True, redelivered=True)
     if rule.message == "ack or dead" and request.task.acks_on_failure_or_timeout:
         return Ack(tag, row)
     return Bury(tag, f"{outcome.kind}: {outcome.text}", row)
@@ -202,14 +203,13 @@ def end(
         rule.level, f"Task %s[%s] {rule.said}", request.headers.get("shadow") or request.name, request.id, how
     )
     if why == INTERRUPTED and not request.acked:
-        return Release(tag), None
+        return Release(tag, redelivered=True), None
     if why in (LOST, INTERRUPTED):
         deliveries = request.leased.deliveries + 1
         limit = task.max_deliveries or 1
         again = task.reject_on_worker_lost and not request.acked
         if again and deliveries < limit:
-            delay = 0.0 if deliveries == 1 else min(2.0 ** (deliveries - 2), MAX_REDELIVERY_SECONDS)
-            return Release(tag, now + delay if delay else None, counted=True), None
+            return Release(tag, _again_at(now, deliveries), counted=True), None
         error: QWorkerError = WorkerLost(f"{how} (delivery {deliveries} of at most {limit})")
         meta = result_meta(app, request.headers, request.leased.properties, error)
         _tell_failure(request, error)
@@ -227,6 +227,14 @@ def end(
             task, request=request, terminated=why == TERMINATED, signum=None, expired=why == EXPIRED
         )
     return Ack(tag), result_meta(app, request.headers, request.leased.properties, error)
+
+
+def _again_at(now: float, times: int) -> float | None:
+    """Epoch second at which a message that is put back for the time number *times* is due again: the first time at once
+    (None), then after 1, 2, 4… seconds, so that what comes back for ever does not keep a worker busy."""
+    if times == 1:
+        return None
+    return now + backoff_delay(1.0, times - 2, MAX_REDELIVERY_SECONDS, False, lambda: 0.0)
 
 
 def _tell_failure(request: Request, error: QWorkerError) -> None:

@@ -42,7 +42,7 @@ class Envelope(NamedTuple):
 
 class Leased(NamedTuple):
     """A message on lease. deliveries counts the runs of it that a death cut short; parked, how often it was
-    put back because nobody here knew its task."""
+    put back because nobody here knew its task, or its task asked for that (``Reject(requeue=True)``)."""
 
     tag: int
     queue: str
@@ -90,7 +90,7 @@ class Ack(NamedTuple):
 class Release(NamedTuple):
     """Give the message back, to be leased again at epoch second *due* (None: at once).
 
-    counted: a run of it was cut short by a death. parked: its task is not known here. redelivered: whoever gets
+    counted: a run of it was cut short by a death. parked: its task is not known here, or asked to be put back. redelivered: whoever gets
     it next is to know that it was delivered before (as counted says too).
     """
 

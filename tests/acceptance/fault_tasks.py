@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from qworker import QWorker, SoftTimeLimitExceeded, signals
+from qworker import QWorker, Reject, SoftTimeLimitExceeded, signals
 from tests.acceptance.ledger import run
 
 app = QWorker("faults")
@@ -80,6 +80,21 @@ def flaky(self: Any, times: int, countdown: float = 0.01) -> int:
         if self.request.retries < times:
             raise self.retry(exc=ConnectionError("the service is away"), countdown=countdown)
     return int(self.request.retries)
+
+
+@app.task(name="back_once", bind=True)
+def back_once(self: Any) -> str:
+    """Go back to the queue until told of having been there before: the example of Celery's guide."""
+    with run(self):
+        if not self.request.delivery_info["redelivered"]:
+            raise Reject("no reason", requeue=True)
+    return "received two times"
+
+
+@app.task(name="back_always", bind=True)
+def back_always(self: Any) -> None:
+    with run(self):
+        raise Reject("not mine", requeue=True)
 
 
 @app.task(name="die_once", bind=True)

@@ -103,6 +103,19 @@ def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
     check(remote)
 
 
+def test_what_a_task_puts_back_comes_marked_and_ever_later(remote: RemoteSite) -> None:
+    """Celery's own example ends at its second run; a task that never stops putting itself back keeps nobody busy."""
+    worker = remote.start()
+    once, always = remote.send("back_once"), remote.send("back_always")
+    remote.until(lambda: remote.states().get(once) == "SUCCESS", "the task to run again")
+    assert len(remote.records(once, STARTED)) == 2
+    remote.started(always, times=4)
+    at = [record.monotonic for record in remote.records(always, STARTED)]
+    assert at[2] - at[1] > 0.8, "the second time it waits for a second"
+    assert at[3] - at[2] > 1.8
+    worker.stop()
+
+
 def test_a_poison_task_is_given_up(remote: RemoteSite) -> None:
     """F-10: a task that kills its process each time ends among the dead letters, and good ones run meanwhile."""
     worker = remote.start()

@@ -17,7 +17,7 @@ import pytest
 from qworker import QWorker
 from qworker.components.fetch import MAX_WINDOW
 from qworker.components.pool import LOST, TIME_LIMIT
-from qworker.errors import BackendError, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
+from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore
 from qworker.transports.sqlite import SQLiteStore
@@ -467,6 +467,26 @@ def test_a_lost_task_comes_again_with_pauses_and_then_is_a_dead_letter(house: Ho
     assert worker.pool.held[0].leased.deliveries == 0
 
 
+def test_a_task_that_puts_itself_back_comes_ever_later_and_marked(house: House) -> None:
+    marks: list[bool] = []
+
+    def body() -> None:
+        marks.append(house.app.tasks["work"].request.delivery_info["redelivered"])  # type: ignore[index]
+        raise Reject("not mine", requeue=True)
+
+    task = house.task(body)
+    result = task.delay()
+    worker = house.worker()
+    worker.run()
+    assert marks == [False, True]
+    for seconds, times in [(1, 3), (2, 4), (4, 5), (8, 6), (16, 7), (30, 8), (30, 9)]:
+        house.pass_time(worker, seconds)
+        assert len(marks) == times
+    assert all(marks[1:])
+    assert result.state == "PENDING"
+    assert house.app.broker.dead() == []
+
+
 def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
     result = house.task(time_limit=5).delay(1)
     worker = house.worker(on_demand=True)
@@ -603,4 +623,4 @@ def test_a_cold_stop_gives_back_what_ran_uncounted(house: House, caplog: pytest.
     assert house.ran == []
     second = house.worker(on_demand=True)
     second.run()
-    assert second.pool.held[0].leased.deliveries == 0
+    assert (second.pool.held[0].leased.deliveries, second.pool.held[0].leased.redelivered) == (0, True)

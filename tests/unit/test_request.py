@@ -40,6 +40,7 @@ class Row(NamedTuple):
     outcome: dict[str, Any] = {}
 
 
+PUT_BACK = Release(1, parked=True, redelivered=True)
 FINISHED = [
     Row(execution.SUCCESS, Ack(1, ROW), logging.INFO),
     Row(execution.RETRY, Ack(1, ROW), logging.INFO),
@@ -53,7 +54,7 @@ FINISHED = [
     ),
     Row(execution.IGNORED, Ack(1, ROW), logging.INFO),
     Row(execution.REJECTED, Bury(1, "rejected: said", ROW), logging.WARNING),
-    Row(execution.REJECTED, Release(1), logging.WARNING, outcome={"requeue": True}),
+    Row(execution.REJECTED, PUT_BACK, logging.WARNING, outcome={"requeue": True}),
     Row(execution.INVALID, Bury(1, "invalid: said", ROW), logging.ERROR),
 ]
 
@@ -111,10 +112,19 @@ ENDED = [
     End(TERMINATED, Ack(1), Stored("REVOKED", "Terminated", (True, False)), logging.WARNING),
     End(REVOKED, Ack(1), Stored("REVOKED", "TaskRevokedError", (False, False)), logging.INFO),
     End(EXPIRED, Ack(1), Stored("REVOKED", "TaskRevokedError", (False, True)), logging.INFO),
-    End(INTERRUPTED, Release(1), NOTHING, logging.INFO),
-    End(INTERRUPTED, Release(1), NOTHING, logging.INFO, leased={"deliveries": 4}),
+    End(INTERRUPTED, Release(1, redelivered=True), NOTHING, logging.INFO),
+    End(INTERRUPTED, Release(1, redelivered=True), NOTHING, logging.INFO, leased={"deliveries": 4}),
     End(INTERRUPTED, Ack(1), LOST_FOR_GOOD, logging.INFO, acked=True),
 ]
+
+
+@pytest.mark.parametrize(
+    ("before", "pause"), [(0, None), (1, 1), (2, 2), (3, 4), (5, 16), (6, MAX_REDELIVERY_SECONDS), (5000, 30)]
+)
+def test_what_its_task_puts_back_waits_longer_each_time(before: int, pause: float | None) -> None:
+    _, one = made({}, {"parked": before})
+    settled = finish(one, Outcome(execution.REJECTED, requeue=True), NOW)
+    assert settled == PUT_BACK._replace(due=None if pause is None else NOW + pause)
 
 
 def made(task_options: dict[str, Any], leased: dict[str, Any] | None = None) -> tuple[Rooms, request.Request]:

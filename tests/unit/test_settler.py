@@ -96,7 +96,7 @@ def test_what_was_interrupted_goes_back_and_does_not_count(end: tuple[Outcome | 
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.ended([Ended(one, end[0], end[1])])
-    assert desk.letter == Letter(one, Release(1))
+    assert desk.letter == Letter(one, Release(1, redelivered=True))
 
 
 def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
