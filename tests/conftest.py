@@ -24,9 +24,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own QWORKER_* variables must not change what a test sees."""
+    """A developer's own QWORKER_* variables must not change what a test sees; but processes that tests start must find the
+    same servers as these (``servers.py``)."""
     for name in [name for name in os.environ if name.startswith("QWORKER_")]:
-        monkeypatch.delenv(name)
+        if not name.startswith("QWORKER_TEST_"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-# Read at import: the suite hides QWORKER_* from the tests themselves.
 URLS = {
     "redis": os.environ.get("QWORKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
     "rabbitmq": os.environ.get("QWORKER_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
