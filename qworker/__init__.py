@@ -67,14 +67,6 @@ _ROOMS = {
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("errors", "signals", "states")
-_CANVAS = "workflows are not in this version; link= goes on with one result"
-_OF_CELERY = {
-    "Celery": "the app's class is QWorker here: from qworker import QWorker",
-    **dict.fromkeys(
-        ("chain", "group", "chord", "chunks", "signature", "subtask", "xmap", "xstarmap"), _CANVAS
-    ),
-}
-
 __all__ = [  # noqa: RUF022 - what people look for first stands first
     "QWorker",
     "shared_task",
@@ -112,8 +104,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"qworker.{name}")
     if name not in _ROOM_OF:
-        if name in _OF_CELERY:  # an AttributeError would lose its text in ``from qworker import …``
-            raise ImportError(f"there is no qworker.{name}: {_OF_CELERY[name]}")
+        table = import_module("qworker.absent").FRONT_DOOR
+        if name in table:  # an AttributeError would lose its text in ``from qworker import …``
+            raise ImportError(f"there is no qworker.{name}: {table[name]}")
         raise AttributeError(f"module 'qworker' has no attribute {name!r}")
     value = getattr(import_module(_ROOM_OF[name]), name)
     globals()[name] = value

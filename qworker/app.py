@@ -16,18 +16,20 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from qworker import registry, signals
+from qworker import absent, awaiting, configuring, connections, program, registry, signals, stores
+from qworker.absent import refuse
 from qworker.arguments import keywords, positional
-from qworker.awaiting import LoopWaiter, Watcher
-from qworker.backends import Backend, open_backend
+from qworker.backends import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
+from qworker.configuring import announce
 from qworker.control import Control
-from qworker.current import add_app, all_apps, current_context, set_default_app
+from qworker.current import add_app, all_apps, get_current_task, set_default_app
 from qworker.decorators import BoundDecorator, Decorator
 from qworker.definition import adopt, make_task
 from qworker.errors import ConfigurationError
-from qworker.middleware import Middleware
+from qworker.loading import TaskModules
+from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
 from qworker.publishing import Publisher
 from qworker.registry import TaskRegistry
@@ -37,10 +39,10 @@ from qworker.signals import Signal
 from qworker.signature import Signature
 from qworker.task import AsyncTask, Task
 from qworker.transactions import publishing_in
-from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore
 
 if TYPE_CHECKING:
+    from qworker.awaiting import LoopWaiter, Watcher
     from qworker.signing import Signer
 
 P = ParamSpec("P")
@@ -52,8 +54,12 @@ class QWorker:
 
     main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the objects
     themselves (broker: also a list of URLs, of which the first that answers is used); with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
-    config_source: as for config_from_object. set_as_current: make this what ``current_app`` is. Any setting may be
-    given by its name; a wrong one raises ConfigurationError when the settings are first looked at.
+    config_source, namespace: as for config_from_object. changes: more settings, as a mapping. set_as_current: make this
+    what ``current_app`` is. Any setting may be given by its name; a wrong one raises ConfigurationError when the
+    settings are first looked at, and what only Celery's app takes raises NotAvailable.
+
+    on_configure is sent before the settings are first read, on_after_configure after that, on_after_finalize when all
+    tasks have their options, on_after_fork in every process that was forked from this one.
     """
 
     def __init__(
@@ -64,26 +70,37 @@ class QWorker:
         backend: str | Backend | None = None,
         include: Iterable[str] = (),
         config_source: Any = None,
+        namespace: str | None = None,
+        changes: Mapping[str, Any] | None = None,
         set_as_current: bool = True,
         clock: Clock = SYSTEM_CLOCK,
         **settings: Any,
     ) -> None:
+        refuse("QWorker(…)", settings, absent.APP_ARGUMENTS)
         urls = {"broker_url": broker, "result_backend": backend}
         given: dict[str, Any] = {
-            name: url for name, url in urls.items() if isinstance(url, str | list | tuple)
+            name: url
+            for name, url in urls.items()
+            if url is not None and not isinstance(url, LeaseStore | Backend)
         }
         if modules := tuple(include):
             given["include"] = modules
         self.main = main
         self.clock = clock
-        self.conf = Settings({**given, **settings})
+        self.conf = Settings(
+            {**given, **(changes or {}), **settings},
+            before=lambda: announce(self, self.on_configure),
+            after=lambda: announce(self, self.on_after_configure),
+        )
         self.control = Control(self)
-        self.user_options: dict[str, Any] = {}
+        self.on_configure = Signal("on_configure")
+        self.on_after_configure = Signal("on_after_configure")
         self.on_after_finalize = Signal("on_after_finalize")
+        self.on_after_fork = Signal("on_after_fork")
         self.finalized = False
         self._lock = threading.RLock()
         self._tasks = TaskRegistry()
-        self._packages: list[tuple[Callable[[], Iterable[str]], str | None]] = []
+        self._modules = TaskModules()
         self._added: list[Middleware] = []
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (
             None,
@@ -97,28 +114,17 @@ class QWorker:
         self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
         self._watcher: Watcher | None = None
         if config_source is not None:
-            self.config_from_object(config_source)
+            self.config_from_object(config_source, namespace=namespace)
         add_app(self)
         if set_as_current:
             set_default_app(self)
+        self.on_init()
 
     # -- configuration --
 
-    def config_from_object(self, source: Any, namespace: str | None = None) -> None:
-        """Take settings from a module, an object, a mapping, or the dotted name of one.
-
-        namespace: "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
-        """
-        self.conf.load(source, namespace)
-
-    def config_from_envvar(self, variable: str) -> None:
-        """Take settings from the module that the environment variable names. Raises ConfigurationError if unset."""
-        module = os.environ.get(variable)
-        if not module:
-            raise ConfigurationError(
-                f"the environment variable {variable} is not set: it should name a module"
-            )
-        self.config_from_object(module)
+    config_from_object = configuring.config_from_object
+    config_from_envvar = configuring.config_from_envvar
+    add_defaults = configuring.add_defaults
 
     # -- tasks --
 
@@ -152,7 +158,7 @@ class QWorker:
 
     def register_task(self, task: Task[P, R]) -> Task[P, R]:
         """Register an instance of a class-based task."""
-        name = task.name or task_name(type(task), self.main)
+        name = task.name or self.gen_task_name(type(task).__qualname__, type(task).__module__)
         adopt(task, self, name)
         self.add_task(task)
         return task
@@ -172,9 +178,14 @@ class QWorker:
                 self._publisher.forget()
         return task
 
+    def gen_task_name(self, name: str, module: str) -> str:
+        """Return the name of a task that is given none: of the function *name* in *module*. Override it at will."""
+        return task_name(name, module, self.main)
+
     def finalize(self) -> None:
         """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call again."""
         with self._lock:
+            self.conf.resolve()  # its receivers may come back here
             if self.finalized:
                 return
             for make in list(registry.shared):
@@ -182,7 +193,7 @@ class QWorker:
             for task in self._tasks.values():
                 task.bind_app(self)
             self.finalized = True
-        self.on_after_finalize.send(self)
+        announce(self, self.on_after_finalize)
 
     def autodiscover_tasks(
         self,
@@ -192,27 +203,16 @@ class QWorker:
     ) -> None:
         """Have load_tasks() import the module *related_name* of each of *packages* that has one.
 
-        force is there for Celery's sake: packages are looked at when tasks are first needed.
+        related_name None imports the packages themselves. force imports them now.
         """
-        if packages is None:
-            raise ConfigurationError(
-                'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]; '
-                "looking in Django's INSTALLED_APPS is not in this version"
-            )
-        find = packages if callable(packages) else lambda: packages
-        self._packages.append((find, related_name))
+        self._modules.discover(packages, related_name)
+        if force:
+            self._modules.load_discovered()
 
     def load_tasks(self) -> None:
         """Import every module that defines tasks: those in ``imports`` and ``include``, and the discovered ones."""
-        from importlib.util import find_spec
-
         signals.import_modules.send(self)
-        modules = [*self.conf.imports, *self.conf.include]
-        for find, related in self._packages:
-            names = (f"{package}.{related}" if related else package for package in find())
-            modules += [name for name in names if find_spec(name) is not None]
-        for module in modules:
-            import_object(module)
+        self._modules.load(self.conf)
         self.finalize()
 
     def send_task(
@@ -236,6 +236,8 @@ class QWorker:
         """Return a call that is not made yet, of a task's name or from the dict of a signature."""
         return Signature(task, args, kwargs, options, app=self)
 
+    subtask = signature
+
     def AsyncResult(self, id: str) -> AsyncResult[Any]:
         """Return the handle of a call made earlier."""
         if not isinstance(id, str):
@@ -247,7 +249,7 @@ class QWorker:
     def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
         """Add a middleware inside of those that are there. Call it before the first task is sent or run."""
         with self._lock:
-            self._added.append(_middleware(middleware))
+            self._added.append(make_middleware(middleware))
             self._middleware = (None, ())
             self._publisher.forget()
 
@@ -257,7 +259,7 @@ class QWorker:
         given = self.conf.middleware
         kept = self._middleware  # looked at once: another thread may replace it
         if kept[0] is not given:
-            kept = self._middleware = (given, (*map(_middleware, given), *self._added))
+            kept = self._middleware = (given, (*map(make_middleware, given), *self._added))
         return kept[1]
 
     def middleware_options(self) -> frozenset[str]:
@@ -285,63 +287,19 @@ class QWorker:
     @property
     def broker(self) -> LeaseStore:
         """Where messages are kept; opened at first use."""
-        return self._broker or self._open_broker()
-
-    def _open_broker(self) -> LeaseStore:
-        with self._lock:
-            if self._broker is None:
-                self._broker = open_store(self.conf.broker_url, self.conf)
-            return self._broker
+        return self._broker or stores.broker(self)
 
     @property
     def backend(self) -> Backend:
         """Where results are kept; opened at first use."""
-        return self._backend or self._open_backend()
+        return self._backend or stores.backend(self)
 
-    def _open_backend(self) -> Backend:
-        with self._lock:
-            if self._backend is None:
-                broker = self.conf.broker_url
-                embedded = broker is None or (broker.startswith("sqlite:") and ";" not in broker)
-                url = self.conf.result_backend or (self.broker.url if embedded else "disabled://")
-                self._backend = open_backend(url, self.conf, self.clock)
-            return self._backend
+    results_with_broker = property(stores.results_with_broker)
+    reply_to = property(stores.reply_to)
+    close = stores.close
 
-    def waiter(self) -> LoopWaiter:
-        """What waits for results in the running event loop."""
-        import asyncio  # only for who uses it: it costs 30 ms
-
-        loop = asyncio.get_running_loop()
-        if loop not in self._waiters:
-            self._waiters[loop] = LoopWaiter(self.backend, loop)
-        return self._waiters[loop]
-
-    @property
-    def watcher(self) -> Watcher:
-        """What keeps the promises made by ``result.then``."""
-        with self._lock:
-            if self._watcher is None:
-                self._watcher = Watcher(self)
-            return self._watcher
-
-    @property
-    def results_with_broker(self) -> bool:
-        """Whether results are kept in the broker's own store, so that a worker stores them together with the ack."""
-        if self._results_with_broker is None:
-            broker = self.broker
-            self._results_with_broker = "results" not in broker.lacks and self.backend.same_store(broker.url)
-        return self._results_with_broker
-
-    @property
-    def reply_to(self) -> str | None:
-        """The queue in which this process gets its results; None unless they are sent (``rpc://``), and inside of a task.
-
-        Raises BrokerUnavailable when there has to be one, and cannot be made.
-        """
-        conf = self.conf
-        if conf.result_backend != "rpc://" or conf.task_always_eager or current_context() is not None:
-            return None
-        return self.backend.reply_to()
+    waiter = awaiting.waiter
+    watcher = property(awaiting.watcher)
 
     @property
     def signer(self) -> Signer | None:
@@ -359,14 +317,32 @@ class QWorker:
         """The content types that are accepted in messages."""
         return content_types(self.conf.accept_content)
 
-    def close(self) -> None:
-        """Let go of the broker and the result store; the next use opens them again."""
-        with self._lock:
-            for opened in (self._broker, self._backend):
-                if opened is not None:
-                    opened.close()
-            self._broker = self._backend = self._results_with_broker = None
-            self._waiters.clear()
+    connection = connection_for_read = connection_for_write = connections.connection
+    pool = property(connections.pool)
+    producer_pool = property(connections.producer_pool)
+
+    # -- being an app --
+
+    start = program.start
+    worker_main = program.worker_main
+    set_current = set_default = set_default_app
+
+    @property
+    def current_task(self) -> Task[..., Any] | None:
+        """The task that is running here; None outside of one."""
+        return get_current_task()
+
+    def on_init(self) -> None:
+        """Called when the app has been made; for subclasses to override."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent.absent("app", name, absent.APP)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse(f"class {cls.__name__}", vars(cls), absent.APP_OVERRIDES)
 
     def __enter__(self) -> QWorker:
         return self
@@ -378,21 +354,11 @@ class QWorker:
         return f"<QWorker {self.main or '__main__'}>"
 
 
-def _middleware(given: Any) -> Middleware:
-    """The middleware that a setting or an argument gives: an object, its class, or the dotted name of either."""
-    found = import_object(given) if isinstance(given, str) else given
-    made = found() if isinstance(found, type) else found
-    if not isinstance(made, Middleware):
-        raise ConfigurationError(
-            f"{given!r} is no middleware: subclass qworker.Middleware", setting="middleware"
-        )
-    return made
-
-
 def _after_fork() -> None:
     for app in all_apps():
         app._lock = threading.RLock()  # a thread that the child does not have may have held it
         app._watcher = None  # the promises are the parent's to keep
+        app.on_after_fork.send(app)
 
 
 if hasattr(os, "register_at_fork"):

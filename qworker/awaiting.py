@@ -232,3 +232,21 @@ class Watcher:
                     results = self._results.pop(task_id, [])
                 for result in results:
                     result.keep(meta)
+
+
+def waiter(app: QWorker) -> LoopWaiter:
+    """What waits for results of *app* in the running event loop."""
+    import asyncio  # only for who uses it: it costs 30 ms
+
+    loop = asyncio.get_running_loop()
+    if loop not in app._waiters:
+        app._waiters[loop] = LoopWaiter(app.backend, loop)
+    return app._waiters[loop]
+
+
+def watcher(app: QWorker) -> Watcher:
+    """What keeps the promises made by ``result.then``."""
+    with app._lock:
+        if app._watcher is None:
+            app._watcher = Watcher(app)
+        return app._watcher

@@ -8,11 +8,12 @@ Thread:      any; pure but for the clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch
+from qworker.connections import HANDED_IN, refuse_other_brokers
 from qworker.current import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
 from qworker.naming import near, task_id
@@ -66,10 +67,7 @@ OPTIONS = frozenset(
 
 FOR_CELERYS_SAKE = frozenset(
     [
-        "producer",
-        "connection",
         "router",
-        "publisher",
         "delivery_mode",
         "mandatory",
         "immediate",
@@ -92,11 +90,17 @@ class Call(NamedTuple):
     add_to_parent: bool
 
 
-def check_options(name: str, options: Iterable[str], extra: Callable[[], Iterable[str]]) -> None:
-    """Raise PublishError for an option that does not exist, with the nearest spelling. extra: the middlewares' own."""
+def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
+    """Raise PublishError for an option that does not exist, with the nearest spelling, or for another app's connection."""
     for option in options:
-        if option not in OPTIONS and option not in FOR_CELERYS_SAKE and option not in extra():
-            guesses = near(option, [*OPTIONS, *extra()])
+        if option in HANDED_IN:
+            refuse_other_brokers(app, name, option, options[option])
+        elif (
+            option not in OPTIONS
+            and option not in FOR_CELERYS_SAKE
+            and option not in app.middleware_options()
+        ):
+            guesses = near(option, [*OPTIONS, *app.middleware_options()])
             hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from qworker.errors import NotAvailable
 from qworker.naming import signal_name
 from qworker.result import AsyncResult
 
@@ -72,9 +73,8 @@ class Control:
         self.revoke(task_id, terminate=True, signal=signal)
 
     def __getattr__(self, name: str) -> Any:
-        # An AttributeError, so that hasattr() tells what this version can do.
         if name in INSTEAD:
-            raise AttributeError(
+            raise NotAvailable(
                 f"app.control.{name}: remote control but for revoke() and terminate() comes in a later version; "
                 f"until then: {INSTEAD[name]}"
             )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from qworker import task_options
 from qworker.arguments import argument_checker, is_coroutine_function
 from qworker.errors import ConfigurationError
-from qworker.naming import task_name
 from qworker.task import AsyncTask, Task
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ def make_task(
         )
     if base is not None and not (isinstance(base, type) and issubclass(base, Task)):
         raise ConfigurationError(f"task {function}: base={base!r} must be a subclass of qworker.Task")
-    name = name or task_name(function, app.main)
+    name = name or app.gen_task_name(
+        getattr(function, "__name__", type(function).__name__), function.__module__
+    )
     is_async = is_coroutine_function(function)
     task = (base or (AsyncTask if is_async else Task))()
     task.__dict__.update(task_options.parse(name, options, app.middleware_options))

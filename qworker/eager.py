@@ -85,7 +85,7 @@ def apply_eagerly(
     """Run *task*, and again for as long as it asks for a retry (without waiting); return how it ended."""
     app = task.app
     app.finalize()
-    check_options(task.name, options, app.middleware_options)
+    check_options(app, task.name, options)
     embed = {
         "callbacks": signatures(options.get("link"), "link"),
         "errbacks": signatures(options.get("link_error"), "link_error"),

@@ -2,6 +2,7 @@
 
     QWorkerError
     ├── ConfigurationError       a setting, option or name given by the user is wrong
+    │   └── NotAvailable         Celery has it, this version has not
     ├── PublishError             a message could not be sent
     │   ├── EncodeError          an argument or result cannot be serialised
     │   ├── QueueNotFound
@@ -17,7 +18,7 @@
     │   ├── TaskRevoked ── TaskExpired
     │   ├── MaxRetriesExceeded, ChordError
     │   └── TimeLimitExceeded, WorkerLost, Terminated
-    ├── ResultError ── ResultTimeout, ResultNotFound, BackendError, NotSupported
+    ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, BackendError, NotSupported
     ├── ControlError
     └── SpoolError
     TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
@@ -54,6 +55,10 @@ class ConfigurationError(QWorkerError):
         super().__init__(message)
         self.setting = setting
         self.source = source
+
+
+class NotAvailable(ConfigurationError, AttributeError):
+    """Celery has this and this version has not; the message says what to do instead. ``hasattr()`` is False of it."""
 
 
 # -- sending --
@@ -197,6 +202,10 @@ class BackendError(ResultError):
     """The result store failed."""
 
 
+class IncompleteStream(ResultError):
+    """``collect()`` and the like came to a result that has not ended; wait for it with ``get()`` first."""
+
+
 class NotSupported(ResultError, NotImplementedError):
     """This result store or transport cannot do that; the message names one that can."""
 
@@ -283,6 +292,9 @@ class WorkerTerminate(SystemExit):
 # -- Celery's names --
 
 AlreadyRegistered = ConfigurationError
+BackendGetMetaError = BackendError
+BackendStoreError = BackendError
+CeleryError = QWorkerError
 ImproperlyConfigured = ConfigurationError
 InvalidTaskError = InvalidTaskMessage
 MaxRetriesExceededError = MaxRetriesExceeded
@@ -298,6 +310,7 @@ CELERY_NAMES: dict[type[BaseException], tuple[str, str]] = {
     ChordError: ("ChordError", "celery.exceptions"),
     ConfigurationError: ("ImproperlyConfigured", "celery.exceptions"),
     Ignore: ("Ignore", "celery.exceptions"),
+    IncompleteStream: ("IncompleteStream", "celery.exceptions"),
     InvalidTaskMessage: ("InvalidTaskError", "celery.exceptions"),
     MaxRetriesExceeded: ("MaxRetriesExceededError", "celery.exceptions"),
     NotRegistered: ("NotRegistered", "celery.exceptions"),

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from qworker.errors import ConfigurationError
+from qworker.naming import import_object
+
 
 class Middleware:
     """Subclass, override one or both methods, and call ``call_next`` to go on (or do not, to stop).
@@ -45,3 +48,17 @@ def compose(
         if overrides(middleware, method):
             chain = partial(getattr(middleware, method), chain)
     return chain
+
+
+def make_middleware(given: Any) -> Middleware:
+    """The middleware that a setting or an argument gives: an object, its class, or the dotted name of either.
+
+    Raises ConfigurationError for anything else.
+    """
+    found = import_object(given) if isinstance(given, str) else given
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Middleware):
+        raise ConfigurationError(
+            f"{given!r} is no middleware: subclass qworker.Middleware", setting="middleware"
+        )
+    return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -54,16 +54,15 @@ def _uuid4(text: str) -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"
 
 
-def task_name(function: Callable[..., Any], main: str | None = None) -> str:
-    """Name of the task made from `function`: "module.function".
+def task_name(name: str, module: str, main: str | None = None) -> str:
+    """Name of the task made from the function `name` of `module`: "module.name".
 
     In the ``__main__`` module it is `main`, or else the name the module would be imported by, so that
     ``python tasks.py`` calls what the worker knows as ``tasks.add``.
     """
-    module = function.__module__
     if module == "__main__":
         module = main or _main_module()
-    return f"{module}.{function.__name__}"
+    return f"{module}.{name}"
 
 
 def _main_module() -> str:

@@ -189,7 +189,7 @@ class Publisher:
         """Publish the next attempt of the running task: same id, one retry more."""
         if self.app.conf._resolution is not self._resolution:
             self.renew()
-        check_options(task.name, options, self.app.middleware_options)
+        check_options(self.app, task.name, options)
         call = next_call(self._router, task, request, args, kwargs, options, self.app)  # type: ignore[arg-type]
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
 
@@ -241,7 +241,7 @@ class Publisher:
     ) -> Call:
         if self.app.conf._resolution is not self._resolution:
             self.renew()
-        check_options(name, options, self.app.middleware_options)
+        check_options(self.app, name, options)
         if task is not None and task.typing and task.check_arguments is not None:
             task.check_arguments(*args, **kwargs)
         return make_call(self._router, task, name, args, kwargs, options, self.app)  # type: ignore[arg-type]

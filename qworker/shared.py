@@ -14,7 +14,6 @@ from qworker import registry
 from qworker.current import Proxy, all_apps, get_current_app
 from qworker.decorators import BoundDecorator, Decorator
 from qworker.definition import make_task
-from qworker.naming import task_name
 from qworker.task import AsyncTask, Task
 
 if TYPE_CHECKING:
@@ -52,6 +51,6 @@ def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -
 
     def find() -> Task[..., Any]:
         app = get_current_app()
-        return app.tasks[options.get("name") or task_name(function, app.main)]
+        return app.tasks[options.get("name") or app.gen_task_name(function.__name__, function.__module__)]
 
     return Proxy(find)

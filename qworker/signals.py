@@ -11,8 +11,9 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.absent import SIGNALS
 from qworker.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -155,3 +156,10 @@ setup_logging = Signal("setup_logging")
 after_setup_logger = Signal("after_setup_logger")
 after_setup_task_logger = Signal("after_setup_task_logger")
 import_modules = Signal("import_modules")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in SIGNALS:  # an AttributeError would lose its text in ``from qworker.signals import …``
+            raise ImportError(f"there is no signal {name}: {SIGNALS[name]}")
+        raise AttributeError(f"module 'qworker.signals' has no attribute {name!r}")

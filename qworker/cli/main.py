@@ -127,4 +127,5 @@ def main(ctx: click.Context, app: str | None) -> None:
     To begin:  qworker start --demo     see it work
                qworker start -A tasks   run the tasks of tasks.py
     """
-    ctx.obj = app
+    if app is not None:  # else it may be the app itself: see program.py
+        ctx.obj = app

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from qworker.app import QWorker
 from qworker.discovery import Found, find_app, load_tasks
 from qworker.naming import valid_queue_name
 
@@ -43,7 +44,10 @@ def open_app(option: str | None, tasks: bool = True) -> Found:
     """
     context = click.get_current_context(silent=True)
     named = option if option is not None else context.find_root().obj if context else None
-    found = find_app(named)
+    if isinstance(named, QWorker):
+        found = Found(named, "this program is its own", named.main or "__main__")
+    else:
+        found = find_app(named)
     if named is None:
         click.echo(f"Using {found.target}: {found.how}.", err=True)
     if tasks:

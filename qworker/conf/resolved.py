@@ -6,7 +6,7 @@ Thread:      resolved once, by whoever first reads a setting; after that reading
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,8 @@ class Settings(Declarations):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
     Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells
-    all of them at once; `problems()` never raises.
+    all of them at once; `problems()` never raises. before() is called once before anything is read, and may
+    give values; after() once when the values are there.
     """
 
     def __init__(
@@ -58,10 +59,14 @@ class Settings(Declarations):
         values: Mapping[str, Any] | None = None,
         *,
         label: str = "QWorker(…)",
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
         hidden = self.__dict__
+        hidden["_before"], hidden["_after"] = before, after
+        hidden["_defaults"] = []
         hidden["_pyproject"] = from_pyproject(directory)
         hidden["_code"] = [from_mapping(values, label)] if values else []
         hidden["_environment"] = from_environment(os.environ if environ is None else environ)
@@ -74,9 +79,24 @@ class Settings(Declarations):
         """Gives values in code. The environment and the command line still win over them."""
         self._add("_code", from_mapping({**(values or {}), **more}, "app.conf"))
 
-    def load(self, origin: Any, namespace: str | None = None) -> None:
-        """Gives the values of an object, a mapping, a module, or the dotted name of one (read when needed)."""
-        self._add("_code", from_object(origin, namespace))
+    def load(self, origin: Any, namespace: str | None = None, silent: bool = False) -> None:
+        """Gives the values of an object, a mapping, a module, or the dotted name of one (read when needed).
+
+        silent: a module that is not there gives none.
+        """
+        self._add("_code", from_object(origin, namespace, silent))
+
+    def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
+        """Gives values that every other source wins over, the last ones first; a function is called when needed."""
+        self._add(
+            "_defaults", lambda: from_mapping(values() if callable(values) else values, "add_defaults")()
+        )
+
+    def setdefault(self, name: str, value: Any) -> Any:
+        """Gives a value to a setting that no source has given one; returns the one in force."""
+        if self.source(name) == DEFAULT_SOURCE:
+            self.update({name: value})
+        return self[name]
 
     def command_line(self, values: Mapping[str, Any]) -> None:
         """Gives values that win over all others; those that are None are left out."""
@@ -139,6 +159,14 @@ class Settings(Declarations):
         """The names of all settings."""
         return list(SETTINGS)
 
+    def items(self) -> ItemsView[str, Any]:
+        """All settings with their values, passwords too; as_dict() masks them."""
+        return self.as_dict(mask=False).items()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of all settings, passwords too."""
+        return self.as_dict(mask=False).values()
+
     def __repr__(self) -> str:
         changed = {row.name: row.value for row in self.rows() if row.source != DEFAULT_SOURCE}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
@@ -176,25 +204,48 @@ class Settings(Declarations):
             return {row.name: row.value for row in self.rows()}
         return dict(self._looked_up().values)
 
+    def table(self, with_defaults: bool = False, censored: bool = True) -> dict[str, Any]:
+        """The settings that were given, by name. with_defaults: all of them. censored: passwords masked."""
+        given = self._looked_up().given
+        values = self.as_dict(mask=censored)
+        return {name: value for name, value in values.items() if with_defaults or name in given}
+
+    def humanize(self, with_defaults: bool = False, censored: bool = True) -> str:
+        """table() as text: ``name: value``, a line each."""
+        shown = self.table(with_defaults, censored)
+        return "\n".join(f"{name}: {value!r}" for name, value in shown.items())
+
     # -- resolving ---------------------------------------------------------------------------------------------
 
     def _looked_up(self) -> _Resolution:
         return self.__dict__["_resolution"] or self._read()
 
+    def resolve(self) -> None:
+        """Reads all sources, unless that was done; ConfigurationError when a value is wrong."""
+        if self.__dict__["_resolution"] is None:
+            self._resolve()
+
     def _resolve(self) -> None:
         """Reads all sources and makes the values plain attributes; ConfigurationError when one is wrong."""
+        hidden = self.__dict__
+        before, hidden["_before"] = hidden["_before"], None
+        if before is not None:
+            before()
         resolution = self._read()
         _refuse_errors(resolution.problems)
-        hidden = self.__dict__
         hidden.update(resolution.extra)
         hidden.update(resolution.values)
         hidden["_resolution"] = resolution  # last: whoever sees it, in any thread, finds the values in place
+        after, hidden["_after"] = hidden["_after"], None
+        if after is not None:
+            after()
 
     def _read(self) -> _Resolution:
         hidden = self.__dict__
         layers: list[Layer] = [
             source()
             for source in (
+                *hidden["_defaults"],
                 hidden["_pyproject"],
                 *hidden["_code"],
                 hidden["_environment"],

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from qworker.conf.compat import understand
 from qworker.conf.settings import SETTINGS
+from qworker.errors import ConfigurationError
 from qworker.naming import import_object, near
 
 ENVIRONMENT_PREFIX = "QWORKER_"
@@ -91,24 +92,24 @@ def from_mapping(raw: Mapping[str, Any], label: str) -> Source:
     return lambda: translate(copy, lambda spelling: label)
 
 
-def from_object(origin: Any, namespace: str | None = None) -> Source:
+def from_object(origin: Any, namespace: str | None = None, silent: bool = False) -> Source:
     """A source that reads an object, a mapping, a module, or the dotted name of one, when first asked.
 
     namespace "CELERY" takes only names that start with CELERY_, as in Django's settings.
+    silent: a module that is not there is an empty source.
     """
-    return lambda: _read_object(origin, namespace)
+    return lambda: _read_object(origin, namespace, silent)
 
 
-def _read_object(origin: Any, namespace: str | None) -> Layer:
+def _read_object(origin: Any, namespace: str | None, silent: bool) -> Layer:
     label = origin if isinstance(origin, str) else _label(origin)
     if isinstance(origin, str):
         try:
             origin = import_object(origin)
+        except ConfigurationError as error:  # there is none
+            return Layer({}, {}, [] if silent else [_unreadable(label, error)])
         except Exception as error:  # a configuration module is somebody's code: it may raise anything
-            message = (
-                f"cannot load the configuration {label!r}: {type(error).__name__}: {error}{_place(error)}"
-            )
-            return Layer({}, {}, [Problem("", message, label, "error")])
+            return Layer({}, {}, [_unreadable(label, error)])
     raw = dict(origin) if isinstance(origin, Mapping) else _attributes(origin)
     if namespace:
         prefix = namespace.rstrip("_").upper() + "_"
@@ -116,6 +117,11 @@ def _read_object(origin: Any, namespace: str | None) -> Layer:
             _without(prefix, name): value for name, value in raw.items() if name.upper().startswith(prefix)
         }
     return translate(raw, lambda spelling: label, guess=not isinstance(origin, Mapping) and not namespace)
+
+
+def _unreadable(label: str, error: Exception) -> Problem:
+    text = f"cannot load the configuration {label!r}: {type(error).__name__}: {error}{_place(error)}"
+    return Problem("", text, label, "error")
 
 
 def _place(error: Exception) -> str:

@@ -53,8 +53,8 @@ def test_a_task_is_named_after_module_and_function() -> None:
     def add() -> None: ...
 
     add.__module__ = "proj.tasks"
-    assert naming.task_name(add) == "proj.tasks.add"
-    assert naming.task_name(add, main="other") == "proj.tasks.add"
+    assert naming.task_name(add.__name__, add.__module__) == "proj.tasks.add"
+    assert naming.task_name(add.__name__, add.__module__, main="other") == "proj.tasks.add"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_task_of_the_script_has_the_name_the_worker_will_import(
     vars(script).update({"__spec__": None, **attributes})
     monkeypatch.setitem(sys.modules, "__main__", script)
     add.__module__ = "__main__"
-    assert naming.task_name(add, main) == expected
+    assert naming.task_name(add.__name__, add.__module__, main) == expected
 
 
 @pytest.mark.parametrize("path", ["os.path:join", "os.path.join"])

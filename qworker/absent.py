@@ -1,0 +1,226 @@
+"""Absent: what Celery has under some name and this version has not, each with the sentence that says so.
+
+Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the front door; the command line.
+Goes to:     whoever wrote the name, as an error at that line.
+Thread:      constants and pure functions.
+
+A name that is in no table is a misspelling, and gets Python's plain AttributeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from qworker.errors import NotAvailable
+
+LATER = "comes in a later version"
+_WORKFLOWS = f"workflows {LATER.replace('comes', 'come')}; until then link= goes on with one result"
+_SCHEDULES = (
+    f"schedules {LATER.replace('comes', 'come')}; until then have cron call `qworker call`, "
+    "or let the task call itself again with countdown="
+)
+_EVENTS = (
+    f"events {LATER.replace('comes', 'come')}; until then signals, as qworker.signals.task_success, "
+    "tell what happens in a worker"
+)
+_STEPS = "there are no boot steps here: signals observe a worker, and middleware changes what it does"
+_STAMPS = "headers are not stamped here: give headers= to apply_async(), and read task.request.headers"
+_EVENTLET = "there are no greenlets here: `async def` tasks run as they are, and `--pool threads` runs others"
+_KOMBU = (
+    "send calls with app.send_task() or task.apply_async(); for messages of another kind use kombu itself"
+)
+_HOOKS = "middleware (qworker.Middleware) is what changes how a task is published and run"
+
+APP = {
+    "Beat": _SCHEDULES,
+    "GroupResult": _WORKFLOWS,
+    "ResultSet": "ask each result, or await them together with asyncio.gather()",
+    "WorkController": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
+    "Worker": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
+    "add_periodic_task": _SCHEDULES,
+    "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
+    "annotations": "app.conf.task_annotations holds them",
+    "bugreport": "the command `qworker report` prints it",
+    "canvas": _WORKFLOWS,
+    "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable QWORKER_…",
+    "create_task_cls": "subclass qworker.Task",
+    "events": _EVENTS,
+    "fixups": "there are none: what Django needs comes with its integration, in a later version",
+    "loader": "settings come from config_from_object(), modules of tasks from imports, include and autodiscover_tasks()",
+    "log": "qworker.logs.setup() sets logs up; the signals setup_logging and after_setup_logger change them",
+    "now": "datetime.now(UTC) of Python says it",
+    "select_queues": "`qworker start --queues` says what a worker consumes",
+    "setup_security": "messages are signed with the setting security_key (HMAC), not with certificates",
+    "steps": _STEPS,
+    "subclass_with_self": "pass the app as an argument",
+    "timezone": "app.conf.timezone is its name; zoneinfo.ZoneInfo makes a zone of that",
+    "user_options": "commands take no options of your own: read an environment variable instead",
+}
+
+APP_ARGUMENTS = {
+    "amqp": APP["amqp"],
+    "autofinalize": "the app is finalized at its first use; there is no way to forbid it",
+    "control": "app.control is what it is; signals and middleware change what happens",
+    "events": _EVENTS,
+    "fixups": APP["fixups"],
+    "loader": APP["loader"],
+    "log": APP["log"],
+    "strict_typing": "say @app.task(typing=False) where arguments are not to be checked",
+    "tasks": "tasks are registered by @app.task and app.register_task()",
+}
+
+APP_OVERRIDES = {
+    **{f"{part}_cls": sentence for part, sentence in APP_ARGUMENTS.items()},
+    "backend_cls": "qworker.transports and qworker.backends say how stores are added; give backend= a URL",
+    "registry_cls": APP_ARGUMENTS["tasks"],
+    "prepare_config": "connect to app.on_configure",
+    "create_task_cls": APP["create_task_cls"],
+}
+"""What a subclass of the app cannot change by defining it."""
+
+TASK = {
+    "Request": _HOOKS,
+    "Strategy": _HOOKS,
+    "add_around": _HOOKS,
+    "add_to_chord": _WORKFLOWS,
+    "chunks": _WORKFLOWS,
+    "map": _WORKFLOWS,
+    "pop_request": "call task.apply() to run it with a request",
+    "push_request": "call task.apply() to run it with a request",
+    "replace": _WORKFLOWS,
+    "on_replace": _WORKFLOWS,
+    "request_stack": "task.request is the request of the task that is running",
+    "send_event": _EVENTS,
+    "signature_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
+    "starmap": _WORKFLOWS,
+    "start_strategy": _HOOKS,
+    "subtask_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
+}
+_RESULT_STORE = "results of all tasks of an app are in one store: say result_backend, or make another app"
+_ONE_SWITCH = "acks_on_failure_or_timeout says it for both"
+
+TASK_OPTIONS = {
+    "Request": _HOOKS,
+    "Strategy": _HOOKS,
+    "acks_on_failure": _ONE_SWITCH,
+    "acks_on_timeout": _ONE_SWITCH,
+    "backend": _RESULT_STORE,
+    "exchange_type": "an exchange is declared with its queue, in the setting task_queues",
+    "lazy": "a task is made when it is defined; its settings are read at first use all the same",
+    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries says how often",
+    "run": "decorate the function, or subclass qworker.Task and define run()",
+    "shared": "a task belongs to its app; @shared_task makes one that belongs to every app",
+}
+
+OVERRIDES = {
+    name: TASK_OPTIONS.get(name) or TASK[name]
+    for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout", "retry_on_worker_lost",
+                 "on_replace", "request_stack")
+}  # fmt: skip
+OVERRIDES["on_bound"] = "read the settings where they are needed, as self.app.conf"
+OVERRIDES["from_config"] = "an option that is None is taken from its setting already"
+"""What a subclass of Task cannot change by defining it: to find it there says that something is expected of it."""
+
+RESULT = {
+    "build_graph": _WORKFLOWS,
+    "graph": _WORKFLOWS,
+    "revoke_by_stamped_headers": _STAMPS,
+    "on_ready": "result.then(callback) is called when it has ended",
+    "supports_native_join": "ask each result, or await them together with asyncio.gather()",
+}
+
+SIGNATURE = {
+    "stamp": _STAMPS,
+    "append_to_list_option": "link() and link_error() add callbacks",
+    "election": "workers elect nobody here",
+    "flatten_links": _WORKFLOWS,
+}
+
+SIGNALS = {
+    "beat_init": _SCHEDULES,
+    "beat_embedded_init": _SCHEDULES,
+    "heartbeat_sent": "`qworker health` says whether a worker is alive",
+    "eventlet_pool_started": _EVENTLET,
+    "eventlet_pool_preshutdown": _EVENTLET,
+    "eventlet_pool_postshutdown": _EVENTLET,
+    "eventlet_pool_apply": _EVENTLET,
+    "user_preload_options": "commands take no options of your own: read an environment variable instead",
+}
+
+FRONT_DOOR = {
+    "Celery": "the app's class is QWorker here: from qworker import QWorker",
+    **dict.fromkeys(
+        ("chain", "group", "chord", "chunks", "signature", "subtask", "maybe_signature", "xmap", "xstarmap"),
+        "workflows are not in this version; link= goes on with one result",
+    ),
+    "bootsteps": _STEPS,
+    "task": "decorate with @app.task, or with @shared_task",
+    "uuid": "uuid.uuid4() of Python makes ids; qworker makes its own where none is given",
+    "bugreport": APP["bugreport"],
+    "maybe_patch_concurrency": _EVENTLET,
+    "beat": _SCHEDULES,
+    "schedules": _SCHEDULES,
+    "events": _EVENTS,
+    "canvas": _WORKFLOWS,
+    "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says what to do",
+    "bin": "the command line is qworker.cli.main",
+    "worker_main": "app.worker_main() runs a worker",
+    "security": APP["setup_security"],
+}
+
+COMMANDS = {
+    "beat": _SCHEDULES,
+    "events": _EVENTS,
+    "inspect": "`qworker queues` shows what waits, `qworker doctor` whether workers are there; the rest "
+    + LATER,
+    "control": "`qworker revoke` stops tasks; the rest " + LATER,
+    "status": "`qworker doctor` says which workers are there",
+    "multi": "start several with your init system: `qworker init systemd` prints the files",
+    "list": "`qworker queues` shows queues",
+    "graph": _WORKFLOWS,
+    "amqp": "`qworker queues` and `qworker purge` look at queues; the broker's own tools do the rest",
+    "migrate": "`qworker move` moves messages from one broker to another",
+    "upgrade": "`qworker config check` says which settings are old; old names are understood as they are",
+    "logtool": "`qworker start --log-json` writes logs that any tool reads",
+    "flower": "`qworker doctor`, `qworker queues` and the page of worker_http_address show what happens",
+}
+
+_DAEMON = "let your init system do it: `qworker init systemd` prints the files"
+WORKER_OPTIONS = {
+    "-B/--beat": _SCHEDULES,
+    "-s/--schedule/--schedule-filename": _SCHEDULES,
+    "--scheduler": _SCHEDULES,
+    "-E/--task-events/--events": _EVENTS,
+    "--autoscale": "--concurrency is the number of processes; idle ones cost little",
+    "-D/--detach": _DAEMON,
+    "--uid": _DAEMON,
+    "--gid": _DAEMON,
+    "--umask": _DAEMON,
+    "--executable": _DAEMON,
+    "--workdir": _DAEMON,
+    "-S/--statedb": "what was revoked is kept in the broker",
+    "--purge/--discard": "run `qworker purge` first",
+    "-X/--exclude-queues": "--queues names those that it works on",
+    "-I/--include": "set include, or QWORKER_INCLUDE=a,b",
+    "--disable-prefetch": "--prefetch-multiplier 1 takes one message ahead for each process",
+    "--pool-start-method": "it is --start-method here",
+    "--heartbeat-interval": "a worker renews its lease by itself; worker_lease_seconds says how long one lasts",
+}
+"""Options of `celery worker` that would change something."""
+
+WITHOUT_EFFECT = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+"""Options of `celery worker` that turn off what is not here: taken, and nothing is lost by it."""
+
+
+def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
+    """Return the error for *name*, which *what* (such as "app") has not: with its sentence, if Celery knows it."""
+    if name in table:
+        return NotAvailable(f"{what}.{name} is not in qworker: {table[name]}")
+    return AttributeError(f"{what} has no attribute {name!r}")
+
+
+def refuse(what: str, names: Iterable[str], table: Mapping[str, str]) -> None:
+    """Raise NotAvailable for the first of *names* that is in *table*; what: "QWorker(…)", "task proj.add"."""
+    for name in names:
+        if name in table:
+            raise NotAvailable(f"{what}: {name} is not in qworker: {table[name]}")

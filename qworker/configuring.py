@@ -1,0 +1,61 @@
+"""Configuring: how an app is given its settings, and tells that it has them.
+
+Comes from:  the user's module, as methods of the app.
+Goes to:     ``app.conf``, which reads the sources when a setting is first looked at.
+Thread:      whoever configures; the announcements come on the thread that looks first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.errors import ConfigurationError, NotAvailable
+from qworker.signals import Signal
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+def config_from_object(
+    app: QWorker, source: Any, silent: bool = False, force: bool = False, namespace: str | None = None
+) -> None:
+    """Take settings from a module, an object, a mapping, or the dotted name of one; over those given before.
+
+    silent: a module that is not there is no mistake. force: read it now, not at first use.
+    namespace: "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
+    """
+    app.conf.load(source, namespace, silent)
+    if force:
+        app.conf.resolve()
+
+
+def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force: bool = False) -> bool:
+    """Take settings from the module that the environment variable names, and return True.
+
+    Raises ConfigurationError if it is unset; returns False instead when *silent*. force: as for config_from_object.
+    """
+    module = os.environ.get(variable)
+    if not module:
+        if silent:
+            return False
+        raise ConfigurationError(f"the environment variable {variable} is not set: it should name a module")
+    config_from_object(app, module, silent, force)
+    return True
+
+
+def add_defaults(app: QWorker, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
+    """Give defaults of your own: every other source wins over them. A function is called when they are needed."""
+    app.conf.add_defaults(values)
+
+
+def announce(app: QWorker, signal: Signal) -> None:
+    """Send one of the app's own signals.
+
+    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be overlooked.
+    Whatever else it raises is logged, as with every signal.
+    """
+    for _, answer in signal.send(app, source=app.conf):
+        if isinstance(answer, NotAvailable):
+            raise answer

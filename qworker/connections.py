@@ -1,0 +1,151 @@
+"""Connections: what ``app.connection_for_write()`` and the pools give, to code that was written for kombu.
+
+Comes from:  ``app.connection_for_read``, ``connection_for_write``, ``connection``, ``app.pool``, ``app.producer_pool``.
+Goes to:     ``with`` blocks around ``apply_async(connection=…)`` or ``producer=…``, and probes that call ensure_connection().
+Thread:      any; they hold nothing: an app has its own connections to the broker, and shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable, NotAvailable, PublishError
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+HANDED_IN = ("connection", "producer", "publisher")
+"""Options of apply_async that name what the call is sent by."""
+
+
+class Connection:
+    """Stands for the app's way to its broker. release() and close() are there for the ``with`` block's sake."""
+
+    def __init__(self, app: QWorker) -> None:
+        self.app = app
+
+    def as_uri(self, include_password: bool = False) -> str:
+        """The broker's URL, its password masked."""
+        url = self.app.broker.url
+        return url if include_password else mask_urls(url)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker answers now."""
+        try:
+            self.connect()
+        except BrokerUnavailable:
+            return False
+        return True
+
+    def connect(self) -> Connection:
+        """Ask the broker something. Raises BrokerUnavailable when it does not answer."""
+        self.app.broker.depths((self.app.conf.task_default_queue,))
+        return self
+
+    def ensure_connection(
+        self,
+        errback: Callable[[BaseException, float], Any] | None = None,
+        max_retries: int | None = None,
+        interval_start: float = 2,
+        interval_step: float = 2,
+        interval_max: float = 30,
+        **ignored: Any,
+    ) -> Connection:
+        """Wait until the broker answers: for ever, or for *max_retries* tries after the first.
+
+        Between them it waits interval_start seconds, each time interval_step more, at most interval_max.
+        errback(error, seconds) is called before each pause. Raises BrokerUnavailable after the last try.
+        """
+        pause, tries = interval_start, 0
+        while True:
+            try:
+                return self.connect()
+            except BrokerUnavailable as error:
+                if max_retries is not None and tries >= max_retries:
+                    raise
+                if errback is not None:
+                    errback(error, pause)
+                self.app.clock.sleep(pause)
+                tries += 1
+                pause = min(pause + interval_step, interval_max)
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    close = release
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Connection: {self.as_uri()}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _only_calls(f"app.connection().{name}")
+
+
+class Producer(Connection):
+    """What app.producer_pool gives, for ``apply_async(producer=…)``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise _only_calls(f"a producer's {name}")
+
+
+class Pool:
+    """app.pool and app.producer_pool: acquire() gives a connection or a producer, at once."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
+        """Return one, for a ``with`` block; nothing is waited for."""
+        return self._make()
+
+    def force_close_all(self) -> None:
+        """Nothing is held."""
+
+
+def connection(app: QWorker, url: str | None = None) -> Connection:
+    """Return what stands for the connection to the broker: for ``with`` blocks, and to ask whether it answers.
+
+    Raises NotAvailable for the *url* of another broker.
+    """
+    if url is not None and url != app.broker.url:
+        raise NotAvailable("app.connection(url): an app has one broker; make another app for another one")
+    return Connection(app)
+
+
+def pool(app: QWorker) -> Pool:
+    """For ``with app.pool.acquire() as connection``, around ``apply_async(connection=connection)``."""
+    return Pool(lambda: Connection(app))
+
+
+def producer_pool(app: QWorker) -> Pool:
+    """For ``with app.producer_pool.acquire() as producer``, around ``apply_async(producer=producer)``."""
+    return Pool(lambda: Producer(app))
+
+
+def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> None:
+    """Raise PublishError unless *given*, for a call of task *name*, is None or a connection of *app*."""
+    if given is not None and not (isinstance(given, Connection) and given.app is app):
+        raise PublishError(
+            f"calling {name}: {option}={given!r:.100} is no connection of this app, which sends its calls to its own "
+            "broker; for another broker make another app, and call other_app.send_task()"
+        )
+
+
+def _only_calls(what: str) -> NotAvailable:
+    return NotAvailable(
+        f"{what} is not in qworker: send calls with app.send_task() or task.apply_async(); "
+        "for messages of another kind use kombu itself"
+    )

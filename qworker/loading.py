@@ -1,0 +1,51 @@
+"""Loading: the modules that define an app's tasks, and their import.
+
+Comes from:  the settings ``imports`` and ``include``, and ``app.autodiscover_tasks``.
+Goes to:     the import machinery, when a worker or a command needs all tasks.
+Thread:      whoever loads; a list that only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from qworker.errors import ConfigurationError
+from qworker.naming import import_object
+
+
+class TaskModules:
+    """The packages that were named for discovery; looked at no sooner than load() is called."""
+
+    def __init__(self) -> None:
+        self._packages: list[tuple[Callable[[], Iterable[str]], str | None]] = []
+
+    def discover(
+        self, packages: Iterable[str] | Callable[[], Iterable[str]] | None, related_name: str | None
+    ) -> None:
+        """Add *packages*, of which load() imports the module *related_name*; None is the packages themselves.
+
+        Raises ConfigurationError for None packages.
+        """
+        if packages is None:
+            raise ConfigurationError(
+                'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]; '
+                "looking in Django's INSTALLED_APPS is not in this version"
+            )
+        self._packages.append((packages if callable(packages) else lambda: packages, related_name))
+
+    def load(self, conf: Any) -> None:
+        """Import the modules of the settings, then those of the packages that have one."""
+        for module in [*conf.imports, *conf.include]:
+            import_object(module)
+        self.load_discovered()
+
+    def load_discovered(self) -> None:
+        """Import the modules of the packages that have one."""
+        from importlib.util import find_spec
+
+        for find, related in self._packages:
+            for package in find():
+                name = f"{package}.{related}" if related else package
+                if find_spec(name) is not None:
+                    import_object(name)

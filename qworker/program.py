@@ -1,0 +1,44 @@
+"""Program: an app as the program that was started, ``if __name__ == "__main__": app.worker_main()``.
+
+Comes from:  the user's module, as methods of the app.
+Goes to:     the command line, which is loaded for nothing else.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from qworker.naming import import_object
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+def start(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line for this app, as the command ``qworker``; ends the program with its exit code.
+
+    argv: what would follow ``qworker``; None is what followed the name of this program.
+    """
+    command_line = import_object("qworker.cli.main:main")
+    command_line.main(_arguments(argv), obj=app)
+    raise AssertionError("unreachable: the command line ends the program")
+
+
+def worker_main(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``; ends the program, as start().
+
+    Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
+    """
+    given = _arguments(argv)
+    if not {"worker", "start"} & set(given):
+        raise ValueError(
+            f'worker_main() takes the command too, as in ["worker", "--loglevel=INFO"], not {given}'
+        )
+    start(app, given)
+
+
+def _arguments(argv: Sequence[str] | None) -> list[str]:
+    return sys.argv[1:] if argv is None else list(argv)

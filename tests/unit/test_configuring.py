@@ -1,0 +1,271 @@
+"""How an app is configured, tells of it, and is its own program."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, registry
+from qworker.current import set_default_app
+from qworker.errors import ConfigurationError, NotAvailable
+from tests.unit.stores import KeepingStore
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = list(registry.shared)
+    yield
+    registry.shared[:] = before
+    set_default_app(None)
+    gc.collect()  # an app with a wrong setting must not meet the shared tasks of other tests
+
+
+def make(**options: Any) -> QWorker:
+    return QWorker("proj", broker=KeepingStore(), **options)
+
+
+# -- what is told --
+
+
+def test_configuring_is_told_once_before_and_once_after() -> None:
+    app = make(timezone="Europe/Berlin")
+    told: list[Any] = []
+
+    @app.on_configure.connect
+    def before(sender: QWorker, **kwargs: Any) -> None:
+        told.append("before")
+        sender.conf.update(task_default_queue="early")
+
+    @app.on_after_configure.connect
+    def after(sender: QWorker, source: Any, **kwargs: Any) -> None:
+        told.append((sender, source, source.timezone, source.task_default_queue))
+        sender.conf.update(task_track_started=True)
+
+    assert not told
+    assert app.conf.task_default_queue == "early"
+    assert told == ["before", (app, app.conf, "Europe/Berlin", "early")]
+    assert app.conf.task_track_started is True
+    app.conf.update(timezone="UTC")
+    assert len(told) == 2
+
+
+def test_a_receiver_may_ask_for_the_tasks_while_they_are_finalized() -> None:
+    app = make()
+    told: list[Any] = []
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    app.on_after_configure.connect(lambda sender, **kwargs: told.append(sorted(sender.tasks)))
+    app.on_after_finalize.connect(lambda sender, **kwargs: told.append("finalized"))
+    app.finalize()
+    assert told == ["finalized", [add.name]]
+
+
+def test_periodic_tasks_are_refused_where_the_app_is_set_up() -> None:
+    app = make()
+
+    @app.on_after_configure.connect
+    def setup_periodic_tasks(sender: QWorker, **kwargs: Any) -> None:
+        sender.add_periodic_task(10.0, None)  # type: ignore[attr-defined]
+
+    with pytest.raises(NotAvailable, match=r"app\.add_periodic_task is not in qworker: schedules come"):
+        app.finalize()
+
+
+def test_another_fault_of_a_receiver_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    app = make()
+    app.on_after_configure.connect(lambda **kwargs: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        assert app.conf.task_default_queue
+    assert "a receiver of signal on_after_configure raised" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
+def test_a_forked_process_is_told() -> None:
+    app = make()
+    readable, writable = os.pipe()
+    app.on_after_fork.connect(lambda sender, **kwargs: os.write(writable, b"told"))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writable)
+    assert os.read(readable, 100) == b"told"
+    os.close(readable)
+
+
+# -- where values come from --
+
+
+def test_defaults_of_ones_own_lose_to_every_source(project: Callable[..., Path]) -> None:
+    project(**{"celeryconfig.py": "timezone = 'Europe/London'\n"})
+    app = make(task_default_queue="said")
+    asked: list[str] = []
+
+    def late() -> Mapping[str, Any]:
+        asked.append("late")
+        return {"timezone": "Asia/Tokyo", "result_expires": 60}
+
+    app.add_defaults({"task_default_queue": "default", "result_expires": 30, "task_track_started": True})
+    app.add_defaults(late)
+    app.config_from_object("celeryconfig")
+    assert not asked
+    conf = app.conf
+    assert (conf.task_default_queue, conf.timezone, conf.result_expires, conf.task_track_started) == (
+        "said", "Europe/London", 60, True,
+    )  # fmt: skip
+    assert conf.source("result_expires") == "add_defaults"
+    app.conf.add_defaults({"worker_concurrency": 3})
+    assert app.conf.worker_concurrency == 3
+
+
+def test_setdefault_leaves_what_was_given() -> None:
+    app = make(worker_concurrency=2)
+    assert app.conf.setdefault("worker_concurrency", 9) == 2
+    assert app.conf.setdefault("worker_max_tasks_per_child", 9) == 9
+    assert app.conf.worker_max_tasks_per_child == 9
+
+
+def test_a_silent_source_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make()
+    app.config_from_object("nowhere_at_all", silent=True)
+    assert app.config_from_envvar("NO_SUCH_VARIABLE", silent=True) is False
+    with pytest.raises(ConfigurationError, match="NO_SUCH_VARIABLE is not set"):
+        app.config_from_envvar("NO_SUCH_VARIABLE")
+    monkeypatch.setenv("PROJ_CONFIG", "nowhere_at_all")
+    assert app.config_from_envvar("PROJ_CONFIG", silent=True) is True
+    assert app.conf.timezone == "UTC"
+    with pytest.raises(ConfigurationError, match="nowhere_at_all"):
+        app.config_from_object("nowhere_at_all")
+
+
+def test_force_reads_at_once(project: Callable[..., Path]) -> None:
+    project(**{"celeryconfig.py": "timezone = 'Nowhere/Else'\n"})
+    with pytest.raises(ConfigurationError, match="timezone"):
+        make().config_from_object("celeryconfig", force=True)
+
+
+def test_the_namespace_of_the_app_is_that_of_its_source() -> None:
+    app = make(config_source={"CELERY_TIMEZONE": "Asia/Tokyo", "DEBUG": True}, namespace="CELERY")
+    assert app.conf.timezone == "Asia/Tokyo"
+    assert make(changes={"timezone": "Asia/Tokyo"}).conf.timezone == "Asia/Tokyo"
+
+
+def test_the_settings_as_a_table_and_as_text() -> None:
+    app = QWorker("proj", broker="redis://:secret@host/1", timezone="Asia/Tokyo")
+    table = app.conf.table()
+    assert table == {"broker_url": "redis://:********@host/1", "timezone": "Asia/Tokyo"}
+    assert app.conf.table(censored=False)["broker_url"] == "redis://:secret@host/1"
+    assert app.conf.table(with_defaults=True)["task_default_queue"] == app.conf.task_default_queue
+    assert app.conf.humanize() == "broker_url: 'redis://:********@host/1'\ntimezone: 'Asia/Tokyo'"
+    assert "task_default_queue: " in app.conf.humanize(with_defaults=True)
+    assert dict(app.conf.items())["timezone"] == "Asia/Tokyo"
+    assert "Asia/Tokyo" in app.conf.values()
+
+
+# -- what an app does not take --
+
+
+@pytest.mark.parametrize("argument", ["loader", "fixups", "autofinalize", "strict_typing", "amqp", "tasks"])
+def test_arguments_that_only_celerys_app_has_are_refused(argument: str) -> None:
+    with pytest.raises(NotAvailable, match=rf"QWorker\(…\): {argument} is not in qworker: "):
+        make(**{argument: None})
+
+
+def test_a_store_that_is_none_is_refused_and_not_forgotten() -> None:
+    app = QWorker("proj", backend=dict)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="result_backend"):
+        app.conf.resolve()
+
+
+def test_parts_of_the_app_cannot_be_exchanged_by_a_subclass() -> None:
+    with pytest.raises(NotAvailable, match="class Other: loader_cls is not in qworker"):
+
+        class Other(QWorker):
+            loader_cls = "proj:Loader"
+
+
+def test_a_subclass_may_name_tasks_and_be_told_when_it_is_made() -> None:
+    class Short(QWorker):
+        made = False
+
+        def on_init(self) -> None:
+            self.made = True
+
+        def gen_task_name(self, name: str, module: str) -> str:
+            return super().gen_task_name(name, module.removesuffix(".tasks"))
+
+    app = Short("proj", broker=KeepingStore())
+
+    def add(x: int) -> int:
+        return x
+
+    add.__module__ = "shop.tasks"
+    assert app.made
+    assert app.task(add).name == "shop.add"
+
+
+def test_force_imports_the_discovered_modules_at_once(project: Callable[..., Path]) -> None:
+    project(
+        **{
+            "shop/__init__.py": "",
+            "shop/jobs.py": "from qworker import current_app\ncurrent_app.task(name='j')(id)\n",
+        }
+    )
+    app = make()
+    app.autodiscover_tasks(["shop"], related_name="jobs", force=True)
+    assert list(app.tasks) == ["j"]
+
+
+# -- names that are not there --
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "amqp", "events", "Beat", "log", "loader", "GroupResult", "setup_security"]
+)
+def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
+    app = make()
+    assert not hasattr(app, name)
+    with pytest.raises(NotAvailable, match=rf"app\.{name} is not in qworker: \w+"):
+        getattr(app, name)
+    with pytest.raises(AttributeError, match="app has no attribute 'nonsense'"):
+        _ = app.nonsense  # type: ignore[attr-defined]
+
+
+def test_signals_that_nobody_sends_cannot_be_imported() -> None:
+    with pytest.raises(ImportError, match="no signal beat_init: schedules come in a later version"):
+        exec("from qworker.signals import beat_init")
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec("from qworker.signals import nonsense")
+
+
+# -- the program --
+
+
+def run(path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    (path / "program.py").write_text("from qworker import QWorker\napp = QWorker('proj')\n" + code)
+    return subprocess.run(
+        [sys.executable, "program.py"], cwd=path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+def test_the_app_is_the_one_that_its_own_program_is_about(tmp_path: Path) -> None:
+    done = run(tmp_path, "app.conf.task_default_queue = 'mine'\napp.start(['config', 'show', '--changed'])")
+    assert "mine" in done.stdout, done
+    assert done.returncode == 0
+
+
+def test_worker_main_needs_its_command() -> None:
+    with pytest.raises(ValueError, match=r'\["worker", "--loglevel=INFO"\]'):
+        make().worker_main(["--loglevel=INFO"])
