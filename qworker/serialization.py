@@ -41,6 +41,7 @@ _ENCODINGS = {
     "utf-8": "utf-8", "utf8": "utf-8", "binary": "utf-8", "us-ascii": "ascii", "ascii": "ascii",
     "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16", "utf-32": "utf-32",
 }  # fmt: skip
+_WIDE = frozenset({"utf-16", "utf-32"})  # in which a bracket is no byte of its own
 
 
 # -- encoding --
@@ -152,10 +153,15 @@ def _decode_json(data: bytes, content_encoding: str) -> Any:
         raise InvalidTaskMessage(
             f"content encoding {content_encoding!r:.80} is not one of {', '.join(_ENCODINGS)}"
         )
-    if too_deep(data):
-        raise InvalidTaskMessage(f"body nests deeper than {MAX_DEPTH} levels, or its brackets do not match")
     try:
-        return loads(data.decode(encoding))
+        text = data.decode(encoding)
+        if too_deep(data if encoding not in _WIDE else text.encode("utf-8", "replace")):
+            raise InvalidTaskMessage(
+                f"body nests deeper than {MAX_DEPTH} levels, or its brackets do not match"
+            )
+        return loads(text)
+    except InvalidTaskMessage:
+        raise
     except Exception as error:  # decoders of registered types are the user's code
         raise InvalidTaskMessage(f"body is not valid JSON: {_short(error)}") from error
 

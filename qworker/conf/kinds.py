@@ -17,8 +17,8 @@ from qworker.naming import valid_queue_name
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
-_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*\Z", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*+([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*+(?:/\s*([smh]))?\s*\Z", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 _NO_KEY = re.compile(r"""[\s,;"']""")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

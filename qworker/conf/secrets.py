@@ -15,16 +15,58 @@ _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?|secret|token|credential|(^|_)(key|keys|auth)$", re.IGNORECASE
 )
 _NOT_SECRET = re.compile(r"routing_key|key_prefix|primary_key", re.IGNORECASE)
-# Greedy up to the last "@": a password may hold "/" or "@" that nobody escaped; masking too much is the safe side.
-_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s:/@?#]*):([^\s\"'<>]*)@")
-_PARAMETER = re.compile(r"([?&;][^=&\s]*(?:pass|secret|token|key)[^=&\s]*=)[^&\s;]+", re.IGNORECASE)
+_USER = re.compile(r"://[^\s:/@?#]*:")
+_END = re.compile(r"[\s\"'<>]")
+_NAME = re.compile(
+    r"([^=&\s]++)(=?)"
+)  # possessive: each character is looked at once, whatever comes after it
+_VALUE = re.compile(r"[^&\s;]+")
+_SECRET_PARAMETER = re.compile(r"pass|secret|token|key", re.IGNORECASE)
 
 
 def mask_urls(text: str) -> str:
     """The same text with the password of every URL in it replaced by asterisks."""
     if "://" not in text:
         return text
-    return _PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
+    return _without_parameters(_without_passwords(text))
+
+
+def _without_passwords(text: str) -> str:
+    pieces = []
+    done = at = 0
+    stop = last = -1
+    while user := _USER.search(text, at):
+        if user.end() > stop:
+            end = _END.search(text, user.end())
+            stop = len(text) if end is None else end.start()
+            # The last "@": a password may hold "/" or "@" that nobody escaped; masking too much is the safe side.
+            last = text.rfind("@", user.end(), stop)
+        if last < user.end():
+            at = user.start() + 3
+        else:
+            pieces += [text[done : user.end()], MASK]
+            done = at = last
+    return "".join((*pieces, text[done:]))
+
+
+def _without_parameters(text: str) -> str:
+    pieces = []
+    done = 0
+    for name in _NAME.finditer(text):
+        if name.start() < done or not name[2] or not _is_secret_parameter(text, name):
+            continue
+        if value := _VALUE.match(text, name.end()):
+            pieces += [text[done : value.start()], MASK]
+            done = value.end()
+    return "".join((*pieces, text[done:]))
+
+
+def _is_secret_parameter(text: str, found: re.Match[str]) -> bool:
+    name = found[1]
+    if text[found.start() - 1 : found.start()] != "&":
+        starts = [at for at in map(name.find, "?;") if at >= 0]
+        name = name[min(starts) :] if starts else ""
+    return _SECRET_PARAMETER.search(name) is not None
 
 
 def is_secret(name: str) -> bool:

@@ -230,7 +230,7 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
     except (
         Exception
     ) as error:  # whatever a stranger has put there: the worker refuses it by its missing headers
-        headers = {"unreadable": f"{type(error).__name__}: {error}"}
+        return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
     text = own.get(TEXT)
     if not isinstance(text, str):

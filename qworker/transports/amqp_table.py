@@ -107,7 +107,14 @@ def _read_array(data: bytes, at: int) -> tuple[list[Any], int]:
     while at < end:
         value, at = read_value(data, at)
         values.append(value)
+    _check_end(at, end)
     return values, end
+
+
+def _check_end(at: int, end: int) -> None:
+    """ValueError when what is in a table or an array goes on after its end: those who wrap it would read that again."""
+    if at != end:
+        raise ValueError(f"a value goes on for {at - end} bytes after the end of its table")
 
 
 def _read_decimal(data: bytes, at: int) -> tuple[float, int]:
@@ -166,6 +173,7 @@ def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
             values[name] = None
         else:
             values[name], at = _READERS[code](data, at)
+    _check_end(at, end)
     return values, end
 
 

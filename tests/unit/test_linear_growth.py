@@ -1,0 +1,371 @@
+"""What reads input from outside takes time in proportion to its size, on the worst input that anybody thought of.
+
+Every regular expression of the package is found in its source: a new one has to be in REGEXES, to be tried by hostile
+repetitions, or in BOUNDED, with what keeps its input short. SCANNERS are the functions that walk through what strangers
+send. The time is that of the processor, and only its growth is judged: double the size, at most 2.5 times the time.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qworker
+from qworker import clock, execution, json_dialect
+from qworker.cli.output import visible
+from qworker.components import metrics
+from qworker.conf.secrets import mask_urls
+from qworker.errors import InvalidTaskMessage, QWorkerError
+from qworker.exceptions import exception_from_dict, exception_to_dict
+from qworker.foreign import from_kombu
+from qworker.protocol import decode_body, parse_headers, parse_properties, receive
+from qworker.safe_repr import printable, repr_args, repr_kwargs, safe_repr
+from qworker.transports.amqp_codec import Delivery, read_content
+from qworker.transports.amqp_table import read_table
+from qworker.transports.plain_messages import read as read_plain
+from qworker.transports.reaching import explained, while_connecting
+
+MOST_GROWTH = 2.5
+MEASURABLE = 0.02
+"""Seconds of the processor, from which on a doubling is told from noise."""
+LARGEST = 64 * 1024
+
+REGEXES: dict[str, Callable[[], list[Any]]] = {
+    "qworker.embedded.place:_ESCAPED": lambda: _named("qworker.embedded.place:_ESCAPED"),
+    "qworker.transports.redis_envelope:_HEAD": lambda: _named("qworker.transports.redis_envelope:_HEAD"),
+    "qworker.transports.reaching:_HANGING_UP": lambda: _named("qworker.transports.reaching:_HANGING_UP"),
+    "qworker.transports.reaching:_WAITING": lambda: _named("qworker.transports.reaching:_WAITING"),
+    "qworker.transports.reaching:_PATTERNS": lambda: [
+        pattern for pattern, _ in importlib.import_module("qworker.transports.reaching")._PATTERNS
+    ],
+    "qworker.transports.redis_connection:_CODE": lambda: _named("qworker.transports.redis_connection:_CODE"),
+    "qworker.process:_CODE": lambda: _named("qworker.process:_CODE"),
+    "qworker.conf.secrets:_SECRET_NAME": lambda: _named("qworker.conf.secrets:_SECRET_NAME"),
+    "qworker.conf.secrets:_NOT_SECRET": lambda: _named("qworker.conf.secrets:_NOT_SECRET"),
+    "qworker.conf.secrets:_USER": lambda: _named("qworker.conf.secrets:_USER"),
+    "qworker.conf.secrets:_END": lambda: _named("qworker.conf.secrets:_END"),
+    "qworker.conf.secrets:_NAME": lambda: _named("qworker.conf.secrets:_NAME"),
+    "qworker.conf.secrets:_VALUE": lambda: _named("qworker.conf.secrets:_VALUE"),
+    "qworker.conf.secrets:_SECRET_PARAMETER": lambda: _named("qworker.conf.secrets:_SECRET_PARAMETER"),
+    "qworker.conf.kinds:_SIZE": lambda: _matched("qworker.conf.kinds:_SIZE"),
+    "qworker.conf.kinds:_RATE": lambda: _matched("qworker.conf.kinds:_RATE"),
+    "qworker.conf.kinds:_URL": lambda: _matched("qworker.conf.kinds:_URL"),
+    "qworker.conf.kinds:_NO_KEY": lambda: _named("qworker.conf.kinds:_NO_KEY"),
+    "qworker.conf.kinds:_integer": lambda: [importlib.import_module("qworker.conf.kinds")._integer],
+}
+"""Regular expressions by module and by what they are assigned to, or the function they are in."""
+
+BOUNDED: dict[str, str] = {
+    "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
+    "qworker.routing:_compile": "the patterns are the user's own settings, and names of tasks have at most 255 characters",
+    "qworker.routing:_topic": "bindings and routing keys are the caller's own settings and arguments",
+}
+
+UNITS = ("a", "A", "1", " ", ".", "1.", "://", "://a:", "a:b@", "?", "?key", ";", "&", "=", "key=", "key", "%", "%%",
+         "\\", "\\000", '"', "'", "@", "+", "-", "_", "<", "\n", "1 ", "/", "alert ", "pass", "e")  # fmt: skip
+BEFORE = ("", "1", "a://", "?", '{"qworker": {"deliveries": ')
+AFTER = ("", "!", "\n!")
+
+
+def _named(where: str) -> list[Any]:
+    module, _, name = where.partition(":")
+    return [getattr(importlib.import_module(module), name)]
+
+
+def _matched(where: str) -> list[Any]:
+    """Of an expression that is only ever asked for a match at the beginning."""
+    return [pattern.match for pattern in _named(where)]
+
+
+def _used(node: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """(what it is assigned to or the function it is in, call) of each use of the module re."""
+
+    def walk(node: ast.AST, name: str) -> Iterator[tuple[str, ast.Call]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not name:
+            name = node.targets[0].id
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not name:
+            name = node.target.id
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and owner.id == "re" and node.func.attr not in ("escape", "purge"):
+                yield name, node
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, name)
+
+    yield from walk(node, "")
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    root = Path(qworker.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        yield name, ast.parse(path.read_text())
+
+
+def test_every_regular_expression_is_tried_or_says_why_not() -> None:
+    found = set()
+    for module, tree in _modules():
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "re"), (
+                f"{module}: write import re"
+            )
+            renamed = isinstance(node, ast.Import) and any(a.name == "re" and a.asname for a in node.names)
+            assert not renamed, f"{module}: import re by its own name, so that this test finds its uses"
+        found |= {f"{module}:{name}" for name, _ in _used(tree)}
+    assert found == {*REGEXES, *BOUNDED}, "see REGEXES and BOUNDED in this file"
+
+
+# -- how time grows --
+
+
+def _seconds(function: Callable[[Any], Any], given: Any, times: int = 1) -> float:
+    best = float("inf")
+    for _ in range(times):
+        start = time.process_time()
+        try:
+            function(given)
+        except (QWorkerError, ValueError):
+            pass
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def check_growth(function: Callable[[Any], Any], make: Callable[[int], Any], largest: int = LARGEST) -> None:
+    """make(n): the worst input of size n. Passes what takes no time worth the name at *largest*."""
+    gc.disable()
+    try:
+        size = 1024
+        while _seconds(function, make(size)) < MEASURABLE:
+            if size >= largest:
+                return
+            size *= 2
+        growth = float("inf")
+        for _ in range(3):  # another process may be in the way of the caches
+            small, large = make(size), make(size * 2)
+            growth = min(growth, _seconds(function, large, 2) / _seconds(function, small, 2))
+            if growth <= MOST_GROWTH:
+                return
+        pytest.fail(f"twice {size} takes {growth:.1f} times as long: {make(48)!r:.200}")
+    finally:
+        gc.enable()
+
+
+def test_the_measure_tells_linear_from_quadratic() -> None:
+    check_growth(lambda text: [ord(c) for c in text], lambda n: "a" * n, 1024**2)
+    with pytest.raises(pytest.fail.Exception, match="times as long"):
+        check_growth(re.compile(r"a+b").search, lambda n: "a" * n)
+
+
+def _tried(pattern: Any) -> Callable[[str], Any]:
+    if callable(pattern):
+        return pattern  # type: ignore[no-any-return]
+    if isinstance(pattern.pattern, bytes):
+        return lambda text: pattern.match(text.encode())
+    return lambda text: pattern.sub("", text)
+
+
+@pytest.mark.parametrize("where", REGEXES)
+def test_a_regular_expression_is_linear(where: str) -> None:
+    for pattern in REGEXES[where]():
+        function = _tried(pattern)
+        for before, unit, after in product(BEFORE, UNITS, AFTER):
+            check_growth(
+                function,
+                lambda n, before=before, unit=unit, after=after: before + unit * (n // len(unit)) + after,
+                largest=16 * 1024,
+            )
+
+
+# -- what walks through what strangers send --
+
+HEADERS = '{"task":"t","id":"i","x":%s}'
+ACCEPT = frozenset({"json"})
+
+
+def _body(text: str, encoding: str = "utf-8") -> Any:
+    properties = {"content_type": "application/json", "content_encoding": encoding}
+    return decode_body(text.encode(encoding), parse_headers('{"task":"t","id":"i"}'), properties, ACCEPT)
+
+
+def _frames(table: bytes) -> Delivery:
+    header = b"\0\x3c\0\0" + (0).to_bytes(8, "big") + b"\x20\0" + len(table).to_bytes(4, "big") + table
+    return Delivery("c", "", "q", 1, False, header, b"")
+
+
+def _overlapping(size: int) -> bytes:
+    """A table of arrays that each claim to go on into their neighbours."""
+    return b"\1a" + (b"A\0\0\0\x1eA\0\0\0\x05" * 30)[: max(size, 4)]
+
+
+class _Plain:
+    """What kombu gives of a message of a stranger's."""
+
+    content_type = content_encoding = delivery_tag = None
+    delivery_info: dict[str, Any] = {}
+
+    def __init__(self, headers: Any, properties: Any, body: Any) -> None:
+        self.headers, self.properties, self.body = headers, properties, body
+
+
+def _traceback(text: str) -> str:
+    return execution._format(ValueError(text))
+
+
+JSON_TEXTS: dict[str, Callable[[int], str]] = {
+    "an unclosed string of escaped quotes": lambda n: "[" * 300 + '"' + '\\"' * (n // 2),
+    "quotes that are not escaped": lambda n: "[" * 300 + '\\\\"' * (n // 3),
+    "backslashes": lambda n: "[" * 300 + "\\" * n,
+    "quotes": lambda n: "[" * 300 + '"' * n,
+    "open brackets": lambda n: "[" * n,
+    "closed brackets": lambda n: "[" * 300 + "]" * n,
+    "brackets in each other": lambda n: "[" * (n // 2) + "]" * (n // 2),
+    "stairs of brackets": lambda n: "[[]" * (n // 4) + "]" * (n // 4),
+    "stairs of empty objects": lambda n: '{"a":{},"a":' * (n // 13) + "1" + "}" * (n // 13),
+    "flat": lambda n: "[" + "[]," * (n // 3) + "1]",
+    "deep but not too deep": lambda n: "[" + ("[" * 150 + "]" * 150 + ",") * (n // 301) + "1]",
+    "digits": lambda n: "1" * n,
+    "digits in a list": lambda n: "[" + "1" * n + "]" + "[]" * 300,
+    "a fraction": lambda n: "0." + "1" * n,
+    "tagged values": lambda n: "[" + '{"__type__":"bytes","__value__":"!"},' * (n // 37) + "1]",
+    "a tagged time": lambda n: '{"__type__":"datetime","__value__":"' + "1" * n + '"}',
+    "a tagged number": lambda n: '{"__type__":"decimal","__value__":"' + "1" * n + '"}',
+    "spaces": lambda n: "[" + " " * n + "1",
+    "surrogates": lambda n: '["' + "\\ud800" * (n // 6) + '"]',
+    "keys": lambda n: "{" + ",".join(f'"{i}":1' for i in range(n // 8)) + "}",
+    "one key": lambda n: "{" + '"a":1,' * (n // 6) + '"a":1}',
+}
+PLAIN_TEXTS: dict[str, Callable[[int], str]] = {
+    "letters": lambda n: "a" * n,
+    "schemes": lambda n: "a://" * (n // 4),
+    "users": lambda n: "://a:" * (n // 5),
+    "passwords": lambda n: "a://u:p@h " * (n // 10),
+    "one long password": lambda n: "a://u:" + "@" * n,
+    "parameters": lambda n: "a://" + "?key" * (n // 4),
+    "parameters with values": lambda n: "a://?" + "key=a;" * (n // 6),
+    "control characters": lambda n: "\x1b" * n,
+    "lines": lambda n: "\n" * n,
+    "surrogates": lambda n: "\ud800" * n,
+    "spaces": lambda n: "1" + " " * n + "x",
+    "words": lambda n: "alert certificate " * (n // 18),
+    "quotes": lambda n: "'\"" * (n // 2),
+    "zeros": lambda n: "0" * n,
+}
+ENVELOPES: dict[str, Callable[[int], str]] = {
+    "digits of deliveries": lambda n: '{"qworker": {"deliveries": ' + "1" * n,
+    "digits of due": lambda n: (
+        '{"qworker": {"deliveries": 1, "redelivered": false, "parked": 0, "due": ' + "1" * n
+    ),
+    "points of due": lambda n: (
+        '{"qworker": {"deliveries": 1, "redelivered": false, "parked": 0, "due": ' + "." * n
+    ),
+    "an envelope in envelopes": lambda n: '{"qworker": ' * (n // 12),
+}
+
+
+def _scanners() -> Iterator[tuple[str, Callable[[Any], Any], Callable[[int], Any]]]:
+    json_readers: dict[str, Callable[[str], Any]] = {
+        "too_deep": lambda text: json_dialect.too_deep(text.encode("utf-8", "replace")),
+        "parse_headers": lambda text: parse_headers(HEADERS % text),
+        "parse_properties": lambda text: parse_properties('{"x":%s}' % text),  # noqa: UP031
+        "decode_body": _body,
+        "decode_body in utf-16": lambda text: _body(text, "utf-16"),
+        "receive of protocol 1": lambda text: receive("{}", None, text.encode(), ACCEPT),
+        "a name": lambda text: parse_headers(json.dumps({"task": text, "id": text})),
+        "a time": lambda text: parse_headers(json.dumps({"task": "t", "id": "i", "eta": text})),
+        "a representation": lambda text: parse_headers(
+            json.dumps({"task": "t", "id": "i", "argsrepr": text})
+        ),
+    }
+    for (reader, function), (words, make) in product(json_readers.items(), JSON_TEXTS.items()):
+        yield f"{reader}: {words}", function, make
+    text_readers: dict[str, Callable[[str], Any]] = {
+        "mask_urls": mask_urls,
+        "explained": lambda text: explained(
+            text, importlib.import_module("qworker.transports.reaching").REDIS
+        ),
+        "while_connecting": lambda text: while_connecting(text, True),
+        "safe_repr": safe_repr,
+        "repr_args": lambda text: repr_args((text, [text])),
+        "repr_kwargs": lambda text: repr_kwargs({"a": text, "b": {text: text}}),
+        "printable": printable,
+        "visible": visible,
+        "seconds": clock.seconds,
+        "to_epoch": clock.to_epoch,
+        "a traceback": _traceback,
+        "exception_to_dict": lambda text: exception_to_dict(ValueError(text, [text])),
+        "exception_from_dict": lambda text: exception_from_dict(
+            {"exc_type": text, "exc_module": text, "exc_message": [text]}
+        ),
+        "a name in many parts": lambda text: exception_from_dict({"exc_type": text.replace("a", "a.")}),
+        "a log line": lambda text: importlib.import_module("qworker.logs")._safe(text),
+        "a size": lambda text: importlib.import_module("qworker.conf.kinds")._bytes(text),
+        "a metric's label": lambda text: metrics._sample("m", {"queue": text}, 1.0),
+    }
+    for (reader, function), (words, make) in product(text_readers.items(), PLAIN_TEXTS.items()):
+        yield f"{reader}: {words}", function, make
+    for words, make in {**JSON_TEXTS, **PLAIN_TEXTS}.items():
+        yield f"from_kombu: {words}", lambda text: from_kombu({"headers": {text: text}, "body": text}), make
+        yield (
+            f"from_kombu in base64: {words}",
+            lambda text: from_kombu({"properties": {"body_encoding": "base64"}, "body": text}),
+            make,
+        )
+        yield f"a plain message: {words}", lambda text: read_plain(_Plain({text: text}, {}, text)), make
+    for name, table in {
+        "values that overlap": _overlapping,
+        "empty values": lambda n: b"\1aV" * (n // 3),
+        "tables in tables": lambda n: b"\1aF\xff\xff\xff\xff" * (n // 7),
+        "arrays of nothing": lambda n: b"\1aA" + n.to_bytes(4, "big") + b"V" * n,
+        "new names": lambda n: b"".join(b"\3%3dV" % (i % 1000) for i in range(n // 5)),
+    }.items():  # fmt: skip
+        yield f"an AMQP header: {name}", lambda table: read_content(_frames(table)), table
+
+
+SCANNERS = list(_scanners())
+
+
+@pytest.mark.parametrize(
+    ("function", "make"), [case[1:] for case in SCANNERS], ids=[case[0] for case in SCANNERS]
+)
+def test_a_scanner_is_linear(function: Callable[[Any], Any], make: Callable[[int], Any]) -> None:
+    check_growth(function, make)
+
+
+@pytest.mark.parametrize("words", {**ENVELOPES, **JSON_TEXTS})
+def test_an_envelope_on_redis_is_read_in_linear_time(words: str) -> None:
+    pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
+    envelope = importlib.import_module("qworker.transports.redis_envelope")
+    make = {**ENVELOPES, **JSON_TEXTS}[words]
+    check_growth(lambda text: envelope.from_payload(text.encode("utf-8", "replace"), envelope.Scale()), make)
+
+
+def test_a_table_that_goes_on_after_its_end_is_refused() -> None:
+    inner = b"A\0\0\0\1" + b"S\0\0\0\5hello"  # one byte long, it says, and holds a text of ten
+    table = b"\1a" + inner
+    with pytest.raises(ValueError, match="after the end"):
+        read_table(len(table).to_bytes(4, "big") + table, 0)
+
+
+def test_a_header_that_cannot_be_read_is_a_message_without_a_task() -> None:
+    content = read_content(_frames(b"\1aZ"))
+    with pytest.raises(InvalidTaskMessage, match="missing"):
+        parse_headers(content.text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16", "utf-32"])
+def test_depth_is_seen_in_every_encoding(encoding: str) -> None:
+    with pytest.raises(InvalidTaskMessage, match="deeper"):
+        _body("[" * 300 + '"\\"' + '"' + "]" * 300, encoding)
