@@ -12,10 +12,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
+from qworker.async_execution import execute_async
 from qworker.call_options import check_options
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
-from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute, execute_async
+from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.protocol import Body
@@ -113,7 +114,16 @@ def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Ou
         return execute(app, task, context, body)
     import asyncio  # only for who uses it: it costs 30 ms
 
-    run = execute_async(app, task, context, body)
+    async def run_beside() -> Outcome:
+        # In a task of its own, which the body may cancel: what cancels this one is Ctrl-C.
+        outer: Any = asyncio.current_task()
+        return await asyncio.create_task(
+            execute_async(
+                app, task, context, body, cancelled=lambda: Interrupted() if outer.cancelling() else None
+            )
+        )
+
+    run = run_beside()
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -29,7 +29,7 @@ from qworker.errors import (
     Reject,
     Retry,
     SoftTimeLimitExceeded,
-    TimeLimitExceeded,
+    Terminated,
 )
 from qworker.exceptions import exception_to_dict
 from qworker.middleware import compose
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
-SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID, INTERRUPTED = (
+SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID, INTERRUPTED, TERMINATED = (
     "success",
     "failure",
     "retry",
@@ -53,6 +53,7 @@ SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID, INTERRUPTED = (
     "rejected",
     "invalid",
     "interrupted",
+    "terminated",
 )
 
 
@@ -94,7 +95,7 @@ def execute(
     app: QWorker, task: Task[..., Any], context: Context, body: Body, disarm: Callable[[], None] | None = None
 ) -> Outcome:
     """Run *task* for *context*; return how it ended. disarm: called as soon as the body is done."""
-    run = _Run(app, task, context)
+    run = Run(app, task, context)
     try:
         run.enter()
         value = run.call(body)
@@ -110,45 +111,6 @@ def execute(
         run.leave()
 
 
-async def execute_async(
-    app: QWorker,
-    task: Task[..., Any],
-    context: Context,
-    body: Body,
-    soft: float | None = None,
-    hard: float | None = None,
-    disarm: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """execute() for an ``async def`` task. soft and hard: limits in seconds; both cancel the task."""
-    import asyncio
-
-    run = _Run(app, task, context)
-    try:
-        run.enter()
-        limit = min((seconds for seconds in (soft, hard) if seconds), default=None)
-        try:
-            async with asyncio.timeout(limit) as timer:
-                value = await run.call(body)
-                disarm()
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise (
-                SoftTimeLimitExceeded(soft) if soft and soft == limit else TimeLimitExceeded(hard)
-            ) from None
-    except asyncio.CancelledError as error:
-        disarm()
-        ours = asyncio.current_task().cancelling()  # type: ignore[union-attr]  # or did the body raise it?
-        return run.tell(run.raised, Interrupted() if ours else error)
-    except BaseException as error:  # as in execute()
-        disarm()
-        return run.tell(run.raised, error)
-    else:
-        return run.tell(run.returned, value)
-    finally:
-        run.leave()
-
-
 def invalid(error: BaseException) -> Outcome:
     """The outcome of a message that cannot be run."""
     text = str(error) if isinstance(error, MessageError) else repr(error)
@@ -157,7 +119,7 @@ def invalid(error: BaseException) -> Outcome:
 
 def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseException) -> Outcome:
     """The outcome of a run out of which *error* came, having been raised just as the body ended."""
-    run = _Run(app, task, context)
+    run = Run(app, task, context)
     return run.tell(run.raised, error)
 
 
@@ -173,7 +135,7 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, 
         return None
 
 
-class _Run:
+class Run:
     """The steps of one run, in order: enter, call, returned or raised, leave."""
 
     __slots__ = ("app", "context", "info", "runtime", "start", "status", "task", "token", "value")
@@ -253,6 +215,9 @@ class _Run:
         if isinstance(error, Interrupted):
             self.status = states.REJECTED
             return Outcome(INTERRUPTED, self.runtime, "the worker ends")
+        if isinstance(error, Terminated):
+            self.status, self.value = states.REVOKED, error
+            return Outcome(TERMINATED, self.runtime, str(error))
         if isinstance(error, Ignore):
             self.status = states.IGNORED
             return Outcome(IGNORED, self.runtime, safe_repr(error))
@@ -344,7 +309,9 @@ class _Run:
     def _hook(self, hook: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
             hook(*arguments, **named)
-        except (Exception, SystemExit):  # a hook observes; the outcome stands
+        except BaseException as error:  # a hook observes; the outcome stands
+            if isinstance(error, KeyboardInterrupt) and self.context.is_eager:
+                raise  # Ctrl-C, of who made the call
             logger.exception("%s of task %s raised", hook.__name__, self.task.name)
 
     def _store(

@@ -18,10 +18,12 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from qworker import execution, protocol, signals
-from qworker.components.event_loop import EventLoop
+from qworker.async_execution import execute_async
+from qworker.components.event_loop import AsyncRun, EventLoop
 from qworker.components.frames import (
     OUTCOME,
     RECEIVE_BYTES,
@@ -35,15 +37,15 @@ from qworker.components.frames import (
 from qworker.components.marks import Marks
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.crash_points import CRASHING, crash_point
-from qworker.errors import MessageError, SoftTimeLimitExceeded
+from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 
 logger = logging.getLogger(__name__)
 
 
-def main(app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> int:
+def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
     jobs.settimeout(None)  # a program may have set another default, for its own connections
-    child = Child(app, jobs, tokens, settings)
+    child = Child(app, jobs, tokens, orders, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, child.interrupt)
@@ -71,10 +73,13 @@ class Child:
     """settings: index, hostname, describe (whether outcomes carry the result's repr), max_memory (KiB or None),
     async_concurrency, running_path."""
 
-    def __init__(self, app: Any, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]
+    ) -> None:
         self._app = app
         self._socket = jobs
         self._tokens = tokens
+        self._orders = orders
         self._settings = settings
         self._pid = os.getpid()
         self._token = 0  # main thread: a token taken for a job that is still to come
@@ -136,7 +141,7 @@ class Child:
                 if CRASHING:
                     crash_point("started")
         if task.is_async:
-            self._event_loop().start(self._run_async(sequence, tag, prepared))
+            self._event_loop().start(sequence, partial(self._run_async, tag, prepared))
             return
         self._marks.set(0, tag)
         if CRASHING:
@@ -157,16 +162,25 @@ class Child:
         if CRASHING:
             crash_point("told")
 
-    async def _run_async(self, sequence: int, tag: int, prepared: Prepared) -> None:
+    async def _run_async(self, tag: int, prepared: Prepared, run: AsyncRun) -> None:
         slot = self._marks.begin(tag)
-        outcome = await execution.execute_async(self._app, *prepared, disarm=self._leave_copy)
+        outcome = await execute_async(
+            self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
+        )
         self._marks.end(slot)
-        self._tell(sequence, outcome)
+        self._tell(run.key, outcome)
 
     def _event_loop(self) -> EventLoop:
         if self._loop is None:
             self._loop = EventLoop()
+            self._loop.watch(self._orders, self._obey)
         return self._loop
+
+    def _obey(self, orders: bytes) -> None:
+        """Cancel the async tasks that the worker names. On the loop's thread."""
+        assert self._loop is not None
+        for (sequence,) in TOKEN.iter_unpack(orders):
+            self._loop.cancel(sequence, Terminated("terminated on request"))
 
     def _tell(self, sequence: int, outcome: execution.Outcome) -> None:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
@@ -184,7 +198,7 @@ class Child:
     def interrupt(self, signum: int, frame: object) -> None:
         """SIGUSR1: the worker shuts down and does not wait any longer."""
         if self._loop is not None:
-            self._loop.cancel_all()
+            self._loop.cancel_all(execution.Interrupted())
         if self._running:
             raise execution.Interrupted()
 

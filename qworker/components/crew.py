@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qworker.components.estimates import Estimates
-from qworker.components.pool import LOST, TERMINATED, TIME_LIMIT, PoolSettings
+from qworker.components.pool import LOST, TERMINATED, PoolSettings
 from qworker.components.pool_child import ChildHandle
 from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
@@ -169,16 +169,16 @@ class Crew:
                     # What it runs is long: nothing goes behind it.
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
-                if limit is not None and limit[0] <= now:
+                if limit is not None and limit.at <= now:
                     unbegun = child.recall()
                     recalled.extend(unbegun)
-                    if limit[1] in unbegun:  # the child had nothing else to do: it is frozen, or stuck
+                    if limit.request in unbegun:  # the child had nothing else to do: it is frozen, or stuck
                         child.end = child.end or (LOST, None, "it did not begin what it was given")
                         overdue.append(child)
                         continue
                     limit = child.next_limit()
-                if limit is not None and limit[0] <= now:
-                    child.end = child.end or (TIME_LIMIT, limit[1], "the hard time limit passed")
+                if limit is not None and limit.at <= now:
+                    child.end = child.end or (limit.why, limit.request, limit.how)
                     overdue.append(child)
                 elif not child.up and now - child.born > self._settings.alive_timeout:
                     how = f"it did not come up within {self._settings.alive_timeout:g} s"
@@ -197,7 +197,7 @@ class Crew:
             for child in self._children:
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:
-                    wanted = min(wanted, max(0.0, limit[0] - now))
+                    wanted = min(wanted, max(0.0, limit.at - now))
                 if not child.up:
                     wanted = min(wanted, 1.0)
         return wanted
@@ -214,15 +214,28 @@ class Crew:
         with self._lock:
             return [request for child in self._children for request in child.recall()]
 
-    def sentence(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
+    def cancel(self, request: Request, how: str) -> bool:
+        """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey in time;
+        False when nobody has it."""
+        with self._lock:
+            child = self._holder(request)
+            if child is not None:
+                self._limited = True
+                child.cancel(request, how)
+        return child is not None
+
+    def mark_for_kill(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
         """Return the child that has *request*; lethal: note that it is killed for that request's sake."""
         with self._lock:
-            for child in self._children:
-                if any(one is request for one in child.requests()):
-                    if lethal:
-                        child.end = child.end or (TERMINATED, request, how)
-                    return child
-        return None
+            child = self._holder(request)
+            if child is not None and lethal:
+                child.end = child.end or (TERMINATED, request, how)
+        return child
+
+    def _holder(self, request: Request) -> ChildHandle | None:
+        return next(
+            (child for child in self._children if any(one is request for one in child.requests())), None
+        )
 
     def retire_all(self) -> list[ChildHandle]:
         """Let nobody be replaced any more; return those that are busy."""

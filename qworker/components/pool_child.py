@@ -1,4 +1,4 @@
-"""ChildHandle: the parent's picture of one pool child, and its ends of the socket and the token pipe.
+"""ChildHandle: the parent's picture of one pool child, and its ends of the socket and the two pipes.
 
 Comes from:  ProcessPool, which makes one for each child.
 Goes to:     the child, in frames.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qworker.components.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
+from qworker.components.pool import TERMINATED, TIME_LIMIT
 from qworker.request import Request
 
 MAX_JOBS = 128
@@ -24,6 +25,8 @@ FRAME_BYTES = 128 * 1024
 """Of the bodies in a frame, about."""
 ASYNC_GRACE_SECONDS = 2.0
 """An async task is cancelled at its hard limit by the child itself; the parent kills it only this much later."""
+CANCEL_SECONDS = 5.0
+"""So long an async task that is cancelled on request may take to end; then its process is killed."""
 
 
 class Assigned(NamedTuple):
@@ -32,6 +35,16 @@ class Assigned(NamedTuple):
     request: Request
     seconds: float
     since: float
+
+
+class Limit(NamedTuple):
+    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then: why (a constant of
+    pool.py) and how."""
+
+    at: float
+    request: Request
+    why: str
+    how: str
 
 
 class ChildHandle:
@@ -50,6 +63,10 @@ class ChildHandle:
         self._send_signal = send_signal
         self.pid = 0
         self._owed: list[int] = []
+        self.interrupted = False
+        """We have asked what runs there to end."""
+        self._cancelled: dict[int, Limit] = {}
+        """Async jobs that are to end on request."""
         self.up = False
         self.gone = False
         self.retiring = False
@@ -70,12 +87,16 @@ class ChildHandle:
         for end in (self._socket, self.their_socket):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.token_reader, self._token_writer = os.pipe()
-        os.set_blocking(self.token_reader, False)
+        self.order_reader, self._order_writer = os.pipe()
+        for file in (self.token_reader, self.order_reader, self._order_writer):
+            os.set_blocking(file, False)
         self._open = True
 
     def spawned(self) -> None:
         """The child has its ends: let go of ours of them (but for the tokens, which we may take back)."""
         self.their_socket.close()
+        os.close(self.order_reader)
+        self.order_reader = -1
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -192,6 +213,7 @@ class ChildHandle:
         assigned = self.jobs.pop(sequence, None)
         if assigned is None:
             return None
+        self._cancelled.pop(sequence, None)
         if assigned.request.is_async:
             self.async_jobs -= 1
         else:
@@ -228,21 +250,38 @@ class ChildHandle:
         expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
         return self.heard + max(patience, 1.5 * expected)
 
-    def next_limit(self) -> tuple[float, Request] | None:
-        """Monotonic time at which the hard limit of something that runs here passes, and whose it is."""
-        limits = []
+    def cancel(self, request: Request, how: str) -> None:
+        """Have the child cancel *request*, which is async and runs there; if it does not end, it is killed later."""
+        for sequence, assigned in self.jobs.items():
+            if assigned.request is request and sequence not in self._cancelled:
+                self._cancelled[sequence] = Limit(
+                    self._monotonic() + CANCEL_SECONDS,
+                    request,
+                    TERMINATED,
+                    f"{how}: it did not let itself be cancelled",
+                )
+                try:
+                    os.write(self._order_writer, pack_tokens([sequence]))
+                except OSError:
+                    pass  # the child is dead, or hears nothing: see the limit
+                return
+
+    def next_limit(self) -> Limit | None:
+        """The next time at which something that runs here must have ended; None when nothing must."""
+        limits = list(self._cancelled.values())
+        how = "the hard time limit passed"
         first = True
         for request, _, since in self.jobs.values():
             limit = request.time_limit
             if request.is_async:
                 if limit is not None:
-                    limits.append((since + limit + ASYNC_GRACE_SECONDS, request))
+                    limits.append(Limit(since + limit + ASYNC_GRACE_SECONDS, request, TIME_LIMIT, how))
             elif first:
                 first = False  # the sync jobs run one after the other: only the first one is running
                 if limit is not None:
                     # It started after its predecessor's outcome at the latest: never too early a kill.
-                    limits.append((max(since, self.heard) + limit, request))
-        return min(limits, default=None, key=lambda pair: pair[0])
+                    limits.append(Limit(max(since, self.heard) + limit, request, TIME_LIMIT, how))
+        return min(limits, default=None, key=lambda limit: limit.at)
 
     # -- pool thread --
 
@@ -264,6 +303,7 @@ class ChildHandle:
 
     def kill(self, number: int) -> None:
         """Send a signal; as soon as the process id is known."""
+        self.interrupted = self.interrupted or number == signal.SIGUSR1
         if not self.pid:
             if number not in self._owed:
                 self._owed.append(number)
@@ -287,6 +327,9 @@ class ChildHandle:
             self.their_socket.close()
             os.close(self.token_reader)
             os.close(self._token_writer)
+            os.close(self._order_writer)
+            if self.order_reader >= 0:
+                os.close(self.order_reader)
 
 
 def describe_exit(status: int) -> str:

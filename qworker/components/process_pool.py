@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qworker import signals
+from qworker import execution, signals
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.crew import Crew
 from qworker.components.frames import OUTCOME, STARTED, UP
@@ -146,7 +146,12 @@ class ProcessPool(TaskPool):
             number = signal.Signals[signal_name]
         except KeyError:  # the order is another client's, and it may be of another kind
             number = signal.SIGTERM
-        child = self._crew.sentence(request, f"terminated by {signal_name}", lethal=number in LETHAL)
+        how = f"terminated by {signal_name}"
+        if request.is_async:  # it shares its process with others, which are none of its business
+            cancelled = self._crew.cancel(request, how)
+            self._wake.ring()
+            return cancelled
+        child = self._crew.mark_for_kill(request, how, lethal=number in LETHAL)
         if child is None:
             return False
         child.kill(number)
@@ -243,7 +248,14 @@ class ProcessPool(TaskPool):
                     crash_point("heard")
                 outcome = Outcome(*fields)
                 request = self._crew.finished(child, sequence, outcome, retire, now)
-                if request is not None:
+                if request is None:
+                    continue
+                if outcome.kind == execution.INTERRUPTED and not child.interrupted:
+                    # Not by us: were it to go back uncounted, it might do so for ever.
+                    ended.append(
+                        Ended(request, None, LOST, "interrupted by a signal that the worker did not send")
+                    )
+                else:
                     ended.append(Ended(request, outcome))
             elif kind == STARTED:
                 job = child.jobs.get(content[0])
@@ -325,6 +337,7 @@ class ProcessPool(TaskPool):
             self._spawner.spawn(
                 child.their_socket,
                 child.token_reader,
+                child.order_reader,
                 {
                     "index": index,
                     "hostname": settings.hostname,

@@ -36,6 +36,8 @@ WHY = {
     pool.TERMINATED: requests.TERMINATED,
     pool.INTERRUPTED: requests.INTERRUPTED,
 }
+CUT_SHORT = {execution.INTERRUPTED: requests.INTERRUPTED, execution.TERMINATED: requests.TERMINATED}
+"""Outcomes of runs that the worker cut short, to how it settles them."""
 
 
 def _run(end: Ended) -> Run:
@@ -63,15 +65,13 @@ class Settler:
         letters, unstarted = [], []
         now = self._app.clock.now()
         for request, outcome, why, how in ends:
-            if outcome is not None and outcome.kind != execution.INTERRUPTED:
+            if outcome is not None and outcome.kind not in CUT_SHORT:
                 letters.append(self._outcome(request, outcome, now))
             elif why == pool.UNSTARTED:
                 unstarted.append(request)
             else:
-                how = how if outcome is None else outcome.text
-                settlement, meta = requests.end(
-                    self._app, request, WHY.get(why, requests.INTERRUPTED), how, now
-                )
+                end, how = (WHY[why], how) if outcome is None else (CUT_SHORT[outcome.kind], outcome.text)
+                settlement, meta = requests.end(self._app, request, end, how, now)
                 letters.append(self._letter(request, settlement, meta))
         if unstarted:
             self._ready.put_back(unstarted)

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import billiard
@@ -33,8 +33,8 @@ class Spawner(Protocol):
     def fileno(self) -> int:
         """Readable when receive() has something."""
 
-    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
-        """Start a child with these two ends and settings. Raises OSError when that cannot be done now."""
+    def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
+        """Start a child with these ends and settings. Raises OSError when that cannot be done now."""
 
     def receive(self) -> list[Notice]:
         """What has happened since. Raises EOFError when no more children can be had."""
@@ -56,8 +56,8 @@ class ZygoteSpawner:
     def fileno(self) -> int:
         return self._zygote.fileno()
 
-    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
-        self._zygote.spawn(jobs, tokens, settings)
+    def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
+        self._zygote.spawn(jobs, tokens, orders, settings)
 
     def receive(self) -> list[Notice]:
         notices = self._zygote.receive()
@@ -94,12 +94,17 @@ class BilliardSpawner:
     def fileno(self) -> int:
         return self._read
 
-    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+    def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
         from billiard.reduction import DupFd
 
         process = self._context.Process(
             target=_bootstrap,
-            args=(self._app_path, DupFd(jobs.fileno()), DupFd(tokens), dict(settings), logs.chosen),
+            args=(
+                self._app_path,
+                [DupFd(file) for file in (jobs.fileno(), tokens, orders)],
+                dict(settings),
+                logs.chosen,
+            ),
             name=f"child-{settings['index']}",
         )
         process.start()
@@ -139,17 +144,16 @@ class BilliardSpawner:
 
 
 def _bootstrap(
-    app_path: str, jobs: Any, tokens: Any, settings: Mapping[str, Any], logging: logs.SetUp | None
+    app_path: str, duplicates: Sequence[Any], settings: Mapping[str, Any], logging: logs.SetUp | None
 ) -> None:
     app = import_object(app_path)
     if logging is not None:  # what a forked child inherits
         logs.setup(app.conf, *logging)
         logs.redirect_stdouts(app.conf)
     app.finalize()
-    files = (jobs.detach(), tokens.detach())
-    os.set_blocking(files[1], False)
+    files = [duplicate.detach() for duplicate in duplicates]
     threading.Thread(target=_die_with, args=(files[0],), name="watch", daemon=True).start()
-    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], settings))
+    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
 
 
 def _die_with(jobs: int) -> None:

@@ -15,15 +15,17 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution
-from qworker.components.event_loop import EventLoop
+from qworker.async_execution import execute_async
+from qworker.components.event_loop import AsyncRun, EventLoop
 from qworker.components.marks import Marks
 from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.preparation import Prepared, prepare_request, tracks_start
 from qworker.components.ready_queue import Slots
-from qworker.errors import MessageError
+from qworker.errors import MessageError, Terminated
 from qworker.execution import Outcome
 from qworker.request import Request
 
@@ -101,7 +103,12 @@ class ThreadPool(TaskPool):
         return refused
 
     def terminate(self, request: Request, signal_name: str) -> bool:
-        return False
+        """See TaskPool. Only an ``async def`` task can be ended."""
+        with self._lock:
+            if not request.is_async or self._loop is None or self._running.get(request.tag) is not request:
+                return False
+            self._loop.cancel(request.tag, Terminated(f"terminated by {signal_name}"))
+            return True
 
     def recall(self) -> list[Request]:
         taken: list[Request] = []
@@ -117,7 +124,7 @@ class ThreadPool(TaskPool):
     def interrupt(self) -> None:
         with self._lock:
             if self._loop is not None:
-                self._loop.cancel_all()
+                self._loop.cancel_all(execution.Interrupted())
 
     def in_flight(self) -> int:
         with self._lock:
@@ -156,7 +163,7 @@ class ThreadPool(TaskPool):
         while (request := self._work.get()) is not None:
             try:
                 prepared = prepare_request(self._app, self._accept, self._settings.hostname, request)
-            except MessageError as error:
+            except (MessageError, MemoryError, RecursionError) as error:
                 self._end(request, execution.invalid(error))
                 continue
             if tracks_start(prepared):
@@ -166,7 +173,7 @@ class ThreadPool(TaskPool):
             if request.is_async:
                 with self._lock:
                     self._loop = self._loop or EventLoop()
-                self._loop.start(self._run_async(request, prepared))
+                self._loop.start(request.tag, partial(self._run_async, request, prepared))
             else:
                 mark = self._marks.begin(request.tag)
                 outcome = execution.execute(
@@ -175,9 +182,11 @@ class ThreadPool(TaskPool):
                 self._marks.end(mark)
                 self._end(request, outcome)
 
-    async def _run_async(self, request: Request, prepared: Prepared) -> None:
+    async def _run_async(self, request: Request, prepared: Prepared, run: AsyncRun) -> None:
         mark = self._marks.begin(request.tag)
-        outcome = await execution.execute_async(self._app, *prepared, disarm=self._leave_copy)
+        outcome = await execute_async(
+            self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
+        )
         self._marks.end(mark)
         self._end(request, outcome)
 

@@ -70,10 +70,10 @@ class Zygote:
     def fileno(self) -> int:
         return self._control.fileno() if self._control else -1
 
-    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+    def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
         """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when the zygote is gone."""
         assert self._control is not None, "fork first"
-        socket.send_fds(self._control, [marshal.dumps(dict(settings))], [jobs.fileno(), tokens])
+        socket.send_fds(self._control, [marshal.dumps(dict(settings))], [jobs.fileno(), tokens, orders])
 
     def receive(self) -> list[tuple[str, int, int]]:
         """Take what the zygote has to say: ``("up", index, pid)`` and ``("exit", pid, status)``.
@@ -156,7 +156,7 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
             if file == readable:
                 os.read(readable, 4096)
                 continue
-            data, files, _, _ = socket.recv_fds(control, 65536, 2)
+            data, files, _, _ = socket.recv_fds(control, 65536, 3)
             if not data:
                 for pid in processes:
                     os.kill(pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ def _child(
     control.close()
     for file in wakeup:
         os.close(file)
-    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], settings))
+    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
 
 
 def _reap(control: socket.socket, processes: dict[int, Any]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution
+from qworker.async_execution import execute_async
 from qworker.components.pool import (
     TERMINATED,
     UNSTARTED,
@@ -131,7 +132,7 @@ class InlinePool(TaskPool):
             if request.is_async:
                 import asyncio
 
-                outcome = asyncio.run(execution.execute_async(self._app, *prepared))
+                outcome = asyncio.run(execute_async(self._app, *prepared))
             else:
                 outcome = execution.execute(self._app, prepared.task, prepared.context, prepared.body)
         self._take_out(request)

@@ -48,6 +48,20 @@ def results(_private_servers: Callable[[str, str], Broken], tmp_path: Path) -> I
         yield results
 
 
+@pytest.fixture(params=["embedded", "redis"])
+def anywhere(
+    request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken], tmp_path: Path
+) -> Iterator[Site]:
+    """A site on the embedded broker, and one on a server."""
+    if request.param == "embedded":
+        with opened(tmp_path) as site:
+            yield site
+    else:
+        broken = _private_servers(request.param, "broker")
+        with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct) as site:
+            yield site
+
+
 @pytest.fixture
 def remote(broken: Broken, tmp_path: Path) -> Iterator[RemoteSite]:
     """A site on ``broken``, as ``site`` otherwise."""

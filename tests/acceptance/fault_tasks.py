@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from qworker import QWorker, Reject, SoftTimeLimitExceeded, signals
@@ -228,6 +229,31 @@ def misbehave(self: Any, habit: str) -> Any:
 async def misbehave_async(self: Any, habit: str) -> Any:
     with run(self):
         return HABITS[habit]()
+
+
+@app.task(name="cancel_itself", bind=True)
+async def cancel_itself(self: Any, how: str) -> None:
+    """Be cancelled, and not by the worker."""
+    with run(self):
+        task: Any = asyncio.current_task()
+        if how == "itself":
+            task.cancel()
+        elif how == "library":
+            asyncio.get_running_loop().call_later(0.01, task.cancel)
+        else:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        await asyncio.sleep(30)
+
+
+@app.task(name="deaf_async", bind=True)
+async def deaf_async(self: Any) -> None:
+    """Never let itself be cancelled."""
+    with run(self):
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
 
 
 @app.task(name="deaf", bind=True)

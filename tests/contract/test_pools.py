@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +98,53 @@ def make_app(directory: Path) -> QWorker:
             await asyncio.sleep(0.002)
         return "there"
 
+    @app.task(name="acancel")
+    async def acancel(how: str) -> None:
+        """Is cancelled by what is not the worker."""
+        task: Any = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        if how == "itself":
+            task.cancel()
+        elif how == "a future":
+            future = loop.create_future()
+            future.cancel()
+            await future
+        elif how == "a library":
+            loop.call_later(0.001, task.cancel)
+        elif how == "everything":
+            for other in asyncio.all_tasks():
+                other.cancel()
+        await asyncio.sleep(30)
+
+    @app.task(name="adisturb")
+    async def adisturb(how: str) -> str:
+        """Disturbs the loop, which it shares with others."""
+        loop = asyncio.get_running_loop()
+        if how == "stop":
+            loop.stop()
+        elif how == "exit":
+            loop.call_soon(sys.exit, 3)
+        elif how == "interrupt":
+
+            async def interrupt() -> None:
+                raise KeyboardInterrupt
+
+            await asyncio.wait([asyncio.create_task(interrupt())])
+        elif how == "hook":
+            raise ValueError("for the hook")
+        await asyncio.sleep(0.001)
+        return "went on"
+
+    @app.task(name="stubborn")
+    async def stubborn(path: str) -> str:
+        """Ends in its own way when it is cancelled."""
+        Path(f"{path}.begun").touch()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+        return "tidied up"
+
     @app.task(name="touch", bind=True)
     def touch(self: Any, path: str) -> int:
         with open(path, "ab") as file:
@@ -137,6 +185,9 @@ def make_app(directory: Path) -> QWorker:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "close":
             os.closerange(3, 4096)
+        if how == "interrupt":
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(30)
         if how == "fork":
             return os.fork() == 0 or "parent"
         if how == "grow":
@@ -284,6 +335,18 @@ def test_whatever_a_task_raises_the_pool_goes_on(rig: Rig, task: str, kind: str,
 def test_async_tasks_run(rig: Rig) -> None:
     assert rig.result(rig.run("nap", 0)) == "rested"
     until(lambda: rig.pool.async_in_flight() == rig.pool.in_flight() == 0)
+
+
+@pytest.mark.parametrize("how", ["itself", "a future", "a library", "everything"])
+def test_an_async_task_that_is_cancelled_by_others_than_the_worker_has_failed(rig: Rig, how: str) -> None:
+    """Were it taken for the worker's own doing, it would go back uncounted, and come again for ever."""
+    end = rig.run("acancel", how)
+    assert end.outcome is not None
+    assert end.outcome.kind == "failure"
+    stored = rig.result(end)
+    assert stored["exc_type"] == "CancelledError"
+    assert "not by the worker" in stored["exc_message"][0]
+    assert rig.result(rig.run("nap", 0)) == "rested"
 
 
 def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
@@ -451,7 +514,51 @@ def test_async_tasks_are_interrupted_when_the_worker_waits_no_longer(busy: Rig) 
     assert end.outcome.kind == "interrupted"
 
 
+@pytest.mark.parametrize("how", ["stop", "exit", "interrupt"])
+def test_what_a_task_does_to_the_loop_ends_no_other(busy: Rig, how: str) -> None:
+    beside = busy.submit("await_for", busy.path("go"))
+    busy.begun("go")
+    assert busy.result(busy.run("adisturb", how)) == "went on"
+    Path(busy.path("go")).touch()
+    assert busy.result(busy.end_of(beside)) == "there"
+
+
+def test_one_async_task_is_terminated_and_no_other(busy: Rig) -> None:
+    if busy.kind == "processes":
+        until(lambda: len(busy.pool.info()["processes"]) == 2)
+    beside = [busy.submit("await_for", busy.path("go"))]
+    request = busy.submit("await_for", busy.path("never"))
+    beside += [busy.submit("wait_for", busy.path("go2")), busy.submit("wait_for", busy.path("go3"))]
+    for name in ("go", "never", "go2", "go3"):
+        busy.begun(name)
+    processes = busy.pool.info()["processes"]
+    assert busy.pool.terminate(request, "SIGTERM")
+    assert busy.pool.terminate(request, "SIGTERM")
+    end = busy.end_of(request)
+    assert end.outcome is not None
+    assert end.outcome.kind == "terminated"
+    for name in ("go", "go2", "go3"):
+        Path(busy.path(name)).touch()
+    assert [busy.result(busy.end_of(one)) for one in beside] == ["there"] * 3
+    assert busy.pool.info()["processes"] == processes
+
+
+def test_an_async_task_may_end_in_its_own_way_when_it_is_terminated(busy: Rig) -> None:
+    request = busy.submit("stubborn", busy.path("begin"))
+    busy.begun("begin")
+    busy.pool.terminate(request, "SIGKILL")
+    assert busy.result(busy.end_of(request)) == "tidied up"
+
+
 # -- processes --
+
+
+def test_an_interruption_that_the_worker_did_not_order_counts_as_a_death(processes: Rig) -> None:
+    """A signal from elsewhere: were it taken for the worker's, the task would come again for ever."""
+    end = processes.run("hurt", "interrupt")
+    assert (end.outcome, end.why) == (None, LOST)
+    assert "the worker did not send" in end.how
+    assert processes.result(processes.run("add", 1, 1)) == 2
 
 
 def test_the_soft_limit_is_raised_inside_the_task(processes: Rig) -> None:

@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
+from qworker.async_execution import execute_async
 from qworker.backends.memory import MemoryBackend
 from qworker.current import Context, current_context
-from qworker.errors import BackendError, Ignore, InvalidTaskMessage, Reject, Retry, SoftTimeLimitExceeded
+from qworker.errors import (
+    BackendError,
+    Ignore,
+    InvalidTaskMessage,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    Terminated,
+)
 from qworker.execution import (
     FAILURE,
     IGNORED,
@@ -23,10 +32,10 @@ from qworker.execution import (
     REJECTED,
     RETRY,
     SUCCESS,
+    TERMINATED,
     Interrupted,
     Outcome,
     execute,
-    execute_async,
     invalid,
     started,
 )
@@ -683,13 +692,26 @@ def test_a_timeout_of_the_tasks_own_is_not_taken_for_the_limit() -> None:
     assert outcome.text == "TimeoutError()"
 
 
-def test_a_cancelled_async_task_goes_back() -> None:
+@pytest.mark.parametrize(
+    ("by_worker", "kind", "state"),
+    [
+        (Interrupted(), INTERRUPTED, None),
+        (Terminated("terminated on request"), TERMINATED, None),
+        (None, FAILURE, "FAILURE"),
+    ],
+)
+def test_a_cancelled_async_task_ends_by_who_cancelled_it(
+    by_worker: BaseException | None, kind: str, state: str | None
+) -> None:
     async def main() -> Outcome:
-        run = asyncio.ensure_future(execute_async(bench.app, task, *bench.context(task)))
+        context, message_body = bench.context(task)
+        run = asyncio.ensure_future(
+            execute_async(bench.app, task, context, message_body, cancelled=lambda: by_worker)
+        )
         while not begun:
             await asyncio.sleep(0)
         run.cancel()
-        return await run
+        return bench.keep(await run)
 
     begun: list[int] = []
 
@@ -700,8 +722,103 @@ def test_a_cancelled_async_task_goes_back() -> None:
     bench = Bench()
     task = bench.app.task(name="work")(body)
     bench.app.finalize()
-    assert asyncio.run(main()).kind == INTERRUPTED
-    assert bench.stored is None
+    assert asyncio.run(main()).kind == kind
+    assert bench.state == state
+
+
+async def _cancel_itself() -> None:
+    asyncio.current_task().cancel()  # type: ignore[union-attr]
+    await asyncio.sleep(0)
+
+
+async def _cancel_and_return() -> None:
+    asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+
+async def _await_what_is_cancelled() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def _cancel_from_outside() -> None:
+    task: Any = asyncio.current_task()
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await asyncio.Event().wait()
+
+
+async def _cancel_in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+
+CANCELLED = [_cancel_itself, _await_what_is_cancelled, _cancel_from_outside, _cancel_in_a_group]
+
+
+@pytest.mark.parametrize("body", CANCELLED)
+@pytest.mark.parametrize("limits", [(None, None), (30, 60)])
+def test_a_task_that_cancels_itself_has_failed(body: Any, limits: tuple[Any, Any]) -> None:
+    bench = Bench()
+    outcome = run_async(bench, body, *limits)
+    assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
+    assert bench.stored is not None
+    assert bench.stored["result"]["exc_type"] == "CancelledError"
+    assert "by its own code" in bench.stored["result"]["exc_message"][0]
+
+
+def test_a_task_that_cancels_itself_and_returns_has_ended() -> None:
+    assert run_async(Bench(), _cancel_and_return, None, None).kind == SUCCESS
+
+
+def test_a_cancellation_is_retried_only_by_its_name() -> None:
+    """It is no Exception, as SystemExit is none; hooks hear of it as of any failure."""
+    heard: list[BaseException] = []
+
+    class Watched(Task[Any, Any]):
+        def on_failure(self, exc: BaseException, *rest: Any) -> None:
+            heard.append(exc)
+
+    def run(kind: type[BaseException]) -> str:
+        bench = Bench()
+        task = bench.app.task(name="work", base=Watched, autoretry_for=(kind,), max_retries=3)(_cancel_itself)
+        bench.app.finalize()
+        context, message_body = bench.context(task)
+        return bench.keep(asyncio.run(execute_async(bench.app, task, context, message_body))).kind
+
+    assert run(Exception) == FAILURE
+    assert [type(error) for error in heard] == [asyncio.CancelledError]
+    assert run(asyncio.CancelledError) == RETRY
+
+
+def test_a_task_slow_to_end_at_its_soft_limit_is_cancelled_again_at_the_hard_one() -> None:
+    async def body() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+    bench = Bench()
+    outcome = run_async(bench, body, 0.001, 0.005)
+    assert outcome.kind == FAILURE
+    assert bench.stored is not None
+    assert bench.stored["result"]["exc_type"] == "TimeLimitExceeded"
+
+
+@ASYNC
+@pytest.mark.parametrize("hook", ["on_failure", "after_return"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_a_hook_raises_what_it_likes_and_the_outcome_stands(
+    kind: str, hook: str, error: type[BaseException]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise error
+
+    bench = Bench()
+    bench.do(raiser(KeyError("no")), kind, base=type("Broken", (Task,), {hook: broken}))
+    assert bench.state == "FAILURE"
+    assert bench.stored is not None
+    assert bench.stored["result"]["exc_type"] == "KeyError"
 
 
 def test_many_async_tasks_run_at_once_each_with_its_own_request() -> None:

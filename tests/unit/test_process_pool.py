@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from qworker.components.crew import STALLED_SECONDS
 from qworker.components.pool import UNSTARTED
-from qworker.components.pool_child import ASYNC_GRACE_SECONDS
+from qworker.components.pool_child import ASYNC_GRACE_SECONDS, CANCEL_SECONDS
 from qworker.components.process_pool import MAX_QUICK_DEATHS
 from qworker.errors import QWorkerError
+from qworker.execution import INTERRUPTED, TERMINATED
 from qworker.request import Request
 from tests.unit.rooms import tags
 from tests.unit.virtual_children import Pool, VirtualChild
@@ -326,7 +327,7 @@ def test_terminating_what_is_not_here_is_refused(one: Pool) -> None:
     assert one.children[0].signals == []
 
 
-def test_a_signal_that_need_not_kill_is_no_sentence(one: Pool) -> None:
+def test_a_signal_that_need_not_kill_is_no_order_to_die(one: Pool) -> None:
     request = one.rooms.request(1)
     one.submit(request)
     one.work()
@@ -334,6 +335,54 @@ def test_a_signal_that_need_not_kill_is_no_sentence(one: Pool) -> None:
     one.spawner.die(one.children[0], signal.SIGSEGV)  # later, and for another reason
     one.step()
     assert one.ends() == [(1, "lost")]
+
+
+def test_an_async_task_is_cancelled_by_its_child(one: Pool) -> None:
+    first, second = one.rooms.requests(2, "nap")
+    one.submit(first, second)
+    one.work()
+    (child,) = one.children
+    assert one.pool.terminate(first, "SIGTERM")
+    assert one.pool.terminate(first, "SIGTERM")
+    assert child.cancelled() == [1]
+    child.finish_async(0, TERMINATED)
+    one.step()
+    assert one.ends() == [(1, "terminated")]
+    one.clock.advance(CANCEL_SECONDS + 1)
+    one.step()
+    assert one.children == [child]
+    assert child.signals == []
+
+
+def test_a_child_whose_task_does_not_let_itself_be_cancelled_is_killed(one: Pool) -> None:
+    """Who shares it goes back, and what has ended meanwhile has ended."""
+    requests = one.rooms.requests(3, "nap")
+    one.submit(*requests)
+    one.work()
+    (child,) = one.children
+    one.pool.terminate(requests[1], "SIGKILL")
+    one.clock.advance(CANCEL_SECONDS - 0.01)
+    child.finish_async(0)
+    one.step()
+    assert child.signals == []
+    one.clock.advance(0.02)
+    one.step()
+    assert child.signals == [signal.SIGKILL]
+    assert sorted(one.ends()) == [(1, "success"), (2, "terminated"), (3, "interrupted")]
+
+
+def test_an_interruption_of_unknown_origin_is_a_death(pool: Pool) -> None:
+    pool.submit(*pool.rooms.requests(1))
+    pool.work()
+    pool.children[0].finish(kind=INTERRUPTED)
+    pool.step()
+    assert pool.ends() == [(1, "lost")]
+    pool.submit(pool.rooms.request(2))
+    pool.work()
+    pool.pool.interrupt()
+    pool.children[0].finish(kind=INTERRUPTED)
+    pool.step()
+    assert pool.ends() == [(2, "interrupted")]
 
 
 def test_interrupt_reaches_the_busy_ones(pool: Pool) -> None:

@@ -99,6 +99,15 @@ def test_what_was_interrupted_goes_back_and_does_not_count(end: tuple[Outcome | 
     assert desk.letter == Letter(one, Release(1, redelivered=True))
 
 
+def test_a_task_cancelled_on_request_is_revoked() -> None:
+    desk = Desk()
+    one = desk.rooms.request(1)
+    desk.settler.ended([Ended(one, Outcome(execution.TERMINATED, text="terminated on request"))])
+    settlement = desk.letter.settlement
+    assert isinstance(settlement, Ack)
+    assert desk.status(settlement.row) == ("REVOKED", "Terminated")
+
+
 def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
     desk = Desk()
     desk.ready.put_many(desk.rooms.requests(1, first=9))

@@ -15,7 +15,7 @@ from typing import Any
 
 from qworker.components.child import Child
 from qworker.components.crew import Crew
-from qworker.components.frames import OUTCOME, RECEIVE_BYTES, STARTED, UP, FrameBuffer, Job, pack
+from qworker.components.frames import OUTCOME, RECEIVE_BYTES, STARTED, UP, FrameBuffer, Job, pack, take_tokens
 from qworker.components.pool import Ended, PoolSettings
 from qworker.components.process_pool import ProcessPool
 from qworker.components.ready_queue import Slots
@@ -31,7 +31,13 @@ class VirtualChild:
     loop: the async ones; started: the tags of all that were ever started."""
 
     def __init__(
-        self, rooms: Rooms, pid: int, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]
+        self,
+        rooms: Rooms,
+        pid: int,
+        jobs: socket.socket,
+        tokens: int,
+        orders: int,
+        settings: Mapping[str, Any],
     ) -> None:
         self.pid = pid
         self.index: int = settings["index"]
@@ -40,9 +46,12 @@ class VirtualChild:
         self._socket = jobs.dup()
         self._socket.setblocking(False)
         self._tokens = os.dup(tokens)
+        self._orders = os.dup(orders)
         self._buffer = FrameBuffer()
         # The real one, for the way in which it takes tokens.
-        self._real = Child(rooms.app, self._socket, self._tokens, {**settings, "running_path": None})
+        self._real = Child(
+            rooms.app, self._socket, self._tokens, self._orders, {**settings, "running_path": None}
+        )
         self.arrived: list[Job] = []
         self.running: Job | None = None
         self.loop: list[Job] = []
@@ -101,17 +110,23 @@ class VirtualChild:
         self._say((OUTCOME, job[0], tuple(Outcome(kind, runtime)), retire))
         return job[1]
 
-    def finish_async(self, position: int = 0) -> int:
+    def finish_async(self, position: int = 0, kind: str = SUCCESS) -> int:
         """End an async job; return its tag."""
         job = self.loop.pop(position)
-        self._say((OUTCOME, job[0], tuple(Outcome(SUCCESS, 0.001)), False))
+        self._say((OUTCOME, job[0], tuple(Outcome(kind, 0.001)), False))
         return job[1]
+
+    def cancelled(self) -> list[int]:
+        """The tags of the async jobs that it was told to cancel since it was last asked."""
+        sequences = take_tokens(self._orders)
+        return [job[1] for job in self.loop if job[0] in sequences]
 
     def close(self) -> None:
         if self.alive:
             self.alive = False
             self._socket.close()
             os.close(self._tokens)
+            os.close(self._orders)
 
 
 class VirtualSpawner:
@@ -133,11 +148,11 @@ class VirtualSpawner:
     def fileno(self) -> int:
         return self._read
 
-    def spawn(self, jobs: socket.socket, tokens: int, settings: Mapping[str, Any]) -> None:
+    def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
         if self.failures:
             self.failures -= 1
             raise OSError(11, "too many processes")
-        child = VirtualChild(self._rooms, FIRST_PID + len(self.children), jobs, tokens, settings)
+        child = VirtualChild(self._rooms, FIRST_PID + len(self.children), jobs, tokens, orders, settings)
         self.children.append(child)
         if not self.holds_back:
             self.notify("up", child.index, child.pid)

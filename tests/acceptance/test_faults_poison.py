@@ -1,0 +1,61 @@
+"""Tasks that would take others with them, or come again for ever: each is counted, and alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.harness import Site
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+def test_async_tasks_that_are_cancelled_by_their_own_code(anywhere: Site) -> None:
+    worker = anywhere.start()
+    before = worker.wait_pool()
+    ids = [anywhere.send("cancel_itself", how) for how in ("itself", "library", "future")]
+    good = [anywhere.send("work_async", number, 0.01) for number in range(20)]
+    anywhere.finished(*ids, *good)
+    states = anywhere.states()
+    assert [states[id] for id in (*ids, *good)] == ["FAILURE"] * 3 + ["SUCCESS"] * 20
+    assert all("not by the worker" in str(anywhere.error(id)) for id in ids)
+    assert sorted(worker.pool()) == sorted(before)
+    worker.stop()
+    check(anywhere)
+    assert len(anywhere.records(kind=STARTED)) == len(anywhere.sent), "nothing was repeated"
+
+
+def test_one_async_task_is_revoked_alone(anywhere: Site) -> None:
+    worker = anywhere.start("-c", "1")
+    before = worker.wait_pool(1)
+    go = anywhere.path / "go"
+    ids = [anywhere.send("until_file_async", str(go)) for _ in range(6)]
+    anywhere.started(*ids)
+    anywhere.client.AsyncResult(ids[2]).revoke(terminate=True)
+    anywhere.finished(ids[2])
+    assert anywhere.states()[ids[2]] == "REVOKED"
+    go.touch()
+    anywhere.finished(*ids)
+    assert worker.pool() == before
+    worker.stop()
+    check(anywhere)
+    assert len(anywhere.records(kind=STARTED)) == len(ids), "nobody else was touched"
+
+
+def test_an_async_task_that_is_deaf_to_its_revocation(anywhere: Site) -> None:
+    """Its process is killed after some seconds; who shared it comes back, and this counts against nobody."""
+    worker = anywhere.start("-c", "1")
+    go = anywhere.path / "go"
+    deaf = anywhere.send("deaf_async")
+    beside = [anywhere.send("until_file_async", str(go)) for _ in range(3)]
+    anywhere.started(deaf, *beside)
+    anywhere.client.AsyncResult(deaf).revoke(terminate=True)
+    anywhere.finished(deaf)
+    assert anywhere.states()[deaf] == "REVOKED"
+    starts = anywhere.started(*beside, times=2)
+    assert {start.attempt for start in starts} == {1}
+    go.touch()
+    anywhere.finished(*beside)
+    worker.stop()
+    check(anywhere)
