@@ -232,9 +232,17 @@ class QWorker:
         """
         return self.publisher.call_many(None, calls, options)
 
-    def signature(self, task: Any, args: Iterable[Any] = (), kwargs: Any = None, **options: Any) -> Signature:
-        """Return a call that is not made yet, of a task's name or from the dict of a signature."""
-        return Signature(task, args, kwargs, options, app=self)
+    def signature(
+        self,
+        task: Any,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        immutable: bool = False,
+        **more: Any,
+    ) -> Signature:
+        """Return a call that is not made yet, of a task, its name, or from the dict of a signature."""
+        return Signature(task, args, kwargs, options, immutable, self, **more)
 
     subtask = signature
 

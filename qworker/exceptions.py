@@ -9,10 +9,11 @@ Nothing is ever imported, and nothing but an Exception class ever called, becaus
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from qworker import errors
+from qworker import errors, states
 from qworker.json_dialect import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
@@ -108,3 +109,25 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
     except Exception:  # a __new__ of the user's
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return made
+
+
+class RemoteTraceback(Exception):
+    """The traceback of the worker, as the cause of the exception that is raised again here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def exception_of(meta: Mapping[str, Any]) -> BaseException:
+    """The exception of a task that failed or was revoked, from its metadata; the worker's traceback is its cause."""
+    stored = meta["result"]
+    if stored is None and meta["status"] == states.REVOKED:
+        return errors.TaskRevoked("revoked")
+    error = stored if isinstance(stored, BaseException) else exception_from_dict(stored)
+    if meta.get("traceback") and error.__cause__ is None:
+        error.__cause__ = RemoteTraceback(meta["traceback"])
+    return error

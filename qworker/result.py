@@ -11,14 +11,25 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from qworker import states
+from qworker import result_tree, states
+from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
+from qworker.connections import refuse_other_brokers
 from qworker.current import get_current_app
-from qworker.errors import ControlError, TaskRevoked
-from qworker.exceptions import exception_from_dict
-from qworker.waiting import HINT_AFTER, hint, patience, refuse_to_wait_in_a_task, wait_for
+from qworker.errors import ControlError
+from qworker.exceptions import RemoteTraceback, exception_of
+from qworker.waiting import (
+    HINT_AFTER,
+    all_of,
+    hint,
+    patience,
+    refuse_to_wait_in_a_task,
+    states_told,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -27,19 +38,10 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+__all__ = ["AsyncResult", "RemoteTraceback", "result_from_tuple"]
+
 _promising = threading.Lock()  # two threads may make the first promise of one result
 _NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
-
-
-class RemoteTraceback(Exception):
-    """The traceback of the worker, as the cause of the exception that is raised again here."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
 
 
 class AsyncResult(Generic[R]):
@@ -91,17 +93,22 @@ class AsyncResult(Generic[R]):
         timeout: float | timedelta | None = None,
         propagate: bool = True,
         interval: float = 0.5,
+        no_ack: bool = True,
+        follow_parents: bool = True,
+        callback: Callable[[str, Any], Any] | None = None,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
         on_interval: Callable[[], Any] | None = None,
         disable_sync_subtasks: bool = True,
-        no_ack: bool = True,
-        callback: Callable[[str, Any], Any] | None = None,
     ) -> R:
         """Wait until the task has ended; return its value, or raise its exception.
 
         timeout: seconds or a timedelta, None for ever; what is below 0 is 0: do not wait.
         propagate: False returns the exception instead of raising it.
         interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
-        callback(id, value) is called with the value. no_ack is there for Celery's sake.
+        follow_parents: raise the exception of a task before this one, too, as soon as it is known.
+        callback(id, value) is called with the value. on_message(metadata) is called with each state that is seen, the
+        last one included: a store keeps one state at a time, so that one which did not stand long may be missed; an
+        exception is the dict that is stored. no_ack is there for Celery's sake.
 
         The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it took too
         long, TypeError for a timeout that is none, RuntimeError inside of a task unless disable_sync_subtasks is
@@ -112,9 +119,16 @@ class AsyncResult(Generic[R]):
             return cast(R, None)
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
+        if self.parent is not None and follow_parents and propagate:
+            on_interval = all_of(partial(result_tree.raise_of_parents, self), on_interval)
+            result_tree.raise_of_parents(self)
+        if on_message is not None and self._meta is None:
+            on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)
         meta = self._final_meta()
         if meta is None:
             meta = self.keep(wait_for(self.app, self.id, self._queue, limit, interval, on_interval))
+        if on_message is not None:
+            on_message(meta)
         value = self._value(meta, propagate)
         if callback is not None:
             callback(self.id, value)
@@ -190,7 +204,7 @@ class AsyncResult(Generic[R]):
                 break
             try:
                 if meta["status"] in states.PROPAGATE_STATES:
-                    kept.throw(self._exception(meta), propagate=False)
+                    kept.throw(exception_of(meta), propagate=False)
                 else:
                     kept(self)
             except Exception:  # the callback's fault, and no matter of who happened to find out
@@ -209,19 +223,10 @@ class AsyncResult(Generic[R]):
     def _value(self, meta: dict[str, Any], propagate: bool) -> R:
         if meta["status"] not in states.PROPAGATE_STATES:
             return cast(R, meta["result"])
-        error = self._exception(meta)
+        error = exception_of(meta)
         if propagate:
             raise error
         return cast(R, error)
-
-    def _exception(self, meta: dict[str, Any]) -> BaseException:
-        stored = meta["result"]
-        if stored is None and meta["status"] == states.REVOKED:
-            return TaskRevoked("revoked")
-        error = stored if isinstance(stored, BaseException) else exception_from_dict(stored)
-        if meta.get("traceback") and error.__cause__ is None:
-            error.__cause__ = RemoteTraceback(meta["traceback"])
-        return error
 
     @property
     def state(self) -> str:
@@ -235,7 +240,7 @@ class AsyncResult(Generic[R]):
         """The value; the exception when it failed; what update_state() stored while it runs; None if nothing is."""
         meta = self._look()
         if meta["status"] in states.EXCEPTION_STATES:
-            return self._exception(meta)
+            return exception_of(meta)
         return meta["result"]
 
     info = result
@@ -298,36 +303,70 @@ class AsyncResult(Generic[R]):
         """Tell whether it raised an exception."""
         return self.state == states.FAILURE
 
-    def maybe_throw(self, propagate: bool = True) -> Any:
-        """Raise its exception if it has failed; return the value, None while there is none."""
-        return self._value(self._look(), propagate)
+    def exists(self) -> bool:
+        """Tell whether anything is stored of it: False of an id that was never sent, and of what waits or has expired."""
+        return self._meta is not None or self.backend.get(self.id) is not None
+
+    def maybe_throw(self, propagate: bool = True, callback: Callable[[str, Any], Any] | None = None) -> Any:
+        """Raise its exception if it has failed; return the value, None while there is none.
+
+        callback(id, value) is called with the value.
+        """
+        value = self._value(self._look(), propagate)
+        if callback is not None:
+            callback(self.id, value)
+        return value
+
+    maybe_reraise = maybe_throw
+
+    # -- the calls that it made --
+
+    iterdeps = result_tree.iterdeps
+    collect = result_tree.collect
+    get_leaf = result_tree.get_leaf
 
     # -- acting --
 
     def forget(self) -> None:
-        """Delete what is stored; the state is PENDING afterwards."""
+        """Delete what is stored of it and of the results before it; the state is PENDING afterwards."""
         self._meta = None
+        if self.parent is not None:
+            self.parent.forget()
         self.backend.forget(self.id)
 
     def revoke(
-        self, terminate: bool = False, signal: str | int = "SIGTERM", wait: bool = False, timeout: Any = None
+        self,
+        connection: Any = None,
+        terminate: bool = False,
+        signal: str | int | None = None,
+        wait: bool = False,
+        timeout: Any = None,
     ) -> None:
-        """Tell all workers not to run it. terminate: end it with *signal* if it is running already.
+        """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is running already.
 
         The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise ControlError.
+        connection: None, or one of this app's.
         """
         if wait or timeout is not None:
             given = "wait=True" if wait else f"timeout={timeout!r}"
             raise ControlError(
                 f"revoke({given}): workers do not answer; ask the result for its state instead"
             )
-        self.app.control.revoke(self.id, terminate, signal)
+        refuse_other_brokers(self.app, "revoke()", "connection", connection)
+        self.app.control.revoke(self.id, terminate, "SIGTERM" if signal is None else signal)
 
     def as_tuple(self) -> Any:
         """Return ``((id, parent), children)``, plain data that result_from_tuple makes a result of again."""
         return (self.id, self.parent and self.parent.as_tuple()), None
 
-    as_list = as_tuple
+    def as_list(self) -> list[str]:
+        """Return its id and those of the results before it."""
+        return [self.id, *(self.parent.as_list() if self.parent is not None else ())]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent("AsyncResult", name, RESULT)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -10,38 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qworker.absent import SIGNATURE, absent
 from qworker.current import get_current_app
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.eager import EagerResult
     from qworker.result import AsyncResult
+    from qworker.task import Task
 
 
 class Signature(dict[str, Any]):
-    """A task's name, arguments and options, as the dict that travels; treat it as frozen.
+    """A task's name, arguments and options, as the dict that travels.
 
-    Keys: task, args, kwargs, options, subtask_type, immutable.
+    Keys: task, args, kwargs, options, subtask_type, immutable. Calling it, or clone(), leaves it as it is; set() and
+    link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is ``add(3, 2)``.
     """
 
     __slots__ = ("_app",)
 
     def __init__(
         self,
-        task: str | Mapping[str, Any],
-        args: Iterable[Any] = (),
+        task: str | Mapping[str, Any] | Task[..., Any],
+        args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         immutable: bool = False,
         app: QWorker | None = None,
+        **more: Any,
     ) -> None:
+        """task: a name, a task, or the dict of a signature, which says the rest itself. more: further options."""
         self._app = app
-        if isinstance(task, str):
+        if not isinstance(task, Mapping):
             super().__init__(
-                task=task,
-                args=tuple(args),
+                task=task if isinstance(task, str) else task.name,
+                args=tuple(args or ()),
                 kwargs=dict(kwargs or {}),
-                options=dict(options or {}),
+                options={**(options or {}), **more},
                 subtask_type=None,
                 immutable=immutable,
             )
@@ -62,6 +68,18 @@ class Signature(dict[str, Any]):
     def task(self) -> str:
         """The name of the task."""
         return str(self["task"])
+
+    name = task
+
+    @property
+    def type(self) -> Task[..., Any]:
+        """The task. Raises NotRegistered when it is not known here."""
+        return self.app.tasks[self.task]
+
+    @property
+    def id(self) -> str | None:
+        """The id that the call will have; None while that is open."""
+        return self.options.get("task_id")
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -102,16 +120,58 @@ class Signature(dict[str, Any]):
         copy["subtask_type"] = self["subtask_type"]
         return copy
 
-    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
-        """Return a copy with *options* over its own."""
-        copy = self.clone(**options)
-        if immutable is not None:
-            copy["immutable"] = immutable
+    partial = clone
+
+    def replace(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Signature:
+        """Return a copy with these arguments and options instead of its own; None leaves its own."""
+        copy = self.clone()
+        given = {"args": None if args is None else tuple(args), "kwargs": kwargs, "options": options}
+        copy.update({key: value for key, value in given.items() if value is not None})
         return copy
 
-    def freeze(self) -> Signature:
-        """Return a copy whose task id is settled, so that who sends it twice sends the same call."""
-        return self if "task_id" in self.options else self.set(task_id=new_id())
+    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+        """Put *options* over its own, and return it."""
+        if immutable is not None:
+            self.set_immutable(immutable)
+        self.options.update(options)
+        return self
+
+    def set_immutable(self, immutable: bool) -> None:
+        """True: leave out arguments that are given later."""
+        self["immutable"] = immutable
+
+    def link(self, callback: Any) -> Any:
+        """Have *callback*, a signature, called with the result; return it."""
+        return self._add("link", callback)
+
+    def link_error(self, errback: Any) -> Any:
+        """Have *errback*, a signature, called when the task fails; return it."""
+        return self._add("link_error", errback)
+
+    def on_error(self, errback: Any) -> Signature:
+        """link_error() that returns this signature."""
+        self.link_error(errback)
+        return self
+
+    def _add(self, option: str, added: Any) -> Any:
+        there = self.options.get(option) or []
+        there = list(there) if isinstance(there, list | tuple) else [there]
+        if added not in there:
+            self.options[option] = [*there, added]
+        return added
+
+    def identified(self) -> Signature:
+        """Return a signature whose task id is settled, so that who sends it twice sends the same call."""
+        return self if "task_id" in self.options else self.clone(task_id=new_id())
+
+    def freeze(self, _id: str | None = None) -> AsyncResult[Any]:
+        """Settle the id of the call, and return the handle of its result before it is made."""
+        return self.app.AsyncResult(self.options.setdefault("task_id", _id or new_id()))
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Make the call, with *args* before its own and *kwargs* over its own."""
@@ -128,11 +188,37 @@ class Signature(dict[str, Any]):
             return app.send_task(call.task, call.args, call.kwargs, **call.options)
         return task.apply_async(call.args, call.kwargs, **call.options)
 
+    def apply(
+        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> EagerResult[Any]:
+        """Run the task here and now as a worker would; see Task.apply."""
+        call = self.clone(args, kwargs, **options)
+        return self.type.apply(call.args, call.kwargs, **call.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task here and now, as the plain function it is, with *args* before its own and *kwargs* over its own."""
+        call = self.clone(args, kwargs)
+        return self.type(*call.args, **call.kwargs)
+
+    def __invert__(self) -> Any:
+        """Make the call, wait for the result, and return it: ``~add.s(2, 2)``."""
+        return self.apply_async().get()
+
     def __or__(self, other: Any) -> Any:
         raise TypeError(
             f"{self!r} | …: chains are not in this version of qworker; link= goes on with a result: "
             "first.apply_async(args, link=second.s())"
         )
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Signature:
+        """Make a signature of its dict."""
+        return cls(fields, app=app)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent("Signature", name, SIGNATURE)
 
     def __repr__(self) -> str:
         shown = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
@@ -143,10 +229,10 @@ class Signature(dict[str, Any]):
 
 
 def signatures(value: object, argument: str) -> list[Signature]:
-    """Return *value*, one signature or many, as a list of frozen ones. Raises TypeError for anything else."""
+    """Return *value*, one signature or many, as a list of such whose ids are settled. Raises TypeError for anything else."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items
     ):
         raise TypeError(f"{argument} takes a signature (task.s(…)) or a list of them, not {value!r}")
-    return [(item if isinstance(item, Signature) else Signature(item)).freeze() for item in items]
+    return [(item if isinstance(item, Signature) else Signature(item)).identified() for item in items]

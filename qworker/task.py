@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from qworker import task_options
+from qworker import absent, task_options
+from qworker.absent import refuse
 from qworker.arguments import keywords, positional
 from qworker.current import Context, current_context, get_current_app, pop, push
 from qworker.eager import EagerResult, apply_eagerly
@@ -82,6 +83,7 @@ class Task(Generic[P, R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        refuse(f"class {cls.__qualname__}", vars(cls), absent.OVERRIDES)
         cls.renames = cls.shadow_name is not Task.shadow_name
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,13 +186,16 @@ class Task(Generic[P, R]):
 
     def signature(
         self,
-        args: Iterable[Any] = (),
+        args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         immutable: bool = False,
-        **options: Any,
+        **more: Any,
     ) -> Signature:
-        """Return the call that is not made yet."""
-        return Signature(self.name, args, kwargs, options, immutable, self.app)
+        """Return the call that is not made yet; *more* options go over *options*."""
+        return Signature(self.name, args, kwargs, options, immutable, self.app, **more)
+
+    subtask = signature
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """Return the call with these arguments, not made yet; a callback gets its parent's result put first."""
@@ -350,6 +355,11 @@ class Task(Generic[P, R]):
         for option, setting in task_options.FROM_SETTINGS.items():
             if getattr(self, option) is None:
                 setattr(self, option, getattr(app.conf, setting))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent.absent("task", name, absent.TASK)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"

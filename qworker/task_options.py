@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qworker.absent import TASK_OPTIONS, refuse
 from qworker.conf import kinds
 from qworker.errors import ConfigurationError
 from qworker.naming import near
@@ -155,6 +156,7 @@ def parse(
     for name, value in options.items():
         parser = OPTIONS.get(name)
         if parser is None and name not in extra():
+            refuse(f"task {task_name}", [name], TASK_OPTIONS)
             guesses = near(name, [*OPTIONS, *extra(), "name", "bind", "base"])
             hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
             raise ConfigurationError(f"task {task_name}: there is no task option {name!r}.{hint}")

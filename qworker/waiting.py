@@ -103,6 +103,33 @@ def wait_for(
             hint(app, task_id, queue)
 
 
+def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callable[[], Any]:
+    """Return a function that calls both; None is nothing to call."""
+
+    def both() -> None:
+        first()
+        if second is not None:
+            second()
+
+    return both
+
+
+def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
+    """Return a function that looks at the task, and calls tell(metadata) when it stands in another state than before.
+
+    The final state is left to who waits for it.
+    """
+    last: list[Meta] = []
+
+    def look() -> None:
+        meta = app.backend.get(task_id)
+        if meta is not None and [meta] != last and meta["status"] not in states.READY_STATES:
+            last[:] = [meta]
+            tell(meta)
+
+    return look
+
+
 def hint(app: QWorker, task_id: str, queue: str | None) -> None:
     """Say in the log why there may never be a result: no worker, or none for *queue*. Never raises."""
     try:

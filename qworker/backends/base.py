@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from qworker import states
+from qworker.backends import by_hand
 from qworker.clock import Clock, isoformat
 from qworker.errors import BackendError, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
@@ -259,6 +260,21 @@ class Backend(ABC):
             bells.pid, bells.bell = os.getpid(), self.bell()
             weakref.finalize(threading.current_thread(), bells.bell.close)
         return bells.bell
+
+    # -- by hand --
+
+    get_task_meta = by_hand.get_task_meta
+    get_state = get_status = by_hand.get_state
+    get_result = by_hand.get_result
+    get_traceback = by_hand.get_traceback
+    get_children = by_hand.get_children
+    task_result_exists = by_hand.task_result_exists
+    store_result = by_hand.store_result
+    mark_as_started = by_hand.mark_as_started
+    mark_as_done = by_hand.mark_as_done
+    mark_as_failure = by_hand.mark_as_failure
+    mark_as_retry = by_hand.mark_as_retry
+    mark_as_revoked = by_hand.mark_as_revoked
 
     # -- locks and counters --
 

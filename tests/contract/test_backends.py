@@ -24,7 +24,7 @@ from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
 from qworker.current import Context
-from qworker.errors import BackendError, EncodeError, NotSupported
+from qworker.errors import BackendError, EncodeError, NotAvailable, NotSupported
 from qworker.protocol import Body
 from qworker.result import AsyncResult
 from qworker.testing.clock import FakeClock
@@ -228,6 +228,43 @@ def test_forget(open_: Open) -> None:
     backend.forget("x")
     backend.forget("never-stored")
     assert open_().get("x") is None
+
+
+def test_asked_and_written_by_hand(open_: Open) -> None:
+    backend = open_()
+    assert backend.get_task_meta("a") == {"status": "PENDING", "result": None}
+    assert (backend.get_state("a"), backend.get_result("a"), backend.task_result_exists("a")) == (
+        "PENDING",
+        None,
+        False,
+    )
+    backend.mark_as_started("a", pid=7)
+    assert (backend.get_state("a"), backend.get_result("a")) == ("STARTED", {"pid": 7})
+    backend.mark_as_retry("a", KeyError("again"), "Traceback: there")
+    assert repr(backend.get_result("a")) == "KeyError('again')"
+    assert backend.get_traceback("a") == "Traceback: there"
+    assert backend.store_result("a", [1], "PROGRESS") == [1]
+    backend.mark_as_done("a", {"x": 1})
+    backend.mark_as_failure("a", ValueError("too late"))
+    assert (backend.get_status("a"), backend.get_result("a"), backend.get_children("a")) == (
+        "SUCCESS",
+        {"x": 1},
+        [],
+    )
+    backend.mark_as_failure("b", KeyError("no"), "Traceback: here")
+    assert (repr(backend.get_result("b")), backend.get_traceback("b")) == (
+        "KeyError('no')",
+        "Traceback: here",
+    )
+    backend.mark_as_revoked("c", "not wanted")
+    assert (backend.get_state("c"), str(backend.get_result("c"))) == ("REVOKED", "not wanted")
+    assert backend.task_result_exists("c")
+    request = Context(callbacks=[{"task": "next"}], errbacks=[{"task": "oh"}])
+    with pytest.raises(NotAvailable, match="the request has a link, which is not called by hand"):
+        backend.mark_as_done("d", 1, request)
+    with pytest.raises(NotAvailable, match="link_error"):
+        backend.mark_as_failure("d", KeyError("no"), request=request)
+    assert not backend.task_result_exists("d")
 
 
 def test_get_many_leaves_out_what_is_not_there(open_: Open) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import Any
 
 import pytest
 
+from qworker import Task
+from qworker.errors import NotAvailable
 from qworker.signature import Signature, signatures
 from tests.unit.stores import make_app
 
@@ -38,8 +41,8 @@ def test_an_immutable_one_takes_options_only() -> None:
 
 
 def test_frozen_once_it_keeps_its_id() -> None:
-    frozen = Signature("t").freeze()
-    assert frozen.freeze().options["task_id"] == frozen.options["task_id"]
+    frozen = Signature("t").identified()
+    assert frozen.identified().options["task_id"] == frozen.options["task_id"]
     assert "task_id" not in Signature("t").options
 
 
@@ -81,3 +84,109 @@ def test_one_or_many_or_none() -> None:
 def test_a_chain_says_that_there_is_none_yet() -> None:
     with pytest.raises(TypeError, match=r"chains are not in this version.*link="):
         _ = Signature("a", (1,)) | Signature("b")
+
+
+def make_add() -> tuple[Any, Any]:
+    app, store, _ = make_app()
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x - y
+
+    return add, store
+
+
+def test_calling_it_runs_the_task_here_with_later_arguments_first() -> None:
+    add, store = make_add()
+    assert add.s(2)(3) == 1
+    assert add.si(5, 1)(9) == 4
+    assert add.s(y=2)(3, y=1) == 2
+    assert add.s(2, 1).apply().get() == 1
+    assert (add.s(2, 1).type, add.s(2, 1).name) == (add, "add")
+    assert not store.sent
+
+
+def test_set_changes_the_signature_itself() -> None:
+    add, store = make_add()
+    call = add.s(2, 1)
+    assert call.set(queue="far", immutable=True) is call
+    call.delay()
+    assert (call.immutable, store.sent[0].envelope.queue) == (True, "far")
+
+
+def test_links_are_added_once_each_and_given_back() -> None:
+    add, store = make_add()
+    call, after, error = add.s(2, 1), add.s(10), add.s(20)
+    assert call.link(after) is after
+    call.link(after)
+    assert call.link_error(error) is error
+    assert call.on_error(error) is call
+    assert (call.options["link"], call.options["link_error"]) == ([after], [error])
+    call.delay()
+    assert [each["args"] for each in store.sent[0].body.embed["callbacks"]] == [[10]]
+
+
+def test_a_frozen_call_has_its_result_before_it_is_made() -> None:
+    add, store = make_add()
+    call = add.s(2, 1)
+    result = call.freeze()
+    assert (call.id, call.freeze().id) == (result.id, result.id)
+    assert call.apply_async().id == result.id == store.sent[0].headers["id"]
+    assert add.s(1).freeze("my-id").id == "my-id"
+
+
+def test_replacing_and_cloning_leave_the_original_alone() -> None:
+    add, _ = make_add()
+    call = add.signature((2, 1), {}, {"queue": "q"}, countdown=3)
+    other = call.replace(args=(5, 4), options={})
+    assert (other.args, other.options, call.args, call.options) == (
+        (5, 4),
+        {},
+        (2, 1),
+        {"queue": "q", "countdown": 3},
+    )
+    assert add.s(1).partial((5,)).args == (5, 1)
+    assert Signature.from_dict(call, app=add.app) == call
+
+
+def test_a_signature_is_made_of_a_task_its_name_or_a_dict() -> None:
+    add, _ = make_add()
+    made = [
+        add.app.signature(add, (2, 1), countdown=3),
+        add.app.subtask("add", args=(2, 1), options={"countdown": 3}),
+        Signature(add, (2, 1), countdown=3),
+        add.subtask((2, 1), countdown=3),
+        add.app.signature(add.signature((2, 1), countdown=3)),
+    ]
+    assert all(dict(call) == dict(made[0]) for call in made)
+    assert add.app.signature("add", (1,), immutable=True).immutable
+
+
+@pytest.mark.parametrize("name", ["stamp", "flatten_links", "election"])
+def test_what_a_signature_has_not_is_said(name: str) -> None:
+    with pytest.raises(NotAvailable, match=rf"Signature\.{name} is not in qworker: "):
+        getattr(Signature("a"), name)
+
+
+@pytest.mark.parametrize(
+    "name", ["map", "starmap", "chunks", "replace", "add_to_chord", "send_event", "start_strategy"]
+)
+def test_what_a_task_has_not_is_said(name: str) -> None:
+    add, _ = make_add()
+    with pytest.raises(NotAvailable, match=rf"task\.{name} is not in qworker: "):
+        getattr(add, name)
+
+
+@pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "on_bound", "on_replace"])
+def test_what_a_subclass_of_task_cannot_change_is_refused_there(name: str) -> None:
+    with pytest.raises(NotAvailable, match=rf"class Mine: {name} is not in qworker: "):
+        type("Mine", (Task,), {name: None})
+
+
+@pytest.mark.parametrize(
+    "name", ["shared", "backend", "lazy", "acks_on_timeout", "retry_on_worker_lost", "Request"]
+)
+def test_options_that_only_celerys_tasks_have_say_what_there_is_instead(name: str) -> None:
+    app, _, _ = make_app()
+    with pytest.raises(NotAvailable, match=rf"task a: {name} is not in qworker: "):
+        app.task(name="a", **{name: None})(lambda: None)

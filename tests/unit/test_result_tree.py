@@ -1,0 +1,167 @@
+"""Results with those before and after them, and what is seen of one while it is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.errors import IncompleteStream, NotAvailable, PublishError, ResultTimeout
+from qworker.exceptions import exception_to_dict
+from qworker.result import AsyncResult
+from tests.unit.stores import KeepingStore, make_app
+
+
+def end(app: QWorker, task_id: str, value: Any = None, children: tuple[str, ...] = ()) -> AsyncResult[Any]:
+    failed = isinstance(value, BaseException)
+    meta = app.backend.meta(
+        task_id,
+        "FAILURE" if failed else "SUCCESS",
+        exception_to_dict(value) if failed else value,
+        children=[((child, None), None) for child in children],
+    )
+    app.backend.store(task_id, meta)
+    return app.AsyncResult(task_id)
+
+
+def tree() -> tuple[QWorker, KeepingStore]:
+    """a made b and c; b made d."""
+    app, store, _ = make_app()
+    end(app, "a", 1, children=("b", "c"))
+    end(app, "b", 2, children=("d",))
+    end(app, "c", 3)
+    end(app, "d", 4)
+    return app, store
+
+
+# -- the calls that it made --
+
+
+def test_the_tree_is_walked_level_by_level() -> None:
+    app, _ = tree()
+    root = app.AsyncResult("a")
+    assert [(parent and parent.id, node.id) for parent, node in root.iterdeps()] == [
+        (None, "a"), ("a", "b"), ("a", "c"), ("b", "d"),
+    ]  # fmt: skip
+    assert [(node.id, value) for node, value in root.collect()] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert [value for node, value in root.collect() if not node.children] == [3, 4]
+    assert root.get_leaf() == 4
+
+
+def test_what_has_not_ended_ends_the_walk() -> None:
+    app, _ = tree()
+    end(app, "e", 5, children=("unknown",))
+    walk = app.AsyncResult("e").iterdeps()
+    assert [next(walk)[1].id, next(walk)[1].id] == ["e", "unknown"]
+    with pytest.raises(IncompleteStream, match="task unknown has not ended"):
+        next(walk)
+    assert len(list(app.AsyncResult("e").iterdeps(intermediate=True))) == 2
+    with pytest.raises(ResultTimeout):
+        list(app.AsyncResult("e").collect(timeout=0))
+
+
+def test_collect_raises_what_a_task_raised_unless_told_otherwise() -> None:
+    app, _ = tree()
+    end(app, "e", KeyError("no"))
+    with pytest.raises(KeyError):
+        app.AsyncResult("e").get_leaf()
+    assert [repr(value) for _, value in app.AsyncResult("e").collect(propagate=False)] == ["KeyError('no')"]
+
+
+def test_an_eager_result_is_a_tree_of_one() -> None:
+    app, _, _ = make_app()
+    result = app.task(name="add")(lambda x, y: x + y).apply((1, 2))
+    assert [(node.id, value) for node, value in result.collect()] == [(result.id, 3)]
+    assert result.exists()
+
+
+# -- the results before it --
+
+
+def test_a_failure_before_it_is_raised_at_once() -> None:
+    app, _ = tree()
+    end(app, "failed", KeyError("first"))
+    between = AsyncResult("between", app, parent=app.AsyncResult("failed"))
+    last: AsyncResult[Any] = AsyncResult("last", app, parent=between)
+    with pytest.raises(KeyError, match="first"):
+        last.get(timeout=5)
+    with pytest.raises(ResultTimeout):
+        last.get(timeout=0, follow_parents=False)
+    with pytest.raises(ResultTimeout):
+        last.get(timeout=0, propagate=False)
+    assert last.as_list() == ["last", "between", "failed"]
+
+
+def test_a_failure_before_it_is_raised_while_it_is_waited_for() -> None:
+    app, _ = tree()
+    last: AsyncResult[Any] = AsyncResult("last", app, parent=app.AsyncResult("first"))
+    with pytest.raises(KeyError, match="late"):
+        last.get(timeout=5, on_interval=lambda: end(app, "first", KeyError("late")))
+
+
+def test_forgetting_forgets_those_before_it() -> None:
+    app, _ = tree()
+    result: AsyncResult[Any] = AsyncResult("a", app, parent=app.AsyncResult("b"))
+    assert result.exists()
+    result.forget()
+    assert not result.exists()
+    assert not app.AsyncResult("b").exists()
+    assert app.AsyncResult("c").exists()
+
+
+# -- what is seen of it --
+
+
+def test_every_state_that_is_seen_is_told() -> None:
+    app, _ = tree()
+    seen: list[Any] = []
+    steps = iter(
+        [
+            lambda: None,
+            lambda: app.backend.store_result("run", {"done": 1}, "PROGRESS"),
+            lambda: app.backend.store_result("run", {"done": 1}, "PROGRESS"),
+            lambda: app.backend.store_result("run", {"done": 2}, "PROGRESS"),
+            lambda: end(app, "run", "all"),
+        ]
+    )
+    result = app.AsyncResult("run")
+    assert result.get(timeout=10, on_message=seen.append, on_interval=lambda: next(steps)()) == "all"
+    assert [(meta["status"], meta["result"]) for meta in seen] == [
+        ("PROGRESS", {"done": 1}), ("PROGRESS", {"done": 2}), ("SUCCESS", "all"),
+    ]  # fmt: skip
+    assert {meta["task_id"] for meta in seen} == {"run"}
+
+
+def test_of_what_has_ended_the_end_is_told_also_when_it_failed() -> None:
+    app, _ = tree()
+    end(app, "e", KeyError("no"))
+    seen: list[Any] = []
+    assert repr(app.AsyncResult("e").get(on_message=seen.append, propagate=False)) == "KeyError('no')"
+    assert [(meta["status"], meta["result"]["exc_type"]) for meta in seen] == [("FAILURE", "KeyError")]
+
+
+def test_maybe_throw_tells_the_value() -> None:
+    app, _ = tree()
+    seen: list[Any] = []
+    assert app.AsyncResult("d").maybe_throw(callback=lambda *told: seen.append(told)) == 4
+    assert seen == [("d", 4)]
+
+
+# -- what is refused --
+
+
+@pytest.mark.parametrize("name", ["graph", "build_graph", "revoke_by_stamped_headers", "on_ready"])
+def test_what_a_result_has_not_is_said(name: str) -> None:
+    app, _, _ = make_app()
+    with pytest.raises(NotAvailable, match=rf"AsyncResult\.{name} is not in qworker: "):
+        getattr(app.AsyncResult("a"), name)
+
+
+def test_revoke_takes_what_celerys_does() -> None:
+    app, store, _ = make_app()
+    app.AsyncResult("a").revoke(None, True, "SIGKILL")
+    app.AsyncResult("b").revoke(app.connection(), terminate=False)
+    with pytest.raises(PublishError, match=r"revoke.*connection=True is no connection"):
+        app.AsyncResult("c").revoke(True)
+    assert store.revoked == [(["a"], True, "SIGKILL"), (["b"], False, "SIGTERM")]
