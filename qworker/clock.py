@@ -24,8 +24,19 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds since some point; never goes back. For time-outs and intervals."""
 
+    def uptime(self) -> float:
+        """As monotonic(), but counting the time for which the machine was suspended. For leases."""
+
     def sleep(self, seconds: float) -> None:
         """Block this thread."""
+
+
+_CLOCK_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def boottime() -> float:
+    """Seconds since boot, counting suspend where the system can tell (else the monotonic clock)."""
+    return time.monotonic() if _CLOCK_BOOTTIME is None else time.clock_gettime(_CLOCK_BOOTTIME)
 
 
 class SystemClock:
@@ -33,20 +44,15 @@ class SystemClock:
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
+    uptime = staticmethod(boottime)
     sleep = staticmethod(time.sleep)
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
 
-_CLOCK_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _LONGEST_ISO = 64
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|m|h|d|w)\s*")
-
-
-def boottime() -> float:
-    """Seconds since boot, counting suspend where the system can tell (else the monotonic clock)."""
-    return time.monotonic() if _CLOCK_BOOTTIME is None else time.clock_gettime(_CLOCK_BOOTTIME)
 
 
 def parse_iso(text: str) -> datetime:

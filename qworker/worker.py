@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals
+from qworker.components.component import ThreadComponent
+from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch import FetchWindow
 from qworker.components.health import LOOK_SECONDS, Health
 from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
+from qworker.components.orders import COLD, DRAINING, RUNNING, SOFT, Orders
 from qworker.components.pool import INTERRUPTED, Ended, PoolSettings, TaskPool
 from qworker.components.pools import make_pool, make_zygote
 from qworker.components.queue_depths import QueueDepths
@@ -33,7 +34,6 @@ from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
 from qworker.components.tally import Tally
 from qworker.components.task_bucket import TaskBucket
-from qworker.components.wake import Wake
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
 from qworker.request import REVOKED, Request
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
 ORDERS = {"warm": DRAINING, "soft": SOFT, "cold": COLD}
-RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
 KILL_SECONDS = 5.0
 """How long the pool may take to die."""
 
@@ -79,8 +77,7 @@ class Worker:
         )
         self.phase = RUNNING
         self._on_ready = on_ready
-        self._wake = Wake()
-        self._orders: list[str] = []  # appended by signal handlers and request_stop, taken by main
+        self._orders = Orders()
         self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
         self._started = False
         self._stopped = False
@@ -127,6 +124,7 @@ class Worker:
         signals.worker_init.send(self)
         self.ready = self._make_ready_queue()
         self.settler = Settler(app, self.ready)
+        early = EarlyAcks(lambda some: self.listener.mailbox.post_many(some, at_once=True), self.ready.wake)
         self.pool = self._make_pool()
         self.writer = None
         if not app.results_with_broker:
@@ -137,7 +135,7 @@ class Worker:
             self.ready,
             self.concurrency,
             conf.worker_prefetch_multiplier,
-            (lambda: 0) if self.writer is None else self.writer.held,
+            lambda: len(early) + (0 if self.writer is None else self.writer.held()),
         )
         self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
         accept = frozenset(conf.accept_content)
@@ -155,7 +153,8 @@ class Worker:
             self.ready,
             self.pool,
             self.settler.end_here,
-            self.settler.ack_first,
+            early,
+            lambda: self.listener.holds_lease(),
             app.broker.wake,
         )
         self.listener = Listener(
@@ -167,11 +166,13 @@ class Worker:
             self.schedule,
             receipt,
             self.window,
+            early,
             node=self.hostname,
             queues=self.queues,
             concurrency=self.concurrency,
             offer=self.mediator.offer,
             on_revoked=self._revoked,
+            recall=self.pool.recall,
         )
         self.settler.listener = self.listener.mailbox
         self.health = Health(
@@ -231,12 +232,11 @@ class Worker:
                 # Said at once: who embeds a worker may not stop it for long.
                 logger.error("the %s failed, so the worker stops: %s", name, error)
                 logger.debug("the traceback of that", exc_info=error)
-        self._wake.ring()
+        self._orders.ring()
 
     def request_stop(self, how: str = "warm") -> None:
         """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any time."""
-        self._orders.append(ORDERS[how])
-        self._wake.ring()
+        self._orders.give(ORDERS[how])
 
     def _revoked(self, request: Request) -> None:
         """A revocation hit a request that is here. Listener thread."""
@@ -265,46 +265,32 @@ class Worker:
 
     def run(self) -> int:
         """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were abandoned."""
-        previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        previous = self._orders.listen()
         try:
             self.start()
             self._watch()
         finally:
             self.stop()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._orders.hand_back(previous)
         if self._crash is not None:
             return 1
         return 3 if self._abandoned else 0
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        # Sets a flag and writes one byte; whatever it means happens in the main loop.
-        order = SIGNALS[number]
-        if order == DRAINING and (self._orders or self.phase != RUNNING):
-            order = COLD
-        if order:
-            self._orders.append(order)
-        self._wake.ring()
-
     def _watch(self) -> None:
         """Rest until an order or a crash comes; look at the health meanwhile."""
-        ready = select.poll()
-        ready.register(self._wake, select.POLLIN)
         while self._crash is None and not self._orders:
-            for _ in ready.poll(LOOK_SECONDS * 1000):
-                self._wake.hush()
+            self._orders.rest(LOOK_SECONDS)
             self.health.look()
 
     def stop(self, how: str = "warm") -> None:
         """Stop everything, by *how* unless a harder order came. Safe to call twice."""
         if self._stopped or not self._started or not hasattr(self, "mediator"):
             return
-        first = COLD if self._crash is not None else max((ORDERS[how], *self._orders), key=RANK.__getitem__)
-        self._shut_down(first)
+        self._shut_down(COLD if self._crash is not None else self._orders.hardest(ORDERS[how]))
 
     def _shut_down(self, phase: str) -> None:
-        self._stopped = True
-        conf = self.app.conf
+        self._stopped = self._orders.obeyed = True
+        conf, began = self.app.conf, time.monotonic()
         signals.worker_shutting_down.send(self.hostname, how=phase, exitcode=0, sig=None)
         self.phase = phase
         # Senders before receivers, so that nothing is handed to somebody who is gone.
@@ -312,14 +298,15 @@ class Worker:
         self.mediator.stop()
         self.schedule.stop()
         self.pool.quiet()
-        self.settler.give_back([*self.pool.recall(), *self.ready.clear(), *self.schedule.schedule.clear()])
+        self.ready.put_back(self.pool.recall())
+        self.listener.wake()  # which gives back what is there
         if phase == DRAINING:
             logger.info(
                 "stopping: waiting up to %g s for %d running tasks; a second signal gives them back at once",
                 conf.worker_shutdown_timeout,
                 self.pool.in_flight(),
             )
-            phase = self._drain(time.monotonic() + conf.worker_shutdown_timeout)
+            phase = self._drain(began + conf.worker_shutdown_timeout)
         if phase == SOFT and self.pool.in_flight():
             self.phase = SOFT
             logger.warning("%d tasks still run: interrupting them", self.pool.in_flight())
@@ -330,15 +317,13 @@ class Worker:
         cut = self.pool.stop(time.monotonic() + KILL_SECONDS)
         self._abandoned = len(cut)
         self.settler.ended([Ended(request, None, INTERRUPTED, "the worker ends") for request in cut])
-        # Unstarted frames may have come back while the pool drained.
-        self.settler.give_back(self.ready.clear())
         if self.writer is not None:
-            self.writer.stop(conf.result_store_patience)
-        self.listener.stop(KILL_SECONDS * 2)
-        if self._crash is not None and not self.listener.alive:
-            self.app.broker.resign()  # again, for what a child left that began after the listener had crashed
-        # What was acked before it ran may have got its ack only now: it goes back as a new message.
-        self.settler.give_back(self.ready.clear())
+            self._end(self.writer, conf.result_store_patience)
+        # The orders are looked at once more: who has become impatient does not wait for a broker that is away either.
+        cold = self._crash is not None or self._orders.hardest(RUNNING) == COLD
+        self._end_listener(
+            max(time.monotonic() + KILL_SECONDS, 0.0 if cold else began + conf.worker_shutdown_timeout)
+        )
         if self.http is not None:
             self.http.stop()
         signals.worker_shutdown.send(self)
@@ -351,18 +336,36 @@ class Worker:
             len(cut),
         )
 
+    def _end(self, component: ThreadComponent, timeout: float) -> None:
+        component.stop(timeout)
+
+    def _end_listener(self, deadline: float) -> None:
+        """Let the broker hear the last, which may take until *deadline*; note what it has not heard."""
+        self.listener.end_by(deadline)
+        self._end(self.listener, 0.0)
+        orders = len(self._orders)
+        while self.listener.alive and time.monotonic() < deadline + KILL_SECONDS:
+            self.health.look()
+            if len(self._orders) > orders:  # somebody is impatient
+                deadline = min(deadline, time.monotonic())
+                self.listener.end_by(deadline)
+            self.listener.stop(0.1)
+        left = self.listener.left()
+        if self.listener.alive:
+            logger.error("the broker does not answer, and the worker waits no longer")
+            for fate, ids in left.items():
+                logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
+        self._abandoned += sum(map(len, left.values()))
+
     def _drain(self, deadline: float) -> str:
         """Wait for what runs; return the phase that comes next."""
-        ready = select.poll()
-        ready.register(self._wake, select.POLLIN)
         while self.pool.in_flight() and self.pool.alive:
             if time.monotonic() > deadline:
                 return SOFT
-            for _ in ready.poll(5):
-                self._wake.hush()
+            self._orders.rest(0.005)
             self.health.look()
-            if self._orders and max(map(RANK.__getitem__, self._orders)) > RANK[self.phase]:
-                return max(self._orders, key=RANK.__getitem__)
+            if (hardest := self._orders.hardest(self.phase)) != self.phase:
+                return hardest
         return COLD
 
 
@@ -379,17 +382,6 @@ CONF_OF = {
 """Options of Worker and the settings that they are."""
 
 FORKING = ("zygote", "fork")
-
-SIGNALS: dict[int, str] = {
-    signal.SIGTERM: DRAINING,
-    signal.SIGINT: DRAINING,
-    signal.SIGQUIT: COLD,
-    **dict.fromkeys(
-        (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU),
-        "",
-    ),
-}
-"""What a signal orders; '' is heard and changes nothing."""
 
 
 def _as_error(crash: tuple[str, BaseException]) -> BaseException:

@@ -1,25 +1,35 @@
 """AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
 
 Comes from:  the mailbox, where whoever ended a request leaves a letter; the Listener itself.
-Goes to:     the store, many letters in one step; then the ledger, which lets go of the requests.
-Thread:      listener, but for the mailbox and ``len``.
+Goes to:     the store, many letters in one step; then the ledger, which lets go of the requests, and EarlyAcks, from
+             where requests start whose acks are there.
+Thread:      listener, but for the mailbox, ``len``, and what is said to be for any.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
 
+from qworker.clock import Clock
+from qworker.components.early_acks import EarlyAcks
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.crash_points import CRASHING, crash_point
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
-from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Store
+from qworker.retry import RECONNECT
+from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
 from qworker.worker_state import WorkerState
 
 logger = logging.getLogger(__name__)
 
-COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried"}
+COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried", type(None): "finished"}
+AGAIN = "ended and will run again"
+UNSTORED = "ended and have no result stored"
+LOST = "were acknowledged before they ran, have not run and are lost"
 
 
 class AckBuffer:
@@ -29,21 +39,41 @@ class AckBuffer:
         self,
         store: LeaseStore,
         state: WorkerState,
-        wake: Callable[[], None],
+        early: EarlyAcks,
         flush_seconds: float,
         flush_count: int,
     ) -> None:
-        self.mailbox: Mailbox[Letter] = Mailbox(wake)
+        self.mailbox: Mailbox[Letter] = Mailbox(store.wake)
         self._store = store
         self._state = state
+        self._early = early
         self._flush_seconds = flush_seconds
         self._flush_count = flush_count
-        self._letters: list[Letter] = []  # listener only, as all below
+        self._letters: list[Letter] = []  # listener writes, as all below
         self._oldest = 0.0
+        self._hurry = False
+        """Something in here keeps a request from its start."""
+        self._told: set[int] = set()
+        """Tags of requests whose early ack the broker may have heard, though it did not answer."""
+        self._given_up: list[Letter] = []
+        """What the broker will not hear any more."""
+        self.ending = False
+        """Nothing is to start any more: what was to be acked for that is given back."""
 
     def __len__(self) -> int:
         """How many letters the broker has not heard. Any thread."""
         return len(self._letters) + len(self.mailbox)
+
+    def left(self) -> dict[str, list[str]]:
+        """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for the
+        listener's may be stuck."""
+        found: dict[str, list[str]] = {}
+        for letter in (*self._given_up, *self._letters.copy()):
+            request = letter.request
+            if request is not None and letter.final and not isinstance(letter.settlement, Release):
+                fate = LOST if letter.anew else UNSTORED if request.acked else AGAIN
+                found.setdefault(fate, []).append(request.id)
+        return found
 
     @property
     def waiting(self) -> bool:
@@ -57,6 +87,7 @@ class AckBuffer:
             if not self._letters:
                 self._oldest = now
             self._letters.extend(letters)
+            self._hurry = self._hurry or any(letter.starts for letter in letters)
 
     def add(self, letter: Letter) -> None:
         """The Listener's own letter."""
@@ -65,18 +96,24 @@ class AckBuffer:
     def is_due(self, now: float) -> bool:
         """Whether what waits has waited long enough for others, or there is enough of it."""
         return bool(self._letters) and (
-            len(self._letters) >= self._flush_count or now >= self._oldest + self._flush_seconds
+            self._hurry
+            or len(self._letters) >= self._flush_count
+            or now >= self._oldest + self._flush_seconds
         )
 
     def rest(self, now: float) -> float:
         """Seconds until what waits is due."""
         return max(0.0, self._oldest + self._flush_seconds - now)
 
+    # -- telling the broker --
+
     def flush(self, epoch: int) -> None:
         """Tell the broker everything. epoch: of the lease that we hold now.
 
-        Raises BrokerUnavailable or LeaseLost; then it is all still here.
+        Raises BrokerUnavailable or LeaseLost; then what it has not heard is still here.
         """
+        if self.ending and self._hurry:
+            self._letters = [self._not_started(letter) for letter in self._letters]
         letters = self._letters
         current = [
             letter.settlement
@@ -85,25 +122,52 @@ class AckBuffer:
         ]
         if CRASHING:
             crash_point("settling")
+        if self._hurry:
+            self._told.update(letter.request.tag for letter in letters if letter.starts and letter.request)
         lost = self._store.settle(epoch, current) if current else set()
-        if any(letter.then is not None for letter in letters):
+        if self._hurry:
             self._store.confirm()  # an ack that got lost on its way would have the task run twice
+            self._told.clear()
         if CRASHING:
             crash_point("settled")
-        self._letters = []
+        self._letters, self._hurry = [letter for letter in letters if letter.anew], False
+        self._settled(letters, lost, epoch)
+        if self._letters:
+            self._store.extend()  # while the broker is away nothing is sent
+            self._store.confirm()
+            self._send_anew()
+
+    def _not_started(self, letter: Letter) -> Letter:
+        """What becomes of *letter* now that nothing starts any more."""
+        request = letter.request
+        if not letter.starts or request is None or request.tag in self._told:
+            return letter
+        self._early.answered([], [request])
+        return Letter(request, Release(request.tag))
+
+    def _settled(self, letters: Sequence[Letter], lost: set[int], epoch: int) -> None:
+        """The broker has heard *letters*, but those for the tags *lost* came too late."""
+        acked: list[Request] = []
+        late: list[Request] = []
         for letter in letters:
             request, settlement = letter.request, letter.settlement
+            if letter.anew:
+                continue
             if letter.final and (request is not None or settlement is not None):
-                self._state.totals[COUNTED.get(type(settlement), "finished")] += 1
-            if request is None or not (letter.final or letter.then):
+                self._state.totals[COUNTED[type(settlement)]] += 1
+            if request is None or not (letter.final or letter.starts):
                 continue
             if not request.acked and (request.tag in lost or _is_over(letter, epoch)):
                 self._state.leave(request)
                 self._came_too_late(request, letter)
-            elif letter.then is not None:
-                letter.then()
+                if letter.starts:
+                    late.append(request)
+            elif letter.starts:
+                acked.append(request)
             elif letter.final:
                 self._state.leave(request)
+        if acked or late:
+            self._early.answered(acked, late)
 
     def _came_too_late(self, request: Request, letter: Letter) -> None:
         """Another worker has *request* by now; should it be delivered here again, it need not run again."""
@@ -113,9 +177,64 @@ class AckBuffer:
             logger.warning("%r ended after its lease was lost; another worker has it", request)
             self._state.finished_elsewhere(request.tag, letter.settlement)
 
+    def _send_anew(self) -> None:
+        """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run twice."""
+        letters, self._letters = self._letters, []
+        requests = [letter.request for letter in letters if letter.request is not None]
+        try:
+            self._store.push(
+                [
+                    Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
+                    for one in (request.leased for request in requests)
+                ]
+            )
+        except BrokerUnavailable as error:
+            self._give_up(letters, error)
+        else:
+            self._state.totals["returned"] += len(requests)
+        for request in requests:
+            self._state.leave(request)
+
+    # -- when the lease was lost, and at the end --
+
     def lost_lease(self) -> None:
         """Forget what goes back without a request: it was held under the old lease, and is no longer ours to give."""
         self._letters = [letter for letter in self._letters if letter.request or not letter.settlement]
+
+    def end(self, epoch: int, clock: Clock, until: Callable[[], float]) -> None:
+        """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then is told in
+        the log, and by left()."""
+        self.ending = True
+        for failures in count():
+            self.collect(clock.monotonic())
+            if not self._letters:
+                return
+            try:
+                self.flush(epoch)
+            except LeaseLost as error:
+                # Others have what was held. What was acked before it ran nobody has.
+                held = [letter for letter in self._letters if not letter.anew]
+                self._letters = [letter for letter in self._letters if letter.anew]
+                self._give_up(held, error)
+                self._send_anew()
+                return
+            except (BrokerUnavailable, ConfigurationError) as error:
+                if failures == 0:
+                    logger.warning(
+                        "the broker does not answer, and %d settlements wait: %s", len(self), error
+                    )
+                retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, random.random))
+                while (now := clock.monotonic()) < min(retry_at, until()):
+                    clock.sleep(min(0.1, retry_at - now))
+                if now >= until():
+                    letters, self._letters = self._letters, []
+                    self._give_up(letters, error)
+                    return
+
+    def _give_up(self, letters: Sequence[Letter], error: Exception) -> None:
+        self._given_up.extend(letters)
+        if letters:
+            logger.error("the last settlements did not reach the broker: %s", error)
 
 
 def _is_over(letter: Letter, epoch: int) -> bool:

@@ -74,6 +74,7 @@ class ThreadComponent:
         except BaseException as error:  # the shell: a crashed component stops the worker, with its reason
             logger.debug("component %s crashed", self.name, exc_info=True)
             self._on_crash(self.name, error)
+            self._stop.wait()  # others are at work still, and closed() is for when they are not
         finally:
             self.closed()
 
@@ -81,4 +82,4 @@ class ThreadComponent:
         """Called first on the thread."""
 
     def closed(self) -> None:
-        """Called last on the thread, also after a crash."""
+        """Called last on the thread, once it was told to stop, also after a crash."""

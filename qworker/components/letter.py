@@ -1,13 +1,12 @@
 """Letter: what the Listener is asked to tell the broker of a request.
 
-Comes from:  Settler, and ResultWriter once a result is stored.
+Comes from:  Settler, EarlyAcks, and ResultWriter once a result is stored.
 Goes to:     the Listener's mailbox.
 Thread:      made by any, carried out by the listener.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from qworker.request import Request
@@ -17,10 +16,12 @@ from qworker.transports.lease import Settlement
 class Letter(NamedTuple):
     """An order to the listener: settle *request* so (None: nothing is left to settle).
 
-    then: called on the listener's thread once that is done. final: the worker is done with the request.
+    final: the worker is done with the request. starts: it runs once this is known to be carried out, and not before.
+    anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once more.
     """
 
     request: Request | None
     settlement: Settlement | None
-    then: Callable[[], None] | None = None
     final: bool = True
+    starts: bool = False
+    anew: bool = False

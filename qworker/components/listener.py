@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from qworker.components.ack_buffer import AckBuffer
 from qworker.components.component import ThreadComponent
+from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch import FetchWindow
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
@@ -44,8 +45,8 @@ LONGEST_REST = 1.0
 
 
 class Listener(ThreadComponent):
-    """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others. See
-    FetchWindow and Receipt for the rest."""
+    """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others. recall:
+    takes back what is in the pool and has not begun. See FetchWindow, Receipt and EarlyAcks for the rest."""
 
     name = "listener"
 
@@ -59,17 +60,19 @@ class Listener(ThreadComponent):
         schedule: ScheduleController,
         receipt: Receipt,
         window: FetchWindow,
+        early: EarlyAcks,
         *,
         node: str,
         queues: Sequence[str],
         concurrency: int,
         offer: Callable[[list[Request]], list[Request]],
         on_revoked: Callable[[Request], None],
+        recall: Callable[[], list[Request]],
     ) -> None:
         super().__init__(app.clock, on_crash)
         conf = app.conf
         self._acks = AckBuffer(
-            store, state, store.wake, conf.worker_ack_flush_seconds, conf.worker_ack_flush_count
+            store, state, early, conf.worker_ack_flush_seconds, conf.worker_ack_flush_count
         )
         self.mailbox: Mailbox[Letter] = self._acks.mailbox
         self._store = store
@@ -78,17 +81,22 @@ class Listener(ThreadComponent):
         self._schedule = schedule
         self._receipt = receipt
         self._window = window
+        self._early = early
         self._node = node
         self._queues = tuple(queues)
         self._concurrency = concurrency
         self._offer = offer
         self._on_revoked = on_revoked
+        self._recall = recall
         self._lease_seconds: float = conf.worker_lease_seconds
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit
         self._dead_limits = (conf.dead_letter_expires, conf.dead_letter_max)
         self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
         self._quiet = False  # set by quiet(), a flag
+        self._give_up_at = 0.0  # set by end_by()
+        self._holds_until = 0.0
+        """Time (as clock.uptime() has it) until which nobody can have taken us for dead. The listener writes."""
         self._epoch = 0  # listener only, as all below
         self._reclaim_at = self._sweep_at = self._extend_at = 0.0
         self._cursor = 0
@@ -111,6 +119,14 @@ class Listener(ThreadComponent):
         """How many letters wait for the broker. Any thread."""
         return len(self._acks)
 
+    def holds_lease(self) -> bool:
+        """Whether what is on lease is surely still ours, so that it may start. Any thread."""
+        return self.clock.uptime() < self._holds_until
+
+    def left(self) -> dict[str, list[str]]:
+        """What the broker has not been told when we end: see AckBuffer. Any thread."""
+        return self._acks.left()
+
     # -- the thread --
 
     def opened(self) -> None:
@@ -122,8 +138,17 @@ class Listener(ThreadComponent):
                 raise
 
     def _enlist(self) -> None:
+        asked = self.clock.uptime()
         self._epoch = self._store.enlist(self._node, self._queues, self._concurrency)
         self._extend_at = self.clock.monotonic() + self._lease_seconds / 3
+        self._renewed(asked, self._lease_seconds)
+
+    def _renewed(self, asked: float, seconds: float) -> None:
+        """What was asked at *asked* was answered so that our lease stands for so many seconds from then."""
+        lapsed = not self.holds_lease()
+        self._holds_until = max(self._holds_until, asked + seconds)
+        if lapsed:
+            self._ready.wake()  # where it may be waited for
 
     def step(self, now: float) -> float | None:
         try:
@@ -179,8 +204,10 @@ class Listener(ThreadComponent):
                 self.mailbox.armed = True
                 return self._acks.rest(now)
         if now >= self._extend_at and self._state.requests:
+            asked = self.clock.uptime()
             self._store.extend()
             self._extend_at = now + self._lease_seconds / 3
+            self._renewed(asked, self._lease_seconds)
         if now >= self._reclaim_at:
             self._housekeep(now)
         if self._rang:
@@ -190,11 +217,13 @@ class Listener(ThreadComponent):
             self._fetch()
         if self._unheard:
             self._hear_revocations()
+        if self._quiet:
+            self._give_back_all()
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
         """How long nothing will have to be done, unless something wakes us."""
-        if self._wants_to_fetch():
+        if self._wants_to_fetch() or (self._quiet and self._acks.waiting):
             return 0
         rest = max(0.0, self._reclaim_at - now)
         if self._acks.waiting:
@@ -218,7 +247,10 @@ class Listener(ThreadComponent):
         ahead, limit = self._store.ahead, max(0, self._window.room())
         room = min(self._eta_limit, self._window.fits) - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
+        asked = self.clock.uptime()
         messages = self._store.lease(self._queues, limit, near, self._eta_window)
+        if messages:  # else stores may not have looked; see LeaseStore.lease()
+            self._renewed(asked, self._lease_seconds * 2 / 3)
         if CRASHING and messages:
             crash_point("claimed")
         if self._unheard:  # after the claim, which may have told the store; before anything of it may run
@@ -248,9 +280,9 @@ class Listener(ThreadComponent):
         if ready and (rest := self._offer(ready)):
             self._ready.put_many(rest)
         self._look_ahead(wall, near > 0)
-        if self._quiet:  # the worker began to stop meanwhile, and has looked for these already
-            self._give_back([*self._ready.clear(), *self._schedule.schedule.clear()])
-        else:
+        if (
+            not self._quiet
+        ):  # else the worker stops, and what has not started goes back at the end of the turn
             self._give_back_surplus()
 
     def _look_ahead(self, wall: float, room: bool) -> None:
@@ -269,8 +301,15 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
+        if CRASHING and requests:
+            crash_point("giving back")
         # What is acked the broker has no more.
-        self._ready.put_back(request for request in reversed(requests) if request.acked)
+        acked = [request for request in requests if request.acked]
+        if self._quiet:
+            for request in acked:
+                self._acks.add(Letter(request, None, anew=True))
+        else:
+            self._ready.put_back(reversed(acked))
         for request in requests:
             if not request.acked:
                 self._state.leave(request)
@@ -279,7 +318,7 @@ class Listener(ThreadComponent):
 
     def _lost_lease(self, error: LeaseLost) -> None:
         logger.error("%s; what had not started is left to others", error)
-        waiting = [*self._ready.clear(), *self._schedule.schedule.clear()]
+        waiting = [*self._recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
         self._ready.put_back(request for request in waiting if request.acked)  # these nobody else has
         for request in waiting:
             if not request.acked:
@@ -287,6 +326,10 @@ class Listener(ThreadComponent):
         self._acks.lost_lease()
         self._enlist()
         self._rang = True
+
+    def _give_back_all(self) -> None:
+        """The worker stops: what has not started is not to start here."""
+        self._give_back([*self._early.take(), *self._ready.clear(), *self._schedule.schedule.clear()])
 
     # -- now and then --
 
@@ -317,18 +360,21 @@ class Listener(ThreadComponent):
     # -- the end --
 
     def quiet(self) -> None:
-        self._quiet = True
+        self._quiet = self._acks.ending = True
         self._store.wake()
+
+    def end_by(self, deadline: float) -> None:
+        """Say until when (monotonic) the broker may be waited for at the end; may be said again. Any thread."""
+        self._give_up_at = deadline
 
     def closed(self) -> None:
         """The last settlements, then the store: the listener is the last to stop, because it owns the acks."""
+        self._quiet = True
+        self._give_back_all()
+        self._acks.end(self._epoch, self.clock, lambda: self._give_up_at)
+        for fate, ids in self._acks.left().items():
+            logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
         try:
-            self._acks.collect(self.clock.monotonic())
-            while self._acks.waiting:
-                self._acks.flush(self._epoch)
-                self._acks.collect(self.clock.monotonic())
             self._store.resign()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
-            logger.error(
-                "the last settlements did not reach the broker: %s; those tasks will run again", error
-            )
+            logger.warning("the broker does not hear that we end: %s; it will notice", error)

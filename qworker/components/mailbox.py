@@ -29,12 +29,12 @@ class Mailbox(Generic[T]):
         self._letters.append(letter)
         self._wake()
 
-    def post_many(self, letters: Iterable[T]) -> None:
-        """Leave letters that can wait as long as the owner's timer."""
+    def post_many(self, letters: Iterable[T], at_once: bool = False) -> None:
+        """Leave letters that can wait as long as the owner's timer. at_once: they cannot."""
         before = len(self._letters)
         self._letters.extend(letters)
         after = len(self._letters)
-        if after > before and (not self.armed or before // self._crowd != after // self._crowd):
+        if after > before and (at_once or not self.armed or before // self._crowd != after // self._crowd):
             self._wake()
 
     def take(self) -> list[T]:

@@ -11,11 +11,13 @@ until the last moment.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
+from qworker.components.early_acks import EarlyAcks
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.crash_points import CRASHING, crash_point
@@ -29,7 +31,8 @@ EndHere = Callable[[Request, str, str], None]
 
 
 class Mediator(ThreadComponent):
-    """end_here: takes requests that are revoked or expired. ack_first: takes those that are acked before they run.
+    """end_here: takes requests that are revoked or expired. early: has those acked that are acked before they run.
+    may_start: tells whether what is on lease is surely still ours, so that nobody else runs it too.
     fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait of a
     step, in seconds."""
 
@@ -42,7 +45,8 @@ class Mediator(ThreadComponent):
         ready: ReadyQueue,
         pool: TaskPool,
         end_here: EndHere,
-        ack_first: Callable[[Sequence[Request]], None],
+        early: EarlyAcks,
+        may_start: Callable[[], bool],
         fetch_more: Callable[[], None],
         patience: float = PATIENCE,
     ) -> None:
@@ -50,7 +54,8 @@ class Mediator(ThreadComponent):
         self._ready = ready
         self._pool = pool
         self._end_here = end_here
-        self._ack_first = ack_first
+        self._early = early
+        self._may_start = may_start
         self._fetch_more = fetch_more
         self.patience = patience
         self._quiet = False  # written by quiet(), a flag
@@ -91,13 +96,23 @@ class Mediator(ThreadComponent):
         # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
         slots = pool.free_slots(pool.expected_runtime(self._expected) if self._expected else 0.0)
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
-        requests = ready.get_many(slots)
-        runnable = self._runnable(requests)
+        acked: list[Request] = []
+        if self._early:
+            acked, kept = self._early.take(), self._early.held
+            slots = Slots(
+                max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
+                max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
+            )
+        requests = ready.get_many(slots) if self._may_start() else []
+        runnable, back = self._runnable([*acked, *requests] if acked else requests)
         plain = [request.name for request in requests if not request.is_async]
         if len(plain) < slots.sync:
             self._expected = None
         elif plain:
             self._expected = plain[-1]
+        if back:
+            ready.put_back(back, tell=False)
+            self._expect(back)
         if runnable:
             if CRASHING:
                 crash_point("dispatching")
@@ -108,10 +123,14 @@ class Mediator(ThreadComponent):
                 self._fetch_more()  # they run beside whatever comes next
             if refused:
                 ready.put_back(refused)
-                best = next((request for request in refused if not request.is_async), None)
-                if best is not None:
-                    self._expected = best.name
-        return len(requests)
+                self._expect(refused)
+        return len(acked) + len(requests) - len(back)
+
+    def _expect(self, waiting: Sequence[Request]) -> None:
+        """Note what the first of *waiting* is that wants a process."""
+        best = next((request for request in waiting if not request.is_async), None)
+        if best is not None:
+            self._expected = best.name
 
     def offer(self, requests: list[Request]) -> list[Request]:
         """Give *requests* to idle processes at once; return those that have to go the long way, by the ready queue.
@@ -126,26 +145,40 @@ class Mediator(ThreadComponent):
             idle = self._pool.free_slots(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
-            return self._pool.submit(self._runnable(requests))
+            if not self._may_start():
+                return requests
+            runnable, back = self._runnable(requests)
+            return [*self._pool.submit(runnable), *back]
         finally:
             self._turn.release()
 
-    def _runnable(self, requests: list[Request]) -> list[Request]:
-        """Those of *requests* that are to run now; the others go where they belong."""
+    def _runnable(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
+        """Those of *requests* that are to run now, and those that have to wait for a place; the others go where they
+        belong."""
         wall = self.clock.now()
-        runnable, early = [], []
+        runnable: list[Request] = []
+        early: list[Request] = []
+        back: list[Request] = []
+        places: _Places | None = None
         for request in requests:
             if request.revocation is not None:
                 self._end_here(request, REVOKED, "revoked")
             elif request.expires is not None and request.expires <= wall:
                 self._end_here(request, EXPIRED, "expired")
-            elif not request.acks_late and not request.acked:
-                early.append(request)
-            else:
+            elif request.acked or (places is None and request.acks_late and not self._early):
                 runnable.append(request)
-        if early:
-            self._ack_first(early)
-        return runnable
+            else:
+                if places is None:
+                    places = _Places(self._pool, self._early, runnable)
+                if not places.take(request):
+                    back.append(request)
+                elif request.acks_late:
+                    runnable.append(request)
+                else:
+                    early.append(request)
+        if early and places is not None:
+            self._early.ask(early, places.seconds)
+        return runnable, back
 
     def quiet(self) -> None:
         self._quiet = True
@@ -156,3 +189,40 @@ class Mediator(ThreadComponent):
         super().stop(timeout)
         with self._turn:
             pass  # a refill or an offer that had begun: now nothing is in anybody's hand
+
+
+class _Places:
+    """How many places are left in the pool, where some are kept for what is acked before it runs.
+
+    early: what has a place already; so have those that are *taken* now.
+    """
+
+    def __init__(self, pool: TaskPool, early: EarlyAcks, taken: Sequence[Request]) -> None:
+        self._pool = pool
+        held = early.held
+        asynchronous = sum(request.is_async for request in taken)
+        self._taken = [held.sync + len(taken) - asynchronous, held.asynchronous + asynchronous]
+        self._full = [False, False]
+        self._known: float | None = None
+        self._slots = Slots(0, 0)
+        self.seconds = early.longest
+        """That the longest of those with a place is expected to take."""
+
+    def take(self, request: Request) -> bool:
+        """Take a place for *request*; False when there is none, nor for any of its kind that come after it."""
+        kind = int(request.is_async)
+        if self._full[kind]:
+            return False
+        seconds = self.seconds
+        if not kind:
+            expected = self._pool.expected_runtime(request.name)
+            seconds = max(seconds, math.inf if expected is None else expected)
+        if seconds != self._known:
+            self._known = seconds
+            self._slots = self._pool.free_slots(None if seconds == math.inf else seconds)
+        if self._taken[kind] >= self._slots[kind]:
+            self._full[kind] = True
+            return False
+        self._taken[kind] += 1
+        self.seconds = seconds
+        return True

@@ -57,15 +57,19 @@ class ReadyQueue:
                 self._add(request)
             self._changed()
 
-    def put_back(self, requests: Iterable[Request]) -> None:
-        """Add requests that were taken from here before: in front of their equals, in the given order."""
+    def put_back(self, requests: Iterable[Request], tell: bool = True) -> None:
+        """Add requests that were taken from here before: in front of their equals, in the given order.
+
+        tell: that there is something to be had; not when who took them finds that they cannot run yet.
+        """
         back = list(requests)
         if not back:
             return
         with self._lock:
             for request in reversed(back):
                 self._add(request, front=True)
-            self._changed()
+            if tell:
+                self._changed()
 
     def _add(self, request: Request, front: bool = False) -> None:
         key = (request.leased.priority, request.is_async)

@@ -129,7 +129,7 @@ class ResultWriter(ThreadComponent):
                     logger.warning("the result store answers again after %d failures", self._failures)
                 for letter in batch:
                     self._done(letter)
-                self._post([_stripped(letter) for letter in batch if letter.final or letter.then])
+                self._post([_stripped(letter) for letter in batch if letter.final or letter.starts])
             self._failures = self._faults = 0
         return self._sweep(now)
 
@@ -159,7 +159,7 @@ class ResultWriter(ThreadComponent):
             except Exception as error:  # as in step()
                 left = self._without_result(letter, error)
             self._done(letter)
-            if letter.final or letter.then:
+            if letter.final or letter.starts:
                 self._post([left])
 
     def _without_result(self, letter: Letter, error: Exception) -> Letter:

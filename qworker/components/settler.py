@@ -20,10 +20,9 @@ from qworker.components.pool import Ended
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.result_writer import ResultWriter, carries_row
 from qworker.components.tally import Run, Tally
-from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import EncodeError, InvalidTaskMessage, QWorkerError, TaskError
 from qworker.request import Request
-from qworker.transports.lease import Ack, Bury, Envelope, Release, Settlement, Store
+from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -114,39 +113,9 @@ class Settler:
         else:
             self.listener.post(letter)
 
-    def ack_first(self, early: Sequence[Request]) -> None:
-        """Ack requests that must not run twice; each runs once its ack is in the broker, never before."""
-
-        def runner(request: Request) -> Any:
-            def run() -> None:
-                if CRASHING:
-                    crash_point("acked first")
-                request.acked = True
-                self._ready.put_back([request])
-
-            return run
-
-        self.listener.post_many(
-            Letter(request, Ack(request.tag), runner(request), final=False) for request in early
-        )
-
-    def give_back(self, taken: Sequence[Request], due: float | None = None) -> None:
-        """Return requests that have not started, as they came."""
-        if CRASHING:
-            crash_point("giving back")
-        self.listener.post_many(
-            Letter(request, Release(request.tag, due)) for request in taken if not request.acked
-        )
-        again = [
-            Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
-            for one in (request.leased for request in taken if request.acked)
-        ]
-        if again:
-            self._app.broker.push(again)
-
     def park(self, request: Request, due: float) -> None:
         """Return a rate-limited request until epoch second *due*."""
-        self.give_back([request], due)
+        self.listener.post_many([Letter(request, Release(request.tag, due))])
 
     def _letter(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> Letter:
         if meta is not None and isinstance(settlement, Ack | Bury):

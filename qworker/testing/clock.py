@@ -29,6 +29,10 @@ class FakeClock:
         """Monotonic clock, seconds."""
         return self._monotonic
 
+    def uptime(self) -> float:
+        """The same, since this machine is never suspended."""
+        return self._monotonic
+
     def sleep(self, seconds: float) -> None:
         """Move the time on by `seconds` and return at once."""
         self.slept.append(seconds)

@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends import open_backend
+from qworker.components.component import ThreadComponent
+from qworker.components.orders import COLD
 from qworker.components.pool import TaskPool
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
 from qworker.testing.store import MemoryStore
-from qworker.worker import COLD, Worker
+from qworker.worker import Worker
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -114,15 +116,9 @@ class StepWorker(Worker):
             written,
         )
 
-    def stop(self, how: str = "warm") -> None:
-        """Stop as a worker does: warm lets what is in the pool run, and the rest goes back. Safe to call twice."""
-        if self._stopped:
-            return
-        super().stop(how)
-        if self.writer is not None:
-            self.writer.closed()
-        self.listener.closed()
-        self.settler.give_back(self.ready.clear())
+    def _end(self, component: ThreadComponent, timeout: float) -> None:
+        component.stop(0.0)
+        component.closed()
 
     def _drain(self, deadline: float) -> str:
         self.pool.run()

@@ -197,7 +197,8 @@ class LeaseStore(ABC):
         """Take up to *limit* due messages, and up to *near* that fall due within *horizon* seconds.
 
         Most urgent first, then oldest; [] when there is none; fewer when they are large (MAX_LEASE_BYTES). Raises LeaseLost when this holder was taken for
-        dead: enlist again.
+        dead: enlist again. When anything is returned, the lease stands for two thirds of its length from the call on:
+        a store that renewed it longer ago renews it first.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch import FetchWindow
 from qworker.components.letter import Letter
 from qworker.components.listener import Listener
@@ -19,7 +20,7 @@ from qworker.components.settler import Settler
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
-from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement, Store
+from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Revocation, Settlement, Store
 from qworker.worker_state import WorkerState
 from tests.unit.rooms import ACCEPT, Rooms, tags
 
@@ -46,8 +47,12 @@ class Ears:
         )
         self.window = FetchWindow(self.pool, self.ready, 2, prefetch)
         crash: Callable[[str, BaseException], None] = lambda name, error: None  # noqa: E731
+        self.early = EarlyAcks(
+            lambda some: self.listener.mailbox.post_many(some, at_once=True), self.ready.wake
+        )
         self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.wake)
         self.revoked: list[int] = []
+        self.unbegun: list[Request] = []
         self.idle = 0
         self.listener = Listener(
             self.app,
@@ -58,11 +63,13 @@ class Ears:
             self.schedule,
             Receipt(self.app, self.state, ACCEPT, (30.0,), self.settler.settle),
             self.window,
+            self.early,
             node="w@h",
             queues=["celery"],
             concurrency=2,
             offer=self.offer,
             on_revoked=lambda request: self.revoked.append(request.tag),
+            recall=self.recall,
         )
         self.settler.listener = self.listener.mailbox
         self.listener.opened()
@@ -74,6 +81,10 @@ class Ears:
         self.idle -= len(taken)
         self.given_at_once = [request.tag for request in taken]
         return rest
+
+    def recall(self) -> list[Request]:
+        """What is in the pool is running, unless a test says that it is not."""
+        return self.unbegun
 
     def push(self, count: int, task: str = "add", **fields: Any) -> None:
         fields.setdefault("id", "pushed")
@@ -383,11 +394,11 @@ def test_what_must_not_run_twice_runs_once_its_ack_is_in_the_broker() -> None:
     ears.push(1, "once")
     ears.turns()
     (request,) = ears.take()
-    ears.settler.ack_first([request])
-    assert len(ears.ready) == 0
+    ears.early.ask([request], 0.0)
+    assert ears.early.take() == []
     ears.turns()
     assert ears.store.settled == [Ack(request.tag)]
-    assert (request.acked, tags(ears.take())) == (True, [request.tag])
+    assert (request.acked, tags(ears.early.take())) == (True, [request.tag])
     assert ears.state.requests == {request.tag: request}
 
 
@@ -534,9 +545,9 @@ def test_an_early_ack_that_came_too_late_lets_nothing_run() -> None:
     (request,) = ears.take()
     other = lose_lease(ears)
     assert len(other.lease(["celery"], 9)) == 1  # and will run it
-    ears.settler.ack_first([request])
+    ears.early.ask([request], 0.0)
     ears.turns()
-    assert (len(ears.ready), request.acked, ears.state.requests) == (0, False, {})
+    assert (len(ears.early), len(ears.ready), request.acked, ears.state.requests) == (0, 0, False, {})
 
 
 def test_a_broker_that_fails_while_it_is_waited_for_is_asked_again() -> None:
@@ -658,12 +669,12 @@ def test_an_early_ack_of_which_nobody_knows_lets_nothing_run() -> None:
     ears = Ears(worker_ack_flush_seconds=0, store=(store := Deaf()))
     ears.push(1, "once")
     ears.turns()
-    ears.settler.ack_first(ears.take())
+    ears.early.ask(ears.take(), 0.0)
     ears.turn()
-    assert (len(ears.ready), len(store.settled)) == (0, 1)
+    assert (ears.early.take(), len(store.settled)) == ([], 1)
     store.deaf = False
     ears.turns()
-    assert (len(ears.ready), ears.state.requests) == (0, {}), "it was heard, and is lost"
+    assert (ears.early.take(), ears.state.requests) == ([], {}), "it was heard, and is lost"
 
 
 def test_what_was_acked_early_survives_a_lost_lease() -> None:
@@ -671,8 +682,9 @@ def test_what_was_acked_early_survives_a_lost_lease() -> None:
     ears.push(1, "once")
     ears.turns()
     (once,) = ears.take()
-    ears.settler.ack_first([once])
+    ears.early.ask([once], 0.0)
     ears.turns()
+    ears.ready.put_back(ears.early.take())  # as what was in the pool and had not begun
     ears.push(1)  # by which it notices
     ears.turns()
     lose_lease(ears).lease(["celery"], 9)
@@ -812,15 +824,218 @@ def test_the_last_letters_are_settled_and_the_rest_goes_back() -> None:
     assert [leased.deliveries for leased in after.lease(["celery"], 9)] == [1, 0, 0]
 
 
-def test_an_end_without_a_broker_is_told_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def away_for(ears: Ears, seconds: float) -> None:
+    """Let the broker be away for so long from now on; the clock moves as the listener rests."""
+    ears.store.away = True
+    back, sleep = ears.clock.monotonic() + seconds, ears.clock.sleep
+
+    def rest(seconds: float) -> None:
+        sleep(seconds)
+        ears.store.away = ears.clock.monotonic() < back
+
+    ears.clock.sleep = rest  # type: ignore[method-assign]
+    ears.listener.end_by(ears.clock.monotonic() + 25)
+
+
+def test_at_the_end_a_broker_that_is_away_is_waited_for() -> None:
+    ears = Ears()
+    ears.push(3)
+    ears.turns()
+    one, two, _ = ears.take()
+    ears.post(one, Ack(one.tag, ROW))
+    ears.post(two, Ack(two.tag))
+    away_for(ears, 3)
+    ears.listener.closed()
+    assert (ears.store.settled, ears.store.held) == ([Ack(one.tag, ROW), Ack(two.tag)], set())
+    assert ears.listener.left() == {}
+
+
+def test_what_the_broker_is_not_told_by_the_end_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    ears = Ears()
+    ears.push(4)
+    ears.turns()
+    one, two, three, _ = ears.take()
+    ears.post(one, Ack(one.tag))
+    ears.post(two, Release(two.tag))
+    three.acked = True
+    three.id = "acked"
+    ears.listener.mailbox.post(Letter(three, None, anew=True))
+    away_for(ears, 100)
+    ears.listener.closed()
+    assert "1 tasks ended and will run again: pushed" in caplog.text
+    assert "1 tasks were acknowledged before they ran, have not run and are lost: acked" in caplog.text
+    assert sum(map(len, ears.listener.left().values())) == 2
+    assert ears.clock.monotonic() < 1030
+
+
+def test_who_is_impatient_ends_the_wait_for_the_broker() -> None:
     ears = Ears()
     ears.push(1)
     ears.turns()
     (request,) = ears.take()
     ears.post(request, Ack(request.tag))
-    ears.store.away = True
+    away_for(ears, 100)
+    sleep = ears.clock.sleep
+
+    def rest(seconds: float) -> None:
+        sleep(seconds)
+        ears.listener.end_by(ears.clock.monotonic())
+
+    ears.clock.sleep = rest  # type: ignore[method-assign]
+    began = ears.clock.monotonic()
     ears.listener.closed()
-    assert "those tasks will run again" in caplog.text
+    assert ears.clock.monotonic() - began < 1
+
+
+def test_a_lease_that_is_lost_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Lost(MemoryStore):
+        def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+            raise LeaseLost("the connection fell")
+
+    ears = Ears(store=Lost())
+    ears.push(2)
+    ears.turns()
+    one, acked = ears.take()
+    ears.post(one, Ack(one.tag))
+    acked.acked = True
+    ears.listener.mailbox.post(Letter(acked, None, anew=True))
+    ears.listener.closed()
+    assert "1 tasks ended and will run again: pushed" in caplog.text
+    assert ears.store.pushes == 2, "nobody has what was acked"
+
+
+# -- what is acked before it runs, when the worker stops --
+
+
+def test_what_was_to_be_acked_before_it_ran_is_given_back_as_it_came() -> None:
+    ears = Ears()
+    ears.push(2, "once")
+    ears.turns()
+    requests = ears.take()
+    ears.early.ask(requests, 0.0)
+    ears.listener.quiet()
+    ears.turns()
+    assert ears.store.settled == [Release(request.tag) for request in requests]
+    assert (len(ears.early), ears.store.held, ears.state.requests) == (0, set(), {})
+
+
+def test_what_was_acked_and_has_not_started_is_sent_again() -> None:
+    ears = Ears()
+    ears.push(1, "once", priority=4)
+    ears.turns()
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turns()
+    assert ears.waiting() == 0
+    ears.listener.quiet()
+    ears.turns()
+    assert (ears.waiting(), ears.state.requests, ears.state.totals) == (1, {}, {"returned": 1})
+    other = ears.store.another()
+    other.enlist("other@h", ["celery"], 1)
+    (leased,) = other.lease(["celery"], 9)
+    assert (leased.headers, leased.body, leased.priority) == (request.leased.headers, request.leased.body, 4)
+
+
+def test_an_early_ack_that_may_have_been_heard_is_not_taken_back() -> None:
+    """To release it would find nothing to release, if it was heard; to ack it once more tells."""
+
+    class Deaf(MemoryStore):
+        deaf = True
+
+        def confirm(self) -> None:
+            if self.deaf:
+                raise BrokerUnavailable("no answer")
+
+    ears = Ears(store=(store := Deaf()))
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turn()
+    ears.listener.quiet()
+    store.deaf = False
+    ears.turns()
+    assert store.settled == [Ack(request.tag)]
+    assert ears.state.requests == {}
+
+
+def test_what_is_sent_again_is_sent_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A push that fails may have come through, and this task must not run twice."""
+
+    class Deaf(MemoryStore):
+        tries = 0
+
+        def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+            if envelopes[0].priority == 4:
+                self.tries += 1
+                raise BrokerUnavailable("no answer")
+            super().push(envelopes, timeout)
+
+    ears = Ears(store=(store := Deaf()))
+    request = ears.rooms.request(1, "once", priority=4)
+    request.acked = True
+    ears.state.enter(request)
+    ears.ready.put_back([request])
+    ears.listener.quiet()
+    ears.turns()
+    ears.listener.closed()
+    assert (store.tries, ears.state.requests) == (1, {})
+    assert "have not run and are lost: id-1" in caplog.text
+
+
+# -- the lease, as others see it --
+
+
+def test_others_are_told_for_how_long_the_lease_surely_stands() -> None:
+    ears = Ears(worker_lease_seconds=15)
+    assert ears.listener.holds_lease()
+    ears.clock.advance(14.9)
+    assert ears.listener.holds_lease()
+    ears.clock.advance(0.2)
+    assert not ears.listener.holds_lease()
+    ears.turns()
+    assert not ears.listener.holds_lease(), "an idle worker renews nothing"
+    ears.push(1)
+    ears.turns()
+    assert ears.listener.holds_lease()
+
+
+def test_a_renewed_lease_stands_from_when_it_was_asked_for() -> None:
+    class Slow(MemoryStore):
+        def extend(self) -> None:
+            super().extend()
+            ears.clock.advance(20)
+
+    ears = Ears(worker_lease_seconds=15, store=(store := Slow()))
+    store.clock = store._uptime = ears.clock  # type: ignore[assignment]
+    store._uptime = ears.clock.monotonic
+    ears.push(1)
+    ears.turns()
+    ears.clock.advance(6)
+    ears.listener.step(ears.clock.monotonic())
+    assert not ears.listener.holds_lease()
+
+
+def test_who_waits_for_the_lease_is_woken_when_it_stands_again() -> None:
+    ears = Ears(worker_lease_seconds=15)
+    ears.push(4)
+    ears.turns()
+    ears.clock.advance(16)
+    seen = ears.ready.changes
+    ears.turns()
+    assert ears.listener.holds_lease()
+    assert ears.ready.changes > seen
+
+
+def test_a_lost_lease_leaves_what_the_pool_has_not_begun_to_others() -> None:
+    ears = Ears()
+    ears.push(2)
+    ears.turns()
+    running, unbegun = ears.run(2)
+    ears.unbegun = [unbegun]
+    lose_lease(ears)
+    ears.turn()
+    assert set(ears.state.requests) == {running.tag}
 
 
 def test_an_idle_process_gets_its_request_without_the_ready_queue() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from qworker.components.early_acks import EarlyAcks
+from qworker.components.letter import Letter
 from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
@@ -46,7 +48,9 @@ class Desk:
         self.ready = ReadyQueue()
         self.pool = Pool(self.rooms, concurrency)
         self.ended: list[tuple[int, str]] = []
-        self.early: list[int] = []
+        self.letters: list[Letter] = []
+        self.early = EarlyAcks(self.letters.extend, self.ready.wake)
+        self.holds_lease = True
         self.fetches = 0
         self.mediator = Mediator(
             self.rooms.clock,
@@ -54,13 +58,24 @@ class Desk:
             self.ready,
             self.pool,
             lambda request, why, how: self.ended.append((request.tag, why)),
-            lambda requests: self.early.extend(tags(requests)),
+            self.early,
+            lambda: self.holds_lease,
             self.fetch_more,
             patience=0,
         )
 
     def fetch_more(self) -> None:
         self.fetches += 1
+
+    @property
+    def asked(self) -> list[int]:
+        """Whose acks were asked for."""
+        return tags(letter.request for letter in self.letters)
+
+    def ack(self, count: int = 99) -> None:
+        """Let the broker have the next acks that were asked for."""
+        heard, self.letters[:] = self.letters[:count], self.letters[count:]
+        self.early.answered([letter.request for letter in heard if letter.request is not None], [])
 
     def put(self, *requests: Request) -> None:
         self.ready.put_many(requests)
@@ -216,11 +231,12 @@ def test_what_must_not_run_twice_is_acked_before_it_runs() -> None:
     once = desk.rooms.request(1, "once")
     desk.put(once, desk.rooms.request(2))
     desk.step()
-    assert (desk.running, desk.early) == ([2], [1])
-    once.acked = True
-    desk.ready.put_back([once])
+    assert (desk.running, desk.asked) == ([2], [1])
     desk.step()
-    assert (desk.running, desk.early) == ([2, 1], [1])
+    assert (desk.running, desk.asked) == ([2], [1])
+    desk.ack()
+    desk.step()
+    assert (desk.running, desk.asked) == ([2, 1], [])
 
 
 def test_a_revoked_one_is_not_acked_to_run() -> None:
@@ -229,7 +245,129 @@ def test_a_revoked_one_is_not_acked_to_run() -> None:
     once.revocation = Revocation("id-1", False, "SIGTERM")
     desk.put(once)
     desk.step()
-    assert (desk.early, desk.ended) == ([], [(1, REVOKED)])
+    assert (desk.asked, desk.ended) == ([], [(1, REVOKED)])
+
+
+def test_no_more_is_acked_than_can_start_at_once() -> None:
+    """What is acked and has not started is lost with the worker."""
+    desk = Desk(concurrency=3)
+    desk.put(*desk.rooms.requests(9, "once"))
+    desk.step()
+    desk.step()
+    assert desk.asked == [1, 2, 3]
+    desk.ack(2)
+    desk.step()
+    assert (desk.running, desk.asked) == ([1, 2], [3])
+    desk.ack()
+    desk.step()
+    desk.step()
+    assert (desk.running, desk.asked) == ([1, 2, 3], [])
+    desk.pool.run(1)
+    desk.step()
+    assert (desk.running, desk.asked) == ([2, 3], [4])
+
+
+def test_what_is_acked_runs_in_the_order_in_which_it_came() -> None:
+    desk = Desk(concurrency=4)
+    desk.put(*desk.rooms.requests(8, "once"))
+    ran: list[int] = []
+    for _ in range(8):
+        desk.step()
+        desk.ack(3)
+        desk.step()
+        ran += desk.running
+        desk.pool.run()
+    assert ran == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_place_of_what_is_being_acked_is_kept_for_it() -> None:
+    desk = Desk(concurrency=2)
+    desk.put(desk.rooms.request(1, "once"), *desk.rooms.requests(3, first=2))
+    desk.step()
+    assert (desk.running, desk.asked) == ([2], [1])
+    assert desk.mediator.offer(desk.rooms.requests(1, first=9)) != []
+    desk.step()
+    assert desk.running == [2]
+    desk.ack()
+    desk.step()
+    assert desk.running == [2, 1]
+
+
+def test_what_waits_for_a_place_is_not_overtaken_by_what_needs_no_ack() -> None:
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(2, "once"), *desk.rooms.requests(2, first=3))
+    desk.step()
+    assert (desk.running, desk.asked) == ([], [1])
+    assert tags(desk.ready.clear()) == [2, 3, 4]
+
+
+def test_while_nothing_can_be_acked_the_mediator_rests() -> None:
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(3, "once"))
+    desk.step()
+    seen = desk.ready.changes
+    for _ in range(3):
+        desk.step()
+    assert desk.ready.changes == seen
+
+
+def test_an_ack_that_came_too_late_frees_its_place() -> None:
+    desk = Desk(concurrency=1)
+    desk.put(*desk.rooms.requests(2, "once"))
+    desk.step()
+    (letter,) = desk.letters
+    assert letter.request is not None
+    desk.early.answered([], [letter.request])
+    desk.letters.clear()
+    desk.step()
+    assert (desk.running, desk.asked) == ([], [2])
+
+
+def test_async_tasks_that_are_acked_first_have_places_of_their_own() -> None:
+    desk = Desk(concurrency=1)
+    desk.rooms.app.tasks["nap"].acks_late = False
+    desk.put(*desk.rooms.requests(3, "nap"), *desk.rooms.requests(2, "once", first=11))
+    desk.step()
+    assert sorted(desk.asked) == [1, 2, 11]
+
+
+def test_what_was_acked_and_is_revoked_does_not_run() -> None:
+    desk = Desk()
+    once = desk.rooms.request(1, "once")
+    desk.put(once)
+    desk.step()
+    desk.ack()
+    once.revocation = Revocation("id-1", False, "SIGTERM")
+    desk.step()
+    assert (desk.running, desk.ended) == ([], [(1, REVOKED)])
+
+
+# -- the lease --
+
+
+def test_nothing_is_started_when_the_lease_may_have_been_lost() -> None:
+    """A worker that wakes after its lease: others have what it holds, and run it."""
+    desk = Desk()
+    desk.put(*desk.rooms.requests(2))
+    desk.holds_lease = False
+    desk.step()
+    desk.mediator.refill()
+    late = desk.rooms.requests(1, first=9)
+    assert desk.mediator.offer(late) == late
+    assert (desk.running, len(desk.ready)) == ([], 2)
+    desk.holds_lease = True
+    desk.step()
+    assert desk.running == [1, 2]
+
+
+def test_what_was_acked_needs_no_lease() -> None:
+    desk = Desk()
+    desk.put(desk.rooms.request(1, "once"))
+    desk.step()
+    desk.ack()
+    desk.holds_lease = False
+    desk.step()
+    assert desk.running == [1]
 
 
 @pytest.mark.parametrize("stop", ["quiet", "stop"])

@@ -175,18 +175,6 @@ def test_what_has_nothing_to_store_does_not_wait_for_that_store() -> None:
 # -- tasks that are acked before they run --
 
 
-def test_an_early_ack_lets_the_task_run_only_when_it_was_carried_out() -> None:
-    desk = Desk()
-    one = desk.rooms.request(1, "once")
-    desk.settler.ack_first([one])
-    letter = desk.letter
-    assert (letter.settlement, letter.final) == (Ack(1), False)
-    assert (one.acked, len(desk.ready)) == (False, 0)
-    assert letter.then is not None
-    letter.then()
-    assert (one.acked, tags(desk.ready.clear())) == (True, [1])
-
-
 def test_of_a_task_acked_before_it_ran_only_the_result_is_left_to_store() -> None:
     desk = Desk()
     one = desk.rooms.request(1, "once")
@@ -205,35 +193,6 @@ def test_a_task_acked_before_it_ran_never_comes_again() -> None:
     settlement = desk.letter.settlement
     assert isinstance(settlement, Store)
     assert desk.status(settlement.row) == ("FAILURE", "WorkerLostError")
-
-
-# -- giving back --
-
-
-def test_what_has_not_started_is_given_back_as_it_came() -> None:
-    desk = Desk()
-    one, two = desk.rooms.requests(2)
-    desk.settler.give_back([one, two])
-    assert desk.letters == [Letter(one, Release(1)), Letter(two, Release(2))]
-    assert desk.wakes == 1
-
-
-def test_what_was_acked_and_has_not_started_is_sent_again() -> None:
-    desk = Desk()
-    one = desk.rooms.request(1, "once", 5, priority=4)
-    one.acked = True
-    desk.settler.give_back([one])
-    assert desk.letters == []
-    store = desk.rooms.store
-    store.enlist("w@h", ["celery"], 1)
-    (leased,) = store.lease(["celery"], 9)
-    assert (leased.headers, leased.body, leased.priority) == (one.leased.headers, one.leased.body, 4)
-
-
-def test_nothing_to_give_back_wakes_nobody() -> None:
-    desk = Desk()
-    desk.settler.give_back([])
-    assert (desk.wakes, desk.rooms.store.pushes) == (0, 0)
 
 
 def test_a_parked_request_comes_back_when_its_token_does() -> None:

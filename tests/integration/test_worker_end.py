@@ -1,0 +1,167 @@
+"""However a worker ends, only its listener speaks to the broker; and what is in hand then is told, or named."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.errors import BrokerUnavailable
+from qworker.testing import MemoryStore
+from qworker.worker import Worker
+
+pytestmark = pytest.mark.integration
+
+ANYBODY = frozenset({"wake", "running_path", "lowest_first", "lacks", "url", "ahead"})
+"""What others may ask of a broker, since it asks nothing of the server."""
+
+
+class Guarded(MemoryStore):
+    """A broker that only the listener's thread may use while *guarded*; *trespassers*: who else tried, and what."""
+
+    guarded = False
+    trespassers: list[tuple[str, str]]
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or name in ANYBODY or not callable(found) or not self.guarded:
+            return found
+        thread = threading.current_thread().name
+        if thread != "listener":
+            self.trespassers.append((thread, name))
+            raise BrokerUnavailable(f"{thread} calls {name}, which is the listener's")
+        return found
+
+
+class Place:
+    """An app with a task that runs until it is let go, one that is acked first, and one with a rate limit."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store = Guarded()
+        self.store.trespassers = []
+        self.let_go = threading.Event()
+        self.ran: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self.app = QWorker(
+            "place", broker=self.store, backend="cache+memory://", set_as_current=False, **settings
+        )
+
+        def body(number: int) -> None:
+            self.begun.release()
+            self.let_go.wait(20)
+            self.ran.append(number)
+
+        self.hold = self.app.task(name="hold")(body)
+        self.once = self.app.task(name="once", acks_late=False)(body)
+        self.limited = self.app.task(name="limited", rate_limit="1/s")(lambda number: self.ran.append(number))
+
+    def start(self) -> Worker:
+        worker = Worker(self.app, pool="threads", concurrency=1)
+        worker.start()
+        self.store.guarded = True
+        return worker
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def waiting(self) -> int:
+        self.store.guarded = False
+        return self.store.messages
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place(worker_shutdown_timeout=5)
+    yield place
+    place.let_go.set()
+
+
+def fill(place: Place) -> None:
+    for number in range(3):
+        place.once.delay(number)
+        place.hold.delay(10 + number)
+        place.limited.delay(20 + number)
+    place.hold.apply_async((30,), countdown=2)
+    place.hold.apply_async((31,), countdown=3600)
+
+
+@pytest.mark.parametrize("how", ["warm", "soft", "cold"])
+def test_the_main_thread_never_speaks_to_the_broker(place: Place, how: str) -> None:
+    fill(place)
+    worker = place.start()
+    assert place.begun.acquire(timeout=20)
+    stopping = threading.Thread(target=worker.stop, args=(how,), name="main")
+    stopping.start()
+    place.until(lambda: worker.phase != "running")
+    place.let_go.set()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    assert place.store.trespassers == []
+    assert place.waiting() + len(place.ran) == 11
+
+
+@pytest.mark.parametrize("component", ["listener", "mediator", "schedule"])
+def test_nor_does_it_after_a_crash(place: Place, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(place)
+    worker = place.start()
+    assert place.begun.acquire(timeout=20)
+    crashing = getattr(worker, component)
+
+    def crash(now: float) -> None:
+        raise RuntimeError("for the test")
+
+    monkeypatch.setattr(crashing, "step", crash)
+    crashing.wake()
+    worker.ready.wake()
+    place.until(lambda: worker._crash is not None)
+    place.let_go.set()
+    worker.stop()
+    assert place.store.trespassers == []
+    assert place.waiting() + len(place.ran) == 11
+
+
+def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """TERM while the broker is away: what runs may end, and its ack waits for the broker."""
+    fill(place)
+    worker = place.start()
+    assert place.begun.acquire(timeout=20)
+    place.store.away = True
+    stopping = threading.Thread(target=worker.stop, name="main")
+    stopping.start()
+    place.until(lambda: worker.phase == "draining")
+    place.let_go.set()
+    place.until(lambda: not worker.pool.in_flight())
+    place.until(lambda: "settlements wait" in caplog.text)
+    place.store.away = False
+    stopping.join(30)
+    assert place.store.trespassers == []
+    assert worker._abandoned == 0
+    assert place.waiting() + len(place.ran) == 11
+
+
+def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place(worker_shutdown_timeout=0.2)
+    result = place.hold.delay(1)
+    worker = place.start()
+    assert place.begun.acquire(timeout=20)
+    place.store.away = True
+    place.let_go.set()
+    place.until(lambda: not worker.pool.in_flight())
+    with caplog.at_level(logging.WARNING):
+        stopping = threading.Thread(target=worker.stop, name="main")
+        stopping.start()
+        place.until(lambda: "settlements wait" in caplog.text)
+        worker.request_stop("cold")
+        stopping.join(30)
+    assert not stopping.is_alive()
+    assert f"1 tasks ended and will run again: {result.id}" in caplog.text
+    assert worker._abandoned == 1, "which the exit code tells"
+    place.store.away = False
