@@ -227,16 +227,16 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
         return *known, {}, end
     try:
         headers = read_table(data, at)[0]
+        own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
+        text = own.get(TEXT)
+        if not isinstance(text, str):
+            text = dumps(headers)
+            if not own:
+                _shapes.learn_to_read(data[at:end], text, headers)
     except (
         Exception
-    ) as error:  # whatever a stranger has put there: the worker refuses it by its missing headers
+    ) as error:  # whatever a stranger has put there: the worker refuses it, as it names no task
         return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
-    own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
-    text = own.get(TEXT)
-    if not isinstance(text, str):
-        text = dumps(headers)
-        if not own:
-            _shapes.learn_to_read(data[at:end], text, headers)
     return text, headers.get("id"), own, end
 
 

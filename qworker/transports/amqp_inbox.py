@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from qworker.transports.amqp_codec import Delivery, read_content, tag_of
+from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 
 MOST = 1024
@@ -218,21 +219,16 @@ _PLAIN = _Marks(None, 0, False, 0, {})
 
 def _marks(own: dict[str, Any], now: float) -> _Marks:
     # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a death.
-    died = _number(own, "x-qworker-deliveries") + _number(own, "x-delivery-count") // 4
-    due = own.get("x-qworker-due")
+    died = count(own.get("x-qworker-deliveries")) + count(own.get("x-delivery-count")) // 4
+    due = instant(own.get("x-qworker-due"))
     return _Marks(
         # What is past says nothing more: others copy it when they send the task again, for another time.
-        due if isinstance(due, float) and due > now else None,
+        due if due is not None and due > now else None,
         died,
         bool(own.get("x-qworker-redelivered")) or died > 0,
-        _number(own, "x-qworker-parked"),
+        count(own.get("x-qworker-parked")),
         {name: value for name, value in own.items() if name in KEPT},
     )
-
-
-def _number(own: dict[str, Any], name: str) -> int:
-    value = own.get(name)
-    return value if type(value) is int and value > 0 else 0
 
 
 def _urgency(held: Held) -> tuple[int, int]:

@@ -25,7 +25,15 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
 from qworker.transports.plain_holder import DEAD, PlainHolder
-from qworker.transports.plain_messages import REDELIVERED, Outgoing, dead, of_envelope, outgoing, read
+from qworker.transports.plain_messages import (
+    REDELIVERED,
+    Outgoing,
+    dead,
+    of_envelope,
+    outgoing,
+    read,
+    take_anything,
+)
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -158,6 +166,7 @@ class PlainStore(PlainHolder, LeaseStore):
             connection.default_channel
         )
         bound.queue_declare()
+        take_anything(connection.default_channel)
         return bound
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:

@@ -43,6 +43,7 @@ from qworker.transports.plain_messages import (
     leased,
     of_leased,
     read,
+    with_way_back,
 )
 from qworker.transports.waker import Waker
 
@@ -166,7 +167,7 @@ class PlainHolder:
         message = None if bound is None else bound.get(no_ack=False)
         if message is None:
             return None
-        content = read(message)
+        content = read(with_way_back(message, queue))
         tag = content.tag
         while tag in self._here:
             tag = tag % (2**63 - 1) + 1  # a twin: the same message was sent twice

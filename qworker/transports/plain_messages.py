@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from qworker.json_dialect import dumps
 from qworker.naming import task_id
 from qworker.serialization import JSON
+from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Dead, Envelope, Leased
+
+virtual: Any = import_module("kombu.transport.virtual")  # which has no types
 
 OWN = "x-qworker-"
 TEXT, DUE = OWN + "headers", OWN + "due"
@@ -102,54 +106,98 @@ def of_leased(
 
 def read(message: Any) -> Read:
     """What kombu's *message* says."""
-    headers = dict(message.headers or {})
+    headers = _mapping(message.headers)
     own = {name: headers.pop(name) for name in [name for name in headers if str(name).startswith("x-")]}
-    given = message.properties or {}
+    given = _mapping(message.properties)
     found: dict[str, Any] = {
         "content_type": message.content_type or JSON,
         "content_encoding": message.content_encoding or "utf-8",
         **{name: given[name] for name in _NAMES if given.get(name) is not None},
     }
     message_id = found.pop("message_id", None)
-    info = message.delivery_info or {}
+    info = _mapping(message.delivery_info)
     if info.get("exchange"):
         found["delivery_info"] = {name: info.get(name) or "" for name in ("exchange", "routing_key")}
     text = own.get(TEXT)
     if not isinstance(text, str):
-        text = dumps(headers)
+        text = _text(headers)
     plain = {"content_type": JSON, "content_encoding": "utf-8"}
     if headers.get("id") is not None:
         plain["correlation_id"] = headers["id"]
     body = message.body
-    body = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+    if not isinstance(body, bytes | bytearray | memoryview):
+        body = (body if isinstance(body, str) else _text(body)).encode("utf-8", "surrogatepass")
     identity = str(message_id or message.delivery_tag)
     digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     priority = given.get("priority")
     return Read(
         int.from_bytes(digest) >> 1 or 1,
         text,
-        None if found == plain else dumps(found),
-        body,
-        priority if isinstance(priority, int) else 0,
+        None if found == plain else _text(found),
+        bytes(body),
+        count(priority),
         bool(info.get("redelivered")),
         own,
-        message_id,
+        message_id if isinstance(message_id, str) else None,
     )
+
+
+def take_anything(channel: Any) -> None:
+    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has taken out
+    by then: what kombu cannot read comes as a body without headers, for the dead letters."""
+    kind = channel.Message
+    if not issubclass(kind, virtual.Message) or issubclass(kind, _Anything):
+        return
+    channel.Message = type(kind.__name__, (_Anything, kind), {})
+
+
+class _Anything:
+    headers: Any
+    delivery_tag: Any
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        make: Any = super().__init__
+        try:
+            make(payload, channel=channel, **more)
+            if not isinstance(self.headers, dict) or not isinstance(self.delivery_tag, str | int):
+                raise TypeError("no message")
+        except Exception:  # anybody may send anything
+            raw = {"body": _text(payload), "properties": {"delivery_tag": task_id()}}
+            make(raw, channel=channel, **more)
+
+
+def with_way_back(message: Any, queue: str) -> Any:
+    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came from."""
+    info = _mapping(message.delivery_info)
+    if not all(isinstance(info.get(name), str) for name in ("exchange", "routing_key")):
+        message.delivery_info = {**info, "exchange": "", "routing_key": queue}
+    return message
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """*value* as a dict of its own, with names; an empty one for what is none."""
+    return {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    """*value* as JSON; what cannot be written so the worker is to refuse, and say why."""
+    try:
+        return dumps(value)
+    except Exception as error:  # a stranger's
+        return dumps({"unreadable": f"{type(error).__name__}: {error}"})
 
 
 def leased(queue: str, content: Read, tag: int) -> Leased:
     """*content* as it is leased from *queue*, under *tag*."""
     own = content.own
-    due = own.get(DUE)
-    deliveries, parked = own.get(DELIVERIES, 0), own.get(PARKED, 0)
     return Leased(
         tag,
         queue,
         content.priority,
-        due if isinstance(due, float) else None,
-        deliveries if isinstance(deliveries, int) else 0,
+        instant(own.get(DUE)),
+        count(own.get(DELIVERIES)),
         content.redelivered or bool(own.get(REDELIVERED)),
-        parked if isinstance(parked, int) else 0,
+        count(own.get(PARKED)),
         content.text,
         content.properties,
         content.body,
@@ -158,14 +206,12 @@ def leased(queue: str, content: Read, tag: int) -> Leased:
 
 def dead(content: Read) -> Dead:
     own = content.own
-    died = own.get(DIED)
-    deliveries = own.get(DELIVERIES, 0)
     return Dead(
         content.tag,
         str(own.get(QUEUE, "")),
         str(own.get(REASON, "not put here by qworker")),
-        float(died) if isinstance(died, int | float) else 0.0,
-        deliveries if isinstance(deliveries, int) else 0,
+        instant(own.get(DIED)) or 0.0,
+        count(own.get(DELIVERIES)),
         content.text,
         content.properties,
         content.body,

@@ -18,19 +18,36 @@ from qworker.errors import ConfigurationError
 
 
 class Spelling(NamedTuple):
-    """How TLS is written for one kind of server. authority: the option for the certificates that we trust; own: those
+    """How a URL is written for one kind of server: login, with a name and a password; and how TLS is. authority: the option for the certificates that we trust; own: those
     for our own certificate and its key; by_tls, without: what is written to have TLS, and to have none."""
 
     authority: str
     own: str
     by_tls: str
     without: str
+    login: str
 
 
-REDIS = Spelling("ssl_ca_certs", "ssl_certfile and ssl_keyfile", "rediss://", "redis://")
-RABBITMQ = Spelling("ssl_ca_certs", "ssl_certfile and ssl_keyfile", "amqps://", "amqp://")
-POSTGRESQL = Spelling("sslrootcert", "sslcert and sslkey", "sslmode=verify-full", "sslmode=disable")
-MYSQL = Spelling("ssl_ca", "ssl_cert and ssl_key", "ssl_ca", "a URL with no ssl_ parameters")
+REDIS = Spelling(
+    "ssl_ca_certs", "ssl_certfile and ssl_keyfile", "rediss://", "redis://", "redis://:PASSWORD@HOST"
+)
+RABBITMQ = Spelling(
+    "ssl_ca_certs", "ssl_certfile and ssl_keyfile", "amqps://", "amqp://", "amqp://USER:PASSWORD@HOST/VHOST"
+)
+POSTGRESQL = Spelling(
+    "sslrootcert",
+    "sslcert and sslkey",
+    "sslmode=verify-full",
+    "sslmode=disable",
+    "postgresql://USER:PASSWORD@HOST/DATABASE",
+)
+MYSQL = Spelling(
+    "ssl_ca",
+    "ssl_cert and ssl_key",
+    "ssl_ca",
+    "a URL with no ssl_ parameters",
+    "mysql://USER:PASSWORD@HOST/DATABASE",
+)
 
 _MEANINGS = (
     # What the server says of us comes first: its words hold those of the others.
@@ -70,6 +87,24 @@ _MEANINGS = (
     (
         r"hung up on plain words",
         "it hung up at our first words: if it wants TLS, write {by_tls}",
+    ),
+    (
+        r"unauthenticated|noauth|no password supplied|authentication required|using password: no",
+        "it wants a password and got none: write it into the URL, as in {login}",
+    ),
+    (
+        r"without any password configured",
+        "it has no password, and the URL gives one: leave it out, as in {without}HOST",
+    ),
+    (
+        r"wrongpass|invalid username-password|invalid password|authentication failed|access denied for user '|"
+        r"role .{1,99} does not exist|access.refused",
+        "the user name or password is wrong: both stand in the URL, as in {login}, with %40 for @ and so on",
+    ),
+    (
+        r"unknown database|database .{1,99} does not exist|vhost .{1,99} not found|db index is out of range|"
+        r"access to vhost .{1,99} refused",
+        "there is no such database for this user: make it, or name another at the end of the URL",
     ),
     (
         r"name or service not known|name resolution|nodename nor servname|no address associated|"

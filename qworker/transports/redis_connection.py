@@ -45,8 +45,6 @@ ADVICE = {
     "MASTERDOWN": "it has lost its master",
     "NOREPLICAS": "too few replicas are there",
     "BUSY": "it is busy with a script",
-    "NOAUTH": "it wants a password",
-    "WRONGPASS": "the user name or password is wrong",
     "NOPERM": "the user may not do that",
     "CLUSTERDOWN": "the cluster is down",
     "MOVED": "it is a cluster, which is not supported: use one master, or sentinel://",
@@ -258,8 +256,6 @@ def unavailable(where: Endpoint, error: BaseException) -> BrokerUnavailable:
     """The error to raise for *error*, with what it means."""
     text = str(error) or type(error).__name__
     advice = ADVICE.get(_code(text))
-    if isinstance(error, redis.AuthenticationError):
-        advice = "the user name or password is wrong"
     return BrokerUnavailable(
         f"{where.safe_url}: {f'{advice} ({text})' if advice else explained(text, REDIS)}"
     )

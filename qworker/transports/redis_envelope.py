@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from qworker.errors import InvalidTaskMessage
 from qworker.foreign import from_kombu
+from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Envelope, Leased
 from qworker.wire import parse_properties
 
@@ -56,7 +57,7 @@ class Scale(NamedTuple):
         """Our priority for kombu's; one that is no number counts as none."""
         try:
             inside = min(max(int(priority or 0), 0), 9)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             inside = 0
         return 9 - inside if self.translated else inside
 
@@ -142,6 +143,15 @@ _PLAIN = (
 def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
     """Read a payload, whoever wrote it, from *queue*. What is no envelope comes out with headers that are no headers, so that
     its receiver makes a dead letter of it."""
+    try:
+        known = _cut_up(payload, scale, queue)
+    except ValueError:  # it looks like ours, and is not: numbers without end, a body that is no base64
+        known = None
+    return known or _parsed(payload, scale, queue)
+
+
+def _cut_up(payload: bytes, scale: Scale, queue: str) -> Leased | None:
+    """Read a payload of ours; None for any other. ValueError when it only looks like one."""
     head = _HEAD.match(payload)
     if head is not None:
         deliveries, redelivered, parked, due, _, size, body_size, kept = head.groups()
@@ -162,15 +172,15 @@ def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
                 tag_of(payload[at : at + _TAG_BYTES]),
                 queue,
                 scale.from_kombu(payload[at - len(_TAG) - 1 : at - len(_TAG)]),
-                None if due == b"null" else float(due),
-                int(deliveries),
+                None if due == b"null" else instant(float(due)),
+                count(int(deliveries)),
                 redelivered == b"true",
-                int(parked),
+                count(int(parked)),
                 headers if headers[:1] == "{" else json.loads(headers),
                 None if kept is None else _kept(payload, head.end()),
                 a2b_base64(payload[body_at:end]),
             )
-    return _parsed(payload, scale, queue)
+    return None
 
 
 def _kept(payload: bytes, start: int) -> str:
@@ -186,16 +196,15 @@ def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
         headers = value["headers"] if isinstance(value, dict) else None
         wire = from_kombu({**value, "headers": {}} if isinstance(headers, str) else value)
         properties = value.get("properties") or {}
-        due = state.get("due")
         return Leased(
             tag_of(str(properties.get("delivery_tag") or wire.body).encode()),
             queue,
             scale.from_kombu(properties.get("priority")),
-            float(due) if isinstance(due, int | float) else None,
-            _count(state.get("deliveries")),
+            instant(state.get("due")),
+            count(state.get("deliveries")),
             state.get("redelivered") is True
             or (isinstance(headers, dict) and headers.get("redelivered") is True),
-            _count(state.get("parked")),
+            count(state.get("parked")),
             headers if isinstance(headers, str) else wire.headers,
             state["properties"] if isinstance(state.get("properties"), str) else wire.properties,
             wire.body,
@@ -203,10 +212,6 @@ def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
     except (InvalidTaskMessage, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = payload.decode("utf-8", "replace")
         return Leased(tag_of(payload), queue, 0, None, 0, False, 0, text, None, b"")
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0
 
 
 def tag_of(delivery_tag: bytes) -> int:

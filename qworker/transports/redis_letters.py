@@ -9,6 +9,7 @@ Thread:      any.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from qworker.transports.redis_connection import Link, Links, Script, checked, pa
 from qworker.transports.redis_envelope import from_payload, route, to_payload
 from qworker.transports.redis_layout import Layout
 from qworker.transports.redis_scripts import KEEP_LETTER, PRELUDE, PUT_BACK
+
+logger = logging.getLogger(__name__)
 
 PORTION = 500
 
@@ -104,7 +107,7 @@ go(redis.call('ZRANGEBYSCORE', P .. 'qworker.dead', '-inf', '(' .. ARGV[4], 'LIM
 local excess = redis.call('ZCARD', P .. 'qworker.dead') - tonumber(ARGV[5])
 if excess > 0 then go(redis.call('ZRANGE', P .. 'qworker.dead', 0, math.min(excess, portion) - 1)) end
 for _, member in ipairs(redis.call('ZRANGE', P .. 'qworker.revoked', 0, portion - 1)) do
-  if tonumber(string.match(member, '^[%d.]+')) < WALL then
+  if (tonumber(string.match(member, '^[%d.]+') or '') or 0) < WALL then
     redis.call('ZREM', P .. 'qworker.revoked', member)
     count = count + 1
   end
@@ -147,10 +150,15 @@ class Letters:
         command = pack(("ZRANGEBYSCORE", self._layout.key("revoked"), f"({cursor}", "+inf"))
         found = []
         for member in checked(link, link.ask(command)[0]):
-            expires, number, order = member.decode().split(" ", 2)
-            cursor = int(number)
-            if float(expires) > self._clock.now():
-                found.append(Revocation(*json.loads(order)))
+            try:
+                expires, number, order = member.decode().split(" ", 2)
+                at, until, read = int(number), float(expires), Revocation(*json.loads(order))
+            except (ValueError, TypeError, RecursionError):
+                logger.warning("an order to revoke cannot be read, and is passed over: %.100r", member)
+                continue
+            cursor = at
+            if until > self._clock.now() and all(map(isinstance, read, (str, bool, str))):
+                found.append(read)
         return cursor, found
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:

@@ -143,7 +143,9 @@ class Watch:
             message["headers"]["redelivered"] = True
             message["properties"]["delivery_info"]["redelivered"] = True
             kombus = int(message["properties"].get("priority") or 0)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            if not isinstance(exchange, str) or not isinstance(routing_key, str):
+                return 0
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return 0  # acked meanwhile, or nothing that can be read
         queue = self._queue(link, exchange, routing_key)
         if queue is None:

@@ -53,7 +53,14 @@ PUT_BACK = r"""
 local STATE = '^{%s*"qworker":%s*{%s*"deliveries":%s*(%d+),%s*"redelivered":%s*(%a+),%s*"parked":%s*(%d+),%s*"due":%s*([^,%s]+),%s*()'
 local function stated(payload)
   local deliveries, redelivered, parked, due, rest = string.match(payload, STATE)
-  if deliveries then return deliveries, redelivered, parked, due, string.sub(payload, rest) end
+  if deliveries then
+    -- What a stranger wrote there, and no number can be made of, counts for nothing.
+    if #deliveries > 9 then deliveries = '0' end
+    if #parked > 9 then parked = '0' end
+    if redelivered ~= 'true' then redelivered = 'false' end
+    if not string.match(due, '^%d[%d.e+]*$') or not tonumber(due) or tonumber(due) > 253402300799 then due = 'null' end
+    return deliveries, redelivered, parked, due, string.sub(payload, rest)
+  end
   return '0', 'false', '0', 'null', '"sent": null}, ' .. string.sub(payload, 2)
 end
 local function joined(deliveries, redelivered, parked, due, rest)

@@ -144,12 +144,26 @@ def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> T
     return None if tls is None else tls.checked(setting)
 
 
+def _check_login(connection: Any) -> None:
+    """Raises redis.AuthenticationError when the server wants a password and we have none. It would say so only of a
+    short command: of a long one it says something about lengths, and to who waits for news it says nothing."""
+    connection.send_command("PING")
+    try:
+        connection.read_response()
+    except redis.AuthenticationError:
+        raise
+    except redis.ResponseError:  # a user that may do what we need, and not that
+        pass
+
+
 def _connected(connection: Any, tls: Tls | None) -> Any:
     wrong = "" if tls is None else tls.problem()
     if wrong:  # the files were in order when we began
         raise OSError(wrong)
     try:
         connection.connect()
+        if not connection.password:
+            _check_login(connection)
     except (redis.ConnectionError, redis.TimeoutError) as error:
         marked = while_connecting(str(error), tls is not None)
         if marked == str(error):

@@ -111,7 +111,8 @@ class MySQLLink(Link):
             code = error.args[0] if error.args else 0
             if code in REFUSED or code == 1049:
                 raise ConfigurationError(
-                    f"MySQL refuses this URL: {error.args[-1]}", setting="broker_url"
+                    f"MySQL refuses this URL: {explained(str(error.args[-1]), SPELLING)}",
+                    setting="broker_url",
                 ) from error
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error

@@ -20,7 +20,7 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402
-from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Leased, Store  # noqa: E402
+from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Leased, Release, Store  # noqa: E402
 from qworker.transports.redis import RedisStore  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
@@ -284,6 +284,73 @@ def test_a_wrong_password_is_named(server: Callable[..., Redis]) -> None:
     right = RedisStore(private.url.replace("redis://", "redis://:right@"))
     right.push([message("a")])
     right.close()
+
+
+def test_a_missing_password_is_named_though_the_server_speaks_of_lengths(
+    server: Callable[..., Redis],
+) -> None:
+    private = server()
+    private.do("CONFIG", "SET", "requirepass", "right")
+    wanted = r"wants a password and got none: write it into the URL, as in redis://:PASSWORD@HOST"
+    with opened(private) as nobody:
+        with pytest.raises(BrokerUnavailable, match=wanted):
+            nobody.push([message(str(number)) for number in range(20)])  # many arguments
+        with pytest.raises(BrokerUnavailable, match=wanted):
+            nobody.push([message("a", body=b"a" * 100_000)])  # a long one
+        with pytest.raises(BrokerUnavailable, match=wanted):
+            nobody.enlist("w", ["q"], 1)
+        with pytest.raises(BrokerUnavailable, match=wanted):
+            nobody.queues()
+
+
+DAMAGED = {
+    "no envelope": b"[[[[",
+    "an empty text": b"",
+    "due is no number": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1.2.3, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
+    "due is a word": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": nan, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
+    "due is never": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1e999, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
+    "deliveries without end": b'{"qworker": {"deliveries": %b, "redelivered": false, "parked": %b, "due": null, "sent": null}, "headers": {}, "properties": {}, "body": ""}' % (b"9" * 5000, b"9" * 400),
+    "no base64": b'{"headers": {}, "properties": {"body_encoding": "base64"}, "body": "!"}',
+    "infinite priority": b'{"headers": {}, "properties": {"priority": Infinity}, "body": "!"}',
+    "not UTF-8": b'{"headers": {"\xff": 1}, "properties": {"delivery_tag": "\xff"}, "body": "!"}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_is_damaged_can_be_held_returned_reclaimed_and_buried(
+    open_: Callable[..., Any], place: RedisPlace, name: str
+) -> None:
+    place.client.lpush(f"{place.prefix}q", DAMAGED[name])
+    first, second = open_(), open_()
+    own = first.enlist("first", ["q"], 1)
+    (leased,) = first.lease(["q"], 10)
+    assert first.settle(own, [Release(leased.tag, counted=True, parked=True)]) == set()
+    (leased,) = first.lease(["q"], 10)
+    first.resign()  # gives back what is held
+    other = second.enlist("second", ["q"], 1)
+    (leased,) = second.lease(["q"], 10)
+    assert second.settle(other, [Bury(leased.tag, "damaged")]) == set()
+    (letter,) = second.dead()
+    assert second.dead_retry([letter.tag]) == 1
+    (leased,) = second.lease(["q"], 10)
+    assert second.settle(other, [Ack(leased.tag)]) == set()
+    assert place.count() == 0
+
+
+@pytest.mark.parametrize(
+    "order", [b"", b"x", b"1 2", b"1 2 [", b"9e9 3 [1]", b"\xff \xff \xff", b'nan 4 ["a", 1, 2]']
+)
+def test_a_damaged_revocation_is_passed_over(
+    open_: Callable[..., Any], place: RedisPlace, order: bytes
+) -> None:
+    store = open_()
+    store.enlist("w", ["q"], 1)
+    store.revoke(["before"])
+    place.client.zadd(f"{place.prefix}qworker.revoked", {order: 1.5})
+    store.revoke(["after"])
+    cursor, found = store.revoked_since(0)
+    assert [one.task_id for one in found] == ["before", "after"]
+    assert store.revoked_since(cursor) == (cursor, [])
 
 
 def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:

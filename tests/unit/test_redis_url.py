@@ -25,6 +25,7 @@ def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, 
 
         class Recorder:
             kind = name
+            password = "asked for nothing more"
 
             def __init__(self, **fields: Any) -> None:
                 found.append((self.kind, fields))

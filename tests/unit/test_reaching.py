@@ -1,0 +1,44 @@
+"""What servers say of logins, in words that tell what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from qworker.transports.reaching import MYSQL, POSTGRESQL, RABBITMQ, REDIS, Spelling, explained
+
+MISSING = "it wants a password and got none: write it into the URL, as in"
+WRONG = "the user name or password is wrong: both stand in the URL, as in"
+NOWHERE = "there is no such database for this user"
+
+
+@pytest.mark.parametrize(
+    ("said", "spelling", "meant"),
+    [
+        ("ERR Protocol error: unauthenticated multibulk length", REDIS, MISSING),
+        ("Protocol error: unauthenticated bulk length", REDIS, MISSING),
+        ("NOAUTH Authentication required.", REDIS, MISSING),
+        ("WRONGPASS invalid username-password pair or user is disabled.", REDIS, WRONG),
+        ("invalid password", REDIS, WRONG),
+        (
+            "AUTH <password> called without any password configured for the default user.",
+            REDIS,
+            "leave it out",
+        ),
+        ("DB index is out of range", REDIS, NOWHERE),
+        ("ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN.", RABBITMQ, WRONG),
+        ("NOT_ALLOWED - vhost nosuch not found", RABBITMQ, NOWHERE),
+        ("NOT_ALLOWED - access to vhost 'x' refused for user 'guest'", RABBITMQ, NOWHERE),
+        ("connection failed: fe_sendauth: no password supplied", POSTGRESQL, MISSING),
+        ('FATAL:  password authentication failed for user "x"', POSTGRESQL, WRONG),
+        ('FATAL:  role "nobody" does not exist', POSTGRESQL, WRONG),
+        ('FATAL:  database "nosuch" does not exist', POSTGRESQL, NOWHERE),
+        ("Access denied for user 'x'@'127.0.0.1' (using password: YES)", MYSQL, WRONG),
+        ("Access denied for user 'x'@'127.0.0.1' (using password: NO)", MYSQL, MISSING),
+        ("Unknown database 'nosuch'", MYSQL, NOWHERE),
+    ],
+)
+def test_a_refused_login_says_what_to_write_where(said: str, spelling: Spelling, meant: str) -> None:
+    text = explained(said, spelling)
+    assert meant in text
+    assert text.endswith(f"({' '.join(said.split())})")
+    assert meant in (NOWHERE, "leave it out") or spelling.login in text
