@@ -72,12 +72,18 @@ OUTCOMES: Mapping[str, Rule] = {
 }
 
 
+Key = tuple[int, str, int]
+
+
 class Request:
-    """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None."""
+    """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None.
+
+    key: tag, id and attempt: what the message is known by when it is delivered again. The tag alone would not do, since
+    a store that was made anew gives the tags of the old one to other messages."""
 
     __slots__ = (
-        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "leased", "name",
-        "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
+        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "key", "leased",
+        "name", "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
     )  # fmt: skip
 
     def __init__(self, leased: Leased, epoch: int, headers: dict[str, Any], task: Task[..., Any]) -> None:
@@ -87,6 +93,7 @@ class Request:
         self.task = task
         self.id: str = headers["id"]
         self.name: str = headers["task"]
+        self.key: Key = (leased.tag, self.id, headers["retries"])
         self.is_async = task.is_async
         self.acks_late = bool(task.acks_late)
         self.acked = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Any
 
-from qworker.request import Request
+from qworker.request import Key, Request
 from qworker.transports.lease import Revocation, Settlement
 
 
@@ -19,19 +19,19 @@ class WorkerState:
     """max_revoked: how many revocations are remembered; the oldest are forgotten first."""
 
     def __init__(self, max_revoked: int = 50_000) -> None:
-        self.requests: dict[int, Request] = {}
-        """tag → request, from receipt to settlement."""
+        self.requests: dict[Key, Request] = {}
+        """From receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
-        self.done: OrderedDict[int, Settlement] = OrderedDict()  # listener only
-        """tag → what to do with a message that ended under an epoch that was over by then."""
+        self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
+        """What to do with messages that ended under an epoch that was over by then."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 
     def enter(self, request: Request) -> None:
-        self.requests[request.leased.tag] = request
+        self.requests[request.key] = request
 
     def leave(self, request: Request) -> None:
-        self.requests.pop(request.leased.tag, None)
+        self.requests.pop(request.key, None)
 
     def revoke(self, revocation: Revocation) -> list[Request]:
         """Remember *revocation*; return the requests that it hits here."""
@@ -44,9 +44,9 @@ class WorkerState:
             request.revocation = revocation
         return hit
 
-    def finished_elsewhere(self, tag: int, settlement: Settlement) -> None:
-        """The run of *tag* ended, but its lease was lost: keep what to do should it be delivered here again."""
-        self.done[tag] = settlement
+    def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
+        """The run of *request* ended, but its lease was lost: keep what to do should it be delivered here again."""
+        self.done[request.key] = settlement
         while len(self.done) > 10_000:
             self.done.popitem(last=False)
 

@@ -175,7 +175,7 @@ class AckBuffer:
             logger.warning("%r is not run: its lease was lost, and another worker has it", request)
         elif isinstance(letter.settlement, Ack | Bury):
             logger.warning("%r ended after its lease was lost; another worker has it", request)
-            self._state.finished_elsewhere(request.tag, letter.settlement)
+            self._state.finished_elsewhere(request, letter.settlement)
 
     def _send_anew(self) -> None:
         """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run twice."""

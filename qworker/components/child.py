@@ -141,7 +141,7 @@ class Child:
                 if CRASHING:
                     crash_point("started")
         if task.is_async:
-            self._event_loop().start(sequence, partial(self._run_async, tag, prepared))
+            self._event_loop().start(sequence, partial(self._run_async, sequence, tag, prepared))
             return
         self._marks.set(0, tag)
         if CRASHING:
@@ -162,13 +162,13 @@ class Child:
         if CRASHING:
             crash_point("told")
 
-    async def _run_async(self, tag: int, prepared: Prepared, run: AsyncRun) -> None:
+    async def _run_async(self, sequence: int, tag: int, prepared: Prepared, run: AsyncRun) -> None:
         slot = self._marks.begin(tag)
         outcome = await execute_async(
             self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
         )
         self._marks.end(slot)
-        self._tell(run.key, outcome)
+        self._tell(sequence, outcome)
 
     def _event_loop(self) -> EventLoop:
         if self._loop is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class AsyncRun:
 
     __slots__ = ("begun", "cancelled", "key", "make", "task")
 
-    def __init__(self, key: int, make: Callable[[AsyncRun], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, key: Hashable, make: Callable[[AsyncRun], Coroutine[Any, Any, None]]) -> None:
         self.key = key
         self.make = make
         self.cancelled: BaseException | None = None  # the loop's thread, as all below
@@ -44,8 +44,8 @@ class EventLoop:
         import asyncio  # some 30 ms and 3 MB that a process without async tasks does not pay
 
         self._loop = asyncio.new_event_loop()
-        self._runs: dict[int, AsyncRun] = {}  # the loop's thread, as all below
-        self._early: dict[int, BaseException] = {}
+        self._runs: dict[Hashable, AsyncRun] = {}  # the loop's thread, as all below
+        self._early: dict[Hashable, BaseException] = {}
         """The latest orders to cancel what had not begun, or had just ended."""
         self._stopped = False
         threading.Thread(target=self._run, name="async tasks", daemon=True).start()
@@ -62,7 +62,7 @@ class EventLoop:
         finally:
             self._loop.close()
 
-    def start(self, key: int, make: Callable[[AsyncRun], Coroutine[Any, Any, None]]) -> None:
+    def start(self, key: Hashable, make: Callable[[AsyncRun], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that *make* returns beside the others."""
         self._loop.call_soon_threadsafe(self._begin, AsyncRun(key, make))
 
@@ -91,7 +91,7 @@ class EventLoop:
 
         self._loop.call_soon_threadsafe(self._loop.add_reader, file, read)
 
-    def cancel(self, key: int, error: BaseException) -> None:
+    def cancel(self, key: Hashable, error: BaseException) -> None:
         """Cancel one, for the reason *error*; one that has not begun yet as soon as it does, for the order may overtake
         the task."""
         self._loop.call_soon_threadsafe(self._cancel, key, error)
@@ -104,7 +104,7 @@ class EventLoop:
         for key in list(self._runs):
             self._cancel(key, error)
 
-    def _cancel(self, key: int, error: BaseException) -> None:
+    def _cancel(self, key: Hashable, error: BaseException) -> None:
         run = self._runs.get(key)
         if run is not None:
             run.cancelled = error

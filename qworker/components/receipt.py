@@ -53,14 +53,6 @@ class Receipt:
 
     def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
         """Return the request to run; None when the message was settled here."""
-        known = self._state.done.pop(leased.tag, None)
-        if known is not None:  # it ran here, under a lease that was lost since
-            self._settle(None, known, None)
-            return None
-        running = self._state.requests.get(leased.tag)
-        if running is not None:  # it is running here still: let that run settle this delivery
-            running.epoch = epoch
-            return None
         try:
             request = requests.receive(self._app, leased, epoch, self._accept)
         except NotRegistered as error:
@@ -68,6 +60,14 @@ class Receipt:
             return None
         except MessageError as error:
             self._refuse(leased, requests.refusal(error))
+            return None
+        known = self._state.done.pop(request.key, None)
+        if known is not None:  # it ran here, under a lease that was lost since
+            self._settle(None, known, None)
+            return None
+        running = self._state.requests.get(request.key)
+        if running is not None:  # it is running here still: let that run settle this delivery
+            running.epoch = epoch
             return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
             how = f"it was running at each of {leased.deliveries} deaths of its process or worker"

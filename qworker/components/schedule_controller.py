@@ -29,7 +29,7 @@ class EtaSchedule:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, int, Request]] = []  # under _lock: due, tag, number
-        self._present: dict[int, int] = {}  # under _lock: tag → number; the rest are ghosts
+        self._present: dict[Request, int] = {}  # under _lock: their numbers; the rest are ghosts
         self._number = 0  # under _lock
 
     def push(self, due: float, request: Request) -> bool:
@@ -37,7 +37,7 @@ class EtaSchedule:
         with self._lock:
             self._number += 1
             heapq.heappush(self._heap, (due, request.tag, self._number, request))
-            self._present[request.tag] = self._number
+            self._present[request] = self._number
             self._lay_ghosts()
             return self._heap[0][3] is request
 
@@ -47,18 +47,18 @@ class EtaSchedule:
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
                 entry = heapq.heappop(self._heap)
-                del self._present[entry[1]]
+                del self._present[entry[3]]
                 due.append(entry[3])
                 self._lay_ghosts()
         return due
 
     def _is_ghost(self, entry: tuple[float, int, int, Request]) -> bool:
-        return self._present.get(entry[1]) != entry[2]
+        return self._present.get(entry[3]) != entry[2]
 
     def remove(self, request: Request) -> bool:
         """Take *request* out; False when it is not here."""
         with self._lock:
-            if self._present.pop(request.tag, None) is None:
+            if self._present.pop(request, None) is None:
                 return False
             if len(self._heap) > 2 * len(self._present) + 64:  # more ghosts than requests: tidy up
                 self._heap = [entry for entry in self._heap if not self._is_ghost(entry)]

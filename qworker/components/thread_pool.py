@@ -55,7 +55,7 @@ class ThreadPool(TaskPool):
         self._accept = frozenset(app.conf.accept_content)
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[int, Request] = {}  # under _lock: by tag
+        self._running: dict[Request, None] = {}  # under _lock, oldest first
         self._async_running = 0  # under _lock
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
@@ -96,7 +96,7 @@ class ThreadPool(TaskPool):
                 ):
                     refused.append(request)
                     continue
-                self._running[request.tag] = request
+                self._running[request] = None
                 self._async_running += request.is_async
             request.pid = os.getpid()
             self._work.put(request)
@@ -105,9 +105,9 @@ class ThreadPool(TaskPool):
     def terminate(self, request: Request, signal_name: str) -> bool:
         """See TaskPool. Only an ``async def`` task can be ended."""
         with self._lock:
-            if not request.is_async or self._loop is None or self._running.get(request.tag) is not request:
+            if not request.is_async or self._loop is None or request not in self._running:
                 return False
-            self._loop.cancel(request.tag, Terminated(f"terminated by {signal_name}"))
+            self._loop.cancel(request.key, Terminated(f"terminated by {signal_name}"))
             return True
 
     def recall(self) -> list[Request]:
@@ -155,7 +155,7 @@ class ThreadPool(TaskPool):
         with self._lock:
             if self._loop is not None:
                 self._loop.stop()
-            return list(self._running.values())
+            return list(self._running)
 
     # -- the pool's threads --
 
@@ -173,7 +173,7 @@ class ThreadPool(TaskPool):
             if request.is_async:
                 with self._lock:
                     self._loop = self._loop or EventLoop()
-                self._loop.start(request.tag, partial(self._run_async, request, prepared))
+                self._loop.start(request.key, partial(self._run_async, request, prepared))
             else:
                 mark = self._marks.begin(request.tag)
                 outcome = execution.execute(
@@ -196,7 +196,8 @@ class ThreadPool(TaskPool):
 
     def _remove(self, request: Request) -> None:
         with self._lock:
-            if self._running.pop(request.tag, None) is not None:
+            if request in self._running:
+                del self._running[request]
                 self._async_running -= request.is_async
         self._on_room()
 

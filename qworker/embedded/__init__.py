@@ -12,10 +12,18 @@ from qworker.embedded.bells import REVOKED, Bell, Ringer
 from qworker.embedded.database import Database, boot_id, transaction, write
 from qworker.embedded.handle import Handle
 from qworker.embedded.place import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
-from qworker.embedded.schema import DELAYED, LEASED, NEXT_TAG, READY, SCHEMA_VERSION, UPSERT_RESULT
+from qworker.embedded.schema import (
+    DELAYED,
+    LEASED,
+    NEXT_NUMBER,
+    NEXT_TAG,
+    READY,
+    SCHEMA_VERSION,
+    UPSERT_RESULT,
+)
 
 __all__ = [
-    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_TAG", "READY", "REVOKED", "SCHEMA_VERSION",
-    "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
+    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY", "REVOKED",
+    "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
     "file_system", "transaction", "write",
 ]  # fmt: skip

@@ -51,6 +51,9 @@ CREATE TRIGGER IF NOT EXISTS message_highest AFTER DELETE ON message
     WHEN old.tag > ifnull((SELECT max(tag) FROM message), 0) BEGIN UPDATE highest SET tag = max(tag, old.tag); END;
 """
 
+NEXT_NUMBER = "max(?, (SELECT ifnull(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = '{table}'))"
+"""The number of a new owner or revocation, given the microseconds of the wall clock; see ``lease.py``."""
+
 NEXT_TAG = "max(ifnull((SELECT max(tag) FROM message), 0), (SELECT tag FROM highest)) + 1"
 """The tag of a new message: never one that was given before. AUTOINCREMENT would promise the same, but for a page more
 in every publisher's commit; this way it is who deletes the last message that writes, once a batch."""

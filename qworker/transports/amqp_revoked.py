@@ -48,7 +48,10 @@ class RevokedStream:
     def __init__(self, clock: Clock, expires: float) -> None:
         self._clock = clock
         self._expires = expires
-        self._next = 0  # the first offset that was not read yet
+        self._next = 0  # the first offset that was not read yet over this link
+        self._number = (
+            0  # of the last that was heard, counted here: the offsets of a stream made anew begin anew
+        )
         self._heard: list[tuple[int, float, Revocation]] = []
         self._marker = ""
         self._link: Link | None = None
@@ -57,8 +60,8 @@ class RevokedStream:
     def open(self, link: Link, queues: Queues, publisher: Publisher, timeout: float) -> None:
         """Read the stream over *link*, and return when all that stands in it was read."""
         try:
+            self._next = 0
             if queues.look(link, REVOKED) is None:
-                self._next = 0
                 queues.declare(link, REVOKED)
             channel = link.channel()
             link.call(channel.basic_qos, 0, PREFETCH, False)
@@ -98,7 +101,8 @@ class RevokedStream:
         if offset < self._next:
             return False
         self._next = offset + 1
-        self._heard.append((self._next, expires, found))
+        self._number += 1
+        self._heard.append((self._number, expires, found))
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:

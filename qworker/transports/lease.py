@@ -8,6 +8,11 @@ A message is taken on a *lease*: it stays in the store, marked with its holder, 
 dead holder leaves behind comes back by ``reclaim``. A lease belongs to an *epoch*, which is what the holder
 was given when it enlisted; a holder that was thought dead and enlists again gets a new one, and what it
 settles for the old epoch finds nothing to settle. That is the fence.
+
+A store may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and counters begin
+anew with it. So no epoch and no number of a revocation is counted from one: each is the microseconds of the store's wall clock,
+or one more than the last where that is more. An old epoch never becomes another's, and no cursor is ahead of what comes.
+Tags may come again; what a worker remembers of a message it remembers by the task's id as well (``Request.key``).
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class Holder(Letters):
         if CRASHING:
             crash_point("enlisting")
         self._doorbell.open(queues)
-        self._epoch = self._call(
-            ENLIST, self._lease_now(), repr(self._lease_seconds), len(queues), *queues, *fields
+        self._epoch = int(
+            self._call(ENLIST, self._lease_now(), repr(self._lease_seconds), len(queues), *queues, *fields)
         )
         self._queues = tuple(queues)
         return self._epoch

@@ -120,7 +120,7 @@ REVOKE = Script(
     + r"""
 -- ARGV: when it expires, the order as JSON… The channel of revocations is that of the queue without a name.
 for i = 5, #ARGV do
-  local number = redis.call('INCR', P .. 'qworker.revoked.number')
+  local number = number_after(P .. 'qworker.revoked.number')
   redis.call('ZADD', P .. 'qworker.revoked', number, ARGV[4] .. ' ' .. number .. ' ' .. ARGV[i])
 end
 redis.call('PUBLISH', BELL, '1')

@@ -34,6 +34,13 @@ local function seconds(given)
   local now = redis.call('TIME')
   return tonumber(now[1]) + tonumber(now[2]) / 1000000
 end
+local function number_after(key)
+  local now = redis.call('TIME')
+  local number = now[1] * 1000000 + now[2]
+  number = string.format('%.0f', math.max(number, tonumber(redis.call('GET', key) or 0) + 1))
+  redis.call('SET', key, number)
+  return number
+end
 local function exact(number) return string.format('%.6f', number) end
 local function in_portions(command, key, values)
   for i = 1, #values, 4000 do
@@ -229,7 +236,7 @@ ENLIST = Script(
     + r"""
 -- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and values of
 -- the owner's record. Returns the new epoch.
-local epoch = redis.call('INCR', P .. 'qworker.epoch')
+local epoch = number_after(P .. 'qworker.epoch')
 redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), epoch)
 local queues = tonumber(ARGV[6])
 for i = 7, 6 + queues do redis.call('SADD', P .. 'qworker.queues', ARGV[i]) end

@@ -29,7 +29,7 @@ from qworker.transports.sql_joined import Joined, executor
 from qworker.transports.sql_link import Handle, Link, MessageRow
 from qworker.transports.sql_reclaim import NOW
 from qworker.transports.sql_results import ResultTable
-from qworker.transports.sql_schema import DELAYED, READY
+from qworker.transports.sql_schema import DELAYED, NEXT_NUMBER, READY
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -42,7 +42,9 @@ _LINKS = {
 }
 TURN_SECONDS = 30.0
 PORTION = 500
-REVOKE = "INSERT INTO qworker_revoked (task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s)"
+REVOKE = (
+    "INSERT INTO qworker_revoked (seq, task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s, %s)"
+)
 QUEUES = """SELECT queue, 'ready', count(*), min(sent) FROM qworker_message WHERE state = 0 GROUP BY queue
 UNION ALL SELECT queue, 'delayed', count(*), NULL FROM qworker_message WHERE state = 1 GROUP BY queue
 UNION ALL SELECT queue, 'leased', count(*), NULL FROM qworker_message WHERE state = 2 GROUP BY queue
@@ -165,8 +167,9 @@ class SQLStore(Holder, LeaseStore):
         def work(link: Link) -> None:
             # One after another: a number that is committed after a higher one would go unheard.
             link.ask("SELECT version FROM qworker_schema WHERE id = 1 FOR UPDATE")
-            for task_id in ids:
-                link.do(REVOKE, (task_id, int(terminate), signal, until))
+            first = int(link.ask(NEXT_NUMBER.format(table="qworker_revoked", column="seq"))[0][0])
+            for number, task_id in enumerate(ids, first):
+                link.do(REVOKE, (number, task_id, int(terminate), signal, until))
             link.ring()
 
         self._ask(work)

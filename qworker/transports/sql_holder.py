@@ -35,7 +35,7 @@ from qworker.transports.sql_link import Claimed, Handle, Link, earliest
 from qworker.transports.sql_memory import Memory
 from qworker.transports.sql_reclaim import HELD, NOW, forget_silent, reclaim, sweep
 from qworker.transports.sql_results import ResultTable
-from qworker.transports.sql_schema import NEW_OWNER, NEXT_DUE, PUT_BACK, REVOKED_SINCE
+from qworker.transports.sql_schema import NEW_OWNER, NEXT_DUE, NEXT_NUMBER, PUT_BACK, REVOKED_SINCE
 from qworker.transports.sql_settle import bury, release
 from qworker.transports.sql_waker import QUICKEST, Looker
 
@@ -113,10 +113,10 @@ class Holder:
 
         def work(link: Link) -> int:
             with link.transaction():
-                link.durably()  # no crash of the server may give our number to another
                 if old:
                     self._give_back(link, old)
-                epoch = link.add(statement, row)
+                epoch = int(link.ask(NEXT_NUMBER.format(table="qworker_owner", column="id"))[0][0])
+                link.do(statement, (epoch, *row))
                 if CRASHING:
                     crash_point("enlisting")
             link.listen()

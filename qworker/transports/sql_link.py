@@ -78,10 +78,6 @@ class Link(ABC):
         """Carry out *statement*; return how many rows it changed."""
 
     @abstractmethod
-    def add(self, statement: str, values: Sequence[Any]) -> int:
-        """Insert one row; return the number that it was given."""
-
-    @abstractmethod
     def new_tag(self) -> int:
         """A tag that no message will ever have."""
 
@@ -91,10 +87,6 @@ class Link(ABC):
 
     @abstractmethod
     def begin(self) -> None: ...
-
-    @abstractmethod
-    def durably(self) -> None:
-        """Within a transaction: let its commit be on the disk when it returns, also where that is not the rule."""
 
     @abstractmethod
     def commit(self) -> None: ...

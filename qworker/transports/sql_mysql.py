@@ -175,11 +175,6 @@ class MySQLLink(Link):
         with self._connection.cursor() as cursor:
             return int(cursor.execute(self._text(statement), values or None))
 
-    def add(self, statement: str, values: Sequence[Any]) -> int:
-        with self._connection.cursor() as cursor:
-            cursor.execute(self._text(statement), values or None)
-            return int(cursor.lastrowid or 0)
-
     def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
         """The rows of each of *statements*, carried out in order by one exchange; after the first that fails, none."""
         found: list[list[Row]] = []
@@ -199,7 +194,9 @@ class MySQLLink(Link):
 
     def new_tag(self) -> int:
         empty = "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, 0, '', '')"
-        tag = self.add(empty, ())
+        with self._connection.cursor() as cursor:
+            cursor.execute(empty)
+            tag = int(cursor.lastrowid)
         self.do("DELETE FROM qworker_message WHERE tag = %s", (tag,))
         return tag
 
@@ -214,9 +211,6 @@ class MySQLLink(Link):
 
     def begin(self) -> None:
         self._connection.begin()
-
-    def durably(self) -> None:
-        pass  # a setting of the server's holds for all commits
 
     def commit(self) -> None:
         self._connection.commit()

@@ -116,9 +116,6 @@ class PostgreSQLLink(Link):
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
         return self._connection.execute(statement, values or None).rowcount
 
-    def add(self, statement: str, values: Sequence[Any]) -> int:
-        return int(self.ask(f"{statement} RETURNING id", values)[0][0])
-
     def new_tag(self) -> int:
         return int(self.ask("SELECT nextval(pg_get_serial_sequence('qworker_message', 'tag'))")[0][0])
 
@@ -127,9 +124,6 @@ class PostgreSQLLink(Link):
 
     def begin(self) -> None:
         self._connection.execute("BEGIN")
-
-    def durably(self) -> None:
-        self._connection.execute("SET LOCAL synchronous_commit = on")
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")

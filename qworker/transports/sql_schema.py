@@ -76,8 +76,11 @@ MYSQL = (
 BELLS = 16
 """Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""
 
-NEW_OWNER = """INSERT INTO qworker_owner (name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
-armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
+NEXT_NUMBER = """SELECT greatest(coalesce(max({column}), 0) + 1,
+floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
+"""The number of a new owner or revocation; see ``lease.py``."""
+NEW_OWNER = """INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
+armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
 REVOKED_SINCE = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked

@@ -16,7 +16,7 @@ RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce
 deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
 WHERE tag = %s AND owner = %s"""
 BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
-SELECT tag, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
+SELECT %s, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
 WHERE tag = %s AND owner = %s"""
 
 
@@ -32,7 +32,10 @@ def release(link: Link, epoch: int, order: Release, now: float) -> bool:
 
 def bury(link: Link, epoch: int, order: Bury, now: float) -> bool:
     """Make a dead letter of a message; False when *epoch* does not hold it."""
-    if not link.do(BURY, (order.reason, now, int(order.counted), order.tag, epoch)):
+    # Of a message table that was made anew, tags come again that older dead letters have.
+    taken = link.ask("SELECT 1 FROM qworker_dead WHERE tag = %s", (order.tag,))
+    tag = link.new_tag() if taken else order.tag
+    if not link.do(BURY, (tag, order.reason, now, int(order.counted), order.tag, epoch)):
         return False
     if CRASHING:
         crash_point("burying")

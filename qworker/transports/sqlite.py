@@ -23,6 +23,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import (
     DELAYED,
+    NEXT_NUMBER,
     NEXT_TAG,
     READY,
     REVOKED,
@@ -54,7 +55,8 @@ SELECT {NEXT_TAG}, queue, priority, {READY}, ?, 1, headers, properties, body FRO
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN (
 SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM dead"""
 """Who waits for a retried task is to see its new end, not the old one."""
-REVOKE = "INSERT INTO revoked (task_id, terminate, signal, expires) VALUES (?, ?, ?, ?)"
+REVOKE = f"""INSERT INTO revoked (seq, task_id, terminate, signal, expires)
+VALUES ({NEXT_NUMBER.format(table="revoked")}, ?, ?, ?, ?)"""
 QUEUES = """SELECT queue, 'ready', count, (SELECT sent FROM message WHERE tag = first)
 FROM (SELECT queue, count(*) AS count, min(tag) AS first FROM message WHERE state = 0 GROUP BY queue)
 UNION ALL SELECT queue, 'delayed', count(*), NULL FROM message WHERE state = 1 GROUP BY queue
@@ -139,9 +141,10 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        until = self._clock.now() + self._revoke_expires
+        now = self._clock.now()
+        number, until = int(now * 1_000_000), now + self._revoke_expires
         with self._publisher as connection, transaction(connection):
-            connection.executemany(REVOKE, [(task_id, terminate, signal, until) for task_id in ids])
+            connection.executemany(REVOKE, [(number, task_id, terminate, signal, until) for task_id in ids])
         self._messages.ring(REVOKED)
 
     # -- administration --

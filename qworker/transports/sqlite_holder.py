@@ -19,6 +19,7 @@ from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import (
     DELAYED,
     LEASED,
+    NEXT_NUMBER,
     READY,
     REVOKED,
     UPSERT_RESULT,
@@ -59,6 +60,8 @@ CLAIM_NEAR = FITTING % (
 )
 RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
+NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lease_until, started, marks)
+VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
@@ -137,9 +140,8 @@ class Holder:
             with transaction(connection):
                 self._give_back(connection)
                 cursor = connection.execute(
-                    "INSERT INTO owner (name, pid, boot, queues, concurrency, lease_until, started, marks) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
+                    NEW_OWNER,
+                    (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
                      self._clock.now(), Path(self._holding.marks).name),
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)

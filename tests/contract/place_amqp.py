@@ -157,6 +157,9 @@ class AMQPPlace:
         finally:
             link.close()
 
+    def lose(self) -> None:
+        self.clear()
+
     def clear(self) -> None:
         link = Link(address_of(self.url), 5.0)
         try:

@@ -61,8 +61,11 @@ class RedisPlace:
     def all_keys(self) -> list[bytes]:
         return list(self.client.scan_iter(f"{self.prefix}*", count=1000))
 
-    def clear(self) -> None:
+    def lose(self) -> None:
         keys = self.all_keys()
         if keys:
             self.client.delete(*keys)
+
+    def clear(self) -> None:
+        self.lose()
         self.client.close()

@@ -18,6 +18,8 @@ class SQLPlace:
     """A namespace of its own on a server; the same for the same *directory*, so that other processes find it."""
 
     server = ""
+    from_one = ""
+    """What TRUNCATE needs to be told, so that it counts from one again."""
     examples = 20
     """Of the machine with leases, where each step is a commit or more."""
 
@@ -38,6 +40,10 @@ class SQLPlace:
     def count(self) -> int:
         rows = self._ask("SELECT count(*) FROM qworker_message")
         return int(rows[0][0]) if rows else 0
+
+    def lose(self) -> None:
+        for table in ("message", "dead", "owner", "revoked"):
+            self._ask(f"TRUNCATE TABLE qworker_{table}{self.from_one}")
 
     def execute(self, statement: str) -> None:
         """Change something behind the stores' backs."""
@@ -70,6 +76,7 @@ class PostgreSQLPlace(SQLPlace):
     """A schema."""
 
     server = "postgresql"
+    from_one = " RESTART IDENTITY"
 
     def _connect(self) -> Any:
         import psycopg

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -675,6 +676,41 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: LeaseStore
         while not found and store.wait(30):  # the news of a server may come one by one
             cursor, found = store.revoked_since(cursor)
         assert [revocation.task_id for revocation in found] == [name]
+
+
+def test_nothing_that_was_numbered_before_a_loss_comes_again(
+    place: Place, open_: Open, clock: FakeClock
+) -> None:
+    """FLUSHALL, TRUNCATE, an old backup, a file made anew: an epoch that came again would be another holder's, and a worker
+    that waits for higher numbers would hear of no revocation."""
+    store, client = open_(enlisted=True), open_()
+    old = {epoch(store) for _ in range(3)}
+    client.push([message("lost")])
+    (lost,) = take(store)
+    client.revoke(["a", "b", "c"])
+    cursor, found = store.revoked_since(0)
+    while len(found) < 3 and store.wait(30):
+        cursor, more = store.revoked_since(cursor)
+        found += more
+    place.lose()
+    clock.advance(1.0)
+    with suppress(LeaseLost):
+        for _ in range(30):  # the embedded broker looks for its file every tenth of a second
+            store.extend()
+            time.sleep(0.01)
+    fresh = open_()
+    new = {epoch(fresh), epoch(store)}
+    fresh.resign()
+    assert len(old | new) == 5
+    client = open_()
+    client.push([message("new")])
+    assert names(take(store)) == ["new"]
+    assert store.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
+    client.revoke(["d"])
+    found = store.revoked_since(cursor)[1]
+    while not found and store.wait(30):
+        found = store.revoked_since(cursor)[1]
+    assert [revocation.task_id for revocation in found] == ["d"]
 
 
 def test_no_number_is_given_twice_in_whatever_order_messages_end(store: LeaseStore) -> None:

@@ -163,7 +163,7 @@ def test_requests_are_in_the_ledger_from_their_receipt() -> None:
     ears = Ears()
     ears.push(2)
     ears.turns()
-    assert set(ears.state.requests) == set(tags(ears.take()))
+    assert set(tags(ears.state.requests.values())) == set(tags(ears.take()))
 
 
 def test_the_most_urgent_are_fetched_first() -> None:
@@ -385,7 +385,7 @@ def test_a_letter_that_is_not_the_last_leaves_the_request_here() -> None:
     ears.settler.started([(request, ("id", "STARTED", b"{}", None))])
     ears.turns()
     assert ears.store.settled == [Store(("id", "STARTED", b"{}", None))]
-    assert ears.state.requests == {request.tag: request}
+    assert ears.state.requests == {request.key: request}
     assert ears.state.totals == {}
 
 
@@ -399,7 +399,7 @@ def test_what_must_not_run_twice_runs_once_its_ack_is_in_the_broker() -> None:
     ears.turns()
     assert ears.store.settled == [Ack(request.tag)]
     assert (request.acked, tags(ears.early.take())) == (True, [request.tag])
-    assert ears.state.requests == {request.tag: request}
+    assert ears.state.requests == {request.key: request}
 
 
 # -- faults --
@@ -428,7 +428,7 @@ def test_settlements_wait_for_a_broker_that_is_away() -> None:
     ears.store.away = True
     ears.post(request, Ack(request.tag))
     ears.listener.step(ears.clock.monotonic())
-    assert ears.state.requests == {request.tag: request}
+    assert ears.state.requests == {request.key: request}
     ears.store.away = False
     ears.turns()
     assert ears.store.settled == [Ack(request.tag)]
@@ -467,7 +467,7 @@ def test_a_lost_lease_leaves_what_has_not_started_to_others() -> None:
     assert len(taken) == 6
     ears.turns()
     assert (len(ears.ready), len(ears.schedule.schedule)) == (0, 0)
-    assert set(ears.state.requests) == set(tags(running))
+    assert set(tags(ears.state.requests.values())) == set(tags(running))
     assert len(ears.store.held) == 0
 
 
@@ -690,7 +690,7 @@ def test_what_was_acked_early_survives_a_lost_lease() -> None:
     lose_lease(ears).lease(["celery"], 9)
     ears.turns()
     assert tags(ears.run()) == [once.tag]
-    assert ears.state.requests == {once.tag: once}  # where a revocation still finds it
+    assert ears.state.requests == {once.key: once}  # where a revocation still finds it
     ears.pool.held.clear()
     ears.post(once, Store(ROW))  # its result is stored, whatever became of the lease
     ears.turns()

@@ -74,7 +74,7 @@ def test_a_good_message_becomes_a_request_in_the_ledger(
         request = desk.take(desk.rooms.leased(7, "add", 1, 2), epoch=3)
     assert request is not None
     assert (request.tag, request.id, request.name, request.epoch) == (7, "id-7", "add", 3)
-    assert desk.state.requests == {7: request}
+    assert desk.state.requests == {request.key: request}
     assert desk.settled == []
     assert [(name, fields["request"]) for name, fields in heard] == [("task_received", request)]
     assert "Task add[id-7] received" in caplog.text
@@ -200,13 +200,30 @@ def test_one_that_is_still_running_here_is_left_to_that_run() -> None:
     assert desk.take(desk.rooms.leased(7, redelivered=True), epoch=2) is None
     assert desk.settled == []
     assert request.epoch == 2  # so that its ack holds under the new lease
-    assert desk.state.requests == {7: request}
+    assert desk.state.requests == {request.key: request}
 
 
 def test_one_that_ended_here_under_a_lost_lease_is_settled_as_it_ended() -> None:
     desk = Desk()
     ack = Ack(7, ("id-7", "SUCCESS", b"{}", None))
-    desk.state.finished_elsewhere(7, ack)
+    desk.state.finished_elsewhere(desk.rooms.request(7), ack)
     assert desk.take(desk.rooms.leased(7, redelivered=True)) is None
     assert (desk.settlement, desk.meta) == (ack, None)
     assert desk.take(desk.rooms.leased(7)) is not None  # once: the next one of that tag is another matter
+
+
+@pytest.mark.parametrize("changes", [{"id": "another"}, {"retries": 1}], ids=["other task", "next attempt"])
+def test_a_tag_that_comes_again_in_a_new_store_is_another_message(changes: dict[str, Any]) -> None:
+    """Tables that are made anew count from one again."""
+    desk = Desk()
+    old = desk.take(desk.rooms.leased(7), epoch=1)
+    new = desk.take(desk.rooms.leased(7, **changes), epoch=2)
+    assert old is not None
+    assert new is not None
+    assert (old.epoch, new.epoch) == (1, 2)
+    desk.state.leave(old)
+    assert list(desk.state.requests.values()) == [new]
+    desk.state.finished_elsewhere(old, Ack(7))
+    desk.state.leave(new)
+    assert desk.take(desk.rooms.leased(7, **changes), epoch=2) is not None
+    assert desk.settled == []

@@ -10,7 +10,7 @@ from tests.unit.rooms import Rooms
 def test_a_request_is_here_from_receipt_to_settlement() -> None:
     state, request = WorkerState(), Rooms().request(7)
     state.enter(request)
-    assert state.requests == {7: request}
+    assert state.requests == {request.key: request}
     state.leave(request)
     state.leave(request)  # twice is once
     assert state.requests == {}
@@ -48,11 +48,13 @@ def test_a_revocation_that_is_repeated_is_new_again() -> None:
 
 
 def test_what_ended_under_a_lost_lease_is_remembered_but_not_for_ever() -> None:
-    state = WorkerState()
+    state, rooms = WorkerState(), Rooms()
+    first = rooms.request(1)
     for tag in range(10_001):
-        state.finished_elsewhere(tag, Ack(tag))
-    assert 0 not in state.done
-    assert state.done[10_000] == Ack(10_000)
+        first.key = (tag, first.id, 0)
+        state.finished_elsewhere(first, Ack(tag))
+    assert (0, first.id, 0) not in state.done
+    assert state.done[10_000, first.id, 0] == Ack(10_000)
     assert len(state.done) == 10_000
 
 

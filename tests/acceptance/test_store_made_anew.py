@@ -1,0 +1,72 @@
+"""A store that loses its data under a running worker: deleted, flushed, dropped and made again, with its numbers from one.
+
+What was lost with the store is lost. What comes after it must run, and have a state: the worker's memory of old messages
+must not stand in the way of new ones that were given the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from qworker.errors import QWorkerError
+from tests.acceptance.brokers import Broken, RemoteSite
+from tests.acceptance.harness import Site
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault]
+
+MANY = 40
+
+
+def _outlive(site: Site, lose: Callable[[], Any]) -> None:
+    """Lose the store while tasks run and others wait to run; then all that is sent must end."""
+    worker = site.start()
+    site.finished(*site.send_many("work", [(number,) for number in range(5)]))
+    running = site.send_many("work", [(number, 1.5) for number in range(MANY)])
+    site.until(lambda: len(site.records(kind=STARTED)) >= 7, "two tasks to run")
+    lose()
+    site.until(lambda: _sent(site), "the store to take calls again")
+    ids = site.send_many("work", [(number, 0.01) for number in range(MANY)])
+    site.finished(*ids)
+    assert len(running) == MANY
+    worker.stop()
+    assert "Traceback" not in worker.log
+
+
+def _sent(site: Site) -> str | None:
+    with suppress(QWorkerError):
+        return site.client.send_task("work", (0,)).id
+    return None
+
+
+def test_the_file_is_deleted(site: Site) -> None:
+    def lose() -> None:
+        site.client.close()
+        for path in site.path.glob("broker.db*"):
+            if path.is_file():
+                path.unlink()
+
+    _outlive(site, lose)
+
+
+@pytest.mark.parametrize("broken", ["redis"], indirect=True)
+def test_redis_is_flushed(remote: RemoteSite, broken: Broken) -> None:
+    _outlive(remote, lambda: broken.server.do("FLUSHALL"))
+
+
+@pytest.mark.parametrize("broken", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("how", ["truncated", "dropped"])
+def test_the_tables_are_made_anew(remote: RemoteSite, broken: Broken, how: str) -> None:
+    tables = "qworker_message, qworker_dead, qworker_owner, qworker_revoked"
+
+    def lose() -> None:
+        if how == "truncated":
+            broken.server.do(f"TRUNCATE {tables} RESTART IDENTITY")
+        else:
+            broken.server.do(f"DROP TABLE {tables}, qworker_schema")
+
+    _outlive(remote, lose)
