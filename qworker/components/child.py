@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
+    os.setsid()  # a task that kills its process group takes nobody else with it
     jobs.settimeout(None)  # a program may have set another default, for its own connections
     child = Child(app, jobs, tokens, orders, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -205,8 +205,13 @@ class ProcessPool(TaskPool):
                     self._poll.modify(file, select.POLLIN)
                 if event & ~select.POLLOUT:
                     self._receive(child, ended, stored)
+        failure = None
         if notices:  # after the sockets: what a dead child had still said counts
-            self._hear_spawner(ended, stored)
+            try:
+                self._hear_spawner(ended, stored)
+            except EOFError as error:  # no more children can be had, and those that were are dead
+                self._bury_all(str(error), ended, stored)
+                failure = error
         now = self._clock.monotonic()
         watched = self._crew.watch(now)
         for child in watched.overdue:
@@ -216,6 +221,8 @@ class ProcessPool(TaskPool):
             self._on_stored(stored)
         if ended:
             self._on_ended(ended)
+        if failure is not None:
+            raise failure
         self._replace(now)
         if self._has_room:
             self._has_room = False
@@ -278,12 +285,21 @@ class ProcessPool(TaskPool):
                 if child is not None:
                     child.named(value)
                 continue
+            if kind == "gone":
+                how = f"the process that forks children has died ({describe_exit(value)}), and they with it"
+                logger.error("%s; there is another", how)
+                self._bury_all(how, ended, stored)
+                continue
             child = self._crew.named(-number - 1) if number < 0 else self._crew.with_pid(number)
             if child is not None:
-                self._bury(child, value, ended, stored)
+                self._bury(child, describe_exit(value), ended, stored)
+
+    def _bury_all(self, how: str, ended: list[Ended], stored: list[tuple[Request, Row]]) -> None:
+        for child in self._crew.children():
+            self._bury(child, how, ended, stored)
 
     def _bury(
-        self, child: ChildHandle, status: int, ended: list[Ended], stored: list[tuple[Request, Row]]
+        self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, Row]]
     ) -> None:
         """A child is dead: take what it had said, what it had not started, and what it was running."""
         while child.fileno() in self._by_file:
@@ -295,7 +311,7 @@ class ProcessPool(TaskPool):
         if CRASHING:
             crash_point("child buried")
         child.close()
-        why, culprit, how = child.end or (LOST, None, describe_exit(status))
+        why, culprit, how = child.end or (LOST, None, how)
         ended.extend(Ended(request, None, UNSTARTED) for request in unstarted)
         if child.retiring and child.end is None and not self._crew.accepting:
             self._cut.extend(running)  # we killed it to stop: the worker gives them back

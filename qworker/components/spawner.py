@@ -11,9 +11,11 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import billiard
@@ -24,7 +26,8 @@ from qworker.components.zygote import Zygote
 from qworker.naming import import_object
 
 Notice = tuple[str, int, int]
-"""``("up", index, pid)`` or ``("exit", pid, wait status)``."""
+"""``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: all children asked for so
+far are dead, for the process that forked them is; more can be had."""
 
 
 class Spawner(Protocol):
@@ -64,9 +67,18 @@ class ZygoteSpawner:
         for kind, number, value in notices:
             if kind == "up":
                 self._living.add(value)
+            elif kind == "gone":
+                self._bury_all()
             else:
                 self._living.discard(number)
         return notices
+
+    def _bury_all(self) -> None:
+        """The zygote is dead. Linux has killed its children, other systems have not."""
+        for pid in self._living if sys.platform != "linux" else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._living.clear()
 
     def living(self) -> int:
         return len(self._living)
@@ -107,7 +119,11 @@ class BilliardSpawner:
             ),
             name=f"child-{settings['index']}",
         )
-        process.start()
+        try:
+            process.start()
+        except (ConnectionError, EOFError) as error:
+            _forget_server()
+            raise OSError(f"the fork server has died ({error!r})") from error
         self._processes[process.pid] = process
         self._notify(("up", settings["index"], process.pid))
         threading.Thread(target=self._await, args=(process,), name=f"wait {process.pid}", daemon=True).start()
@@ -141,6 +157,16 @@ class BilliardSpawner:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+
+def _forget_server() -> None:
+    """Have billiard start another fork server, which it does not by itself when that has died."""
+    from billiard.forkserver import _forkserver as server
+
+    with server._lock:
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)
+            server._forkserver_alive_fd = None
 
 
 def _bootstrap(

@@ -1,16 +1,16 @@
 """The zygote: a process that does nothing but fork the pool's children.
 
-Comes from:  Worker, which forks it right after the app is imported, before any thread, socket or database.
+Comes from:  its keeper (``zygote_keeper.py``), which Worker forks before any thread, socket or database.
 Goes to:     ``child.main`` in the children it forks.
 Thread:      single-threaded on both sides of each fork; the parent talks to it from the pool thread.
 
 Forking while threads run is unsafe, and a pool that heals itself forks at any time. The zygote has no
-threads, so its forks are safe, and the children share its memory.
+threads, so its forks are safe, and the children share its memory. Each child has a session of its own: a task that kills
+its process group kills nobody else. When the zygote dies all its children die with it, and the keeper forks another.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import marshal
@@ -21,15 +21,15 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import billiard
 
 from qworker.components import child
+from qworker.components.zygote_keeper import die_with, keep
 
 logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
 
 
 class Zygote:
@@ -38,7 +38,9 @@ class Zygote:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._control: socket.socket | None = None
+        self._generation = 0
         self.pid = 0
+        """Of the keeper."""
 
     def fork(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,17 +55,16 @@ class Zygote:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            code = 1
             try:
                 ours.close()
-                _serve(theirs, self._app, parent)
-                code = 0
+                _load(self._app)
+                keep(theirs, parent, partial(_serve, theirs, self._app))
             except ConnectionError:
-                code = 0  # the worker is gone, and has not waited for the last word of its children
-            except BaseException:  # else nobody would ever hear why no children can be had
-                logger.critical("the process that forks the pool's children has failed", exc_info=True)
+                pass  # the worker is gone
+            except BaseException:
+                logger.critical("the keeper of the process that forks children has failed", exc_info=True)
             finally:
-                os._exit(code)
+                os._exit(0)
         theirs.close()
         self._control = ours
 
@@ -71,14 +72,16 @@ class Zygote:
         return self._control.fileno() if self._control else -1
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when the zygote is gone."""
+        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are gone."""
         assert self._control is not None, "fork first"
-        socket.send_fds(self._control, [marshal.dumps(dict(settings))], [jobs.fileno(), tokens, orders])
+        request = marshal.dumps((self._generation, dict(settings)))
+        socket.send_fds(self._control, [request], [jobs.fileno(), tokens, orders])
 
     def receive(self) -> list[tuple[str, int, int]]:
-        """Take what the zygote has to say: ``("up", index, pid)`` and ``("exit", pid, status)``.
+        """Take what there is to hear: ``("up", index, pid)``, ``("exit", pid, status)``, and of the keeper ``("gone",
+        generation, status)``: the zygote has died with all children asked for so far, and there is another.
 
-        Raises EOFError when the zygote is gone.
+        Raises EOFError when there is no keeper either.
         """
         assert self._control is not None, "fork first"
         messages: list[tuple[str, int, int]] = []
@@ -93,7 +96,10 @@ class Zygote:
                 if messages:
                     return messages
                 raise EOFError("the process that forks the pool's children has died")
-            messages.append(marshal.loads(data))
+            message = marshal.loads(data)
+            if message[0] == "gone":
+                self._generation = message[1] + 1
+            messages.append(message)
 
     def close(self) -> None:
         """Let the zygote end, and with it every child that is left. Safe to call twice."""
@@ -111,42 +117,22 @@ class Zygote:
                 pass
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also by kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _serve(control: socket.socket, app: Any, parent: int) -> None:
-    """Fork children on request until the parent is gone."""
-    os.setpgid(0, 0)  # a signal to the worker's group is the worker's business
-    _die_with(parent)
-    for name in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGQUIT,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGTTIN,
-        signal.SIGTTOU,
-    ):
-        signal.signal(name, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+def _load(app: Any) -> None:
+    """Load once, for all zygotes and their children, what each would load."""
     with suppress(Exception):  # the worker says what is wrong with it
-        app.results_with_broker  # noqa: B018  # loads the stores' modules, once for all children
-    # So with what billiard would load in every child.
+        app.results_with_broker  # noqa: B018  # loads the stores' modules
     import billiard.popen_fork
     import billiard.util  # noqa: F401
 
     gc.freeze()
+
+
+def _serve(control: socket.socket, app: Any, generation: int, parent: int) -> None:
+    """Fork children on request until the worker is gone."""
+    die_with(parent)
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     processes: dict[int, Any] = {}
     ready = select.poll()
     ready.register(control, select.POLLIN)
@@ -161,7 +147,11 @@ def _serve(control: socket.socket, app: Any, parent: int) -> None:
                 for pid in processes:
                     os.kill(pid, signal.SIGKILL)
                 return
-            _fork_child(control, (readable, writable), app, marshal.loads(data), files, processes)
+            asked, settings = marshal.loads(data)
+            if asked == generation:
+                _fork_child(control, (readable, writable), app, settings, files, processes)
+            for file in files:
+                os.close(file)
         _reap(control, processes)
 
 
@@ -185,9 +175,6 @@ def _fork_child(
     else:
         processes[process.pid] = process
         control.send(marshal.dumps(("up", settings["index"], process.pid)))
-    finally:
-        for file in files:
-            os.close(file)
 
 
 def _child(
@@ -198,7 +185,7 @@ def _child(
     files: list[int],
     parent: int,
 ) -> None:
-    _die_with(parent)
+    die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for name in (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):

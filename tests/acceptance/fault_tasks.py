@@ -214,6 +214,8 @@ HABITS: dict[str, Callable[[], Any]] = {
     "lambda": lambda: lambda: None,
     "object": object,
     "huge": lambda: "x" * (20 << 20),
+    "kill parent": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(1))[1],
+    "kill group": lambda: os.killpg(os.getpgrp(), signal.SIGKILL),
     "close stdout": lambda: os.closerange(1, 3),
     "print": lambda: print("x" * 100_000, flush=True),
 }

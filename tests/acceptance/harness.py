@@ -90,15 +90,27 @@ class WorkerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def keeper(self) -> int:
+        """The id of the process that forks the zygote."""
+        (pid,) = children(self.pid)
+        self.seen.add(pid)
+        return pid
+
     def zygote(self) -> int:
         """The id of the process that forks the pool's."""
-        (pid,) = children(self.pid)
+        (pid,) = children(self.keeper())
         self.seen.add(pid)
         return pid
 
     def pool(self) -> list[int]:
         """The ids of the pool's processes, zombies not counted."""
-        found = [pid for parent in children(self.pid) for pid in children(parent) if state(pid) not in "ZX"]
+        found = [
+            pid
+            for keeper in children(self.pid)
+            for zygote in children(keeper)
+            for pid in children(zygote)
+            if state(pid) not in "ZX"
+        ]
         self.seen.update(found)
         return found
 

@@ -236,13 +236,31 @@ def test_every_child_is_killed_at_once(site: Site) -> None:
 
 
 def test_the_zygote_is_killed(site: Site) -> None:
+    """Its children die with it, and what they ran counts; the worker goes on with another zygote."""
+    worker = site.start()
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(2)]
+    site.started(*ids)
+    before, zygote = worker.wait_pool(), worker.zygote()
+    kill(zygote)
+    site.until(lambda: all(gone(pid) for pid in before), "the children to die")
+    starts = site.started(*ids, times=2)
+    assert {start.attempt for start in starts} == {2}
+    assert worker.zygote() != zygote
+    go.touch()
+    site.drained()
+    worker.stop()
+    check(site)
+
+
+def test_the_keeper_of_the_zygote_is_killed(site: Site) -> None:
     """Without it the pool could not heal: the worker says so, gives everything back and ends with code 1."""
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(6)]
     site.started(*ids[:2])
     worker.pool()
-    kill(worker.zygote())
+    kill(worker.keeper())
     assert worker.wait() == 1
     assert (
         "the pool failed, so the worker stops: the process that forks the pool's children has died"
@@ -256,7 +274,10 @@ def test_the_zygote_is_killed(site: Site) -> None:
     site.drained()
     second.stop()
     check(site)
-    assert {record.attempt for record in site.records()} == {1}, "the worker's own end counts against no task"
+    attempts = {id: [start.attempt for start in site.records(id, STARTED)] for id in ids}
+    assert [attempts[id] for id in ids] == [[1, 2], [1, 2], [1], [1], [1], [1]], (
+        "the deaths count, and nothing else"
+    )
 
 
 def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:
@@ -377,7 +398,7 @@ def test_nothing_is_left_of_a_stopped_worker(site: Site) -> None:
     worker = site.start()
     site.ended(site.send("work", 1))
     below = descendants(worker.pid)
-    assert len(below) == 3
+    assert len(below) == 4, "the zygote, its keeper and two children"
     worker.stop()
     assert all(gone(pid) for pid in below)
     check(site)

@@ -59,3 +59,23 @@ def test_an_async_task_that_is_deaf_to_its_revocation(anywhere: Site) -> None:
     anywhere.finished(*beside)
     worker.stop()
     check(anywhere)
+
+
+@pytest.mark.parametrize("habit", ["kill group", "kill parent"])
+def test_a_task_that_takes_the_forking_process_with_it(anywhere: Site, habit: str) -> None:
+    """It is counted like any death; the worker goes on, and everybody else ends."""
+    worker = anywhere.start(task_max_deliveries=3)
+    pill = anywhere.send("misbehave", habit)
+    good = [anywhere.send("work", number, 0.005) for number in range(100)]
+    anywhere.finished(pill, *good)
+    states = anywhere.states()
+    assert states[pill] == "FAILURE"
+    assert {states[id] for id in good} == {"SUCCESS"}
+    assert type(anywhere.error(pill)).__name__ == "WorkerLost"
+    assert worker.alive
+    worker.wait_pool()
+    worker.stop()
+    check(anywhere)
+    assert [record.attempt for record in anywhere.records(pill, STARTED)] == [1, 2, 3]
+    assert list(anywhere.dead()) == [pill]
+    assert "Traceback" not in worker.log

@@ -56,6 +56,27 @@ def test_other_start_methods_heal(site: Site, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("habit", ["kill group", "kill parent"])
+def test_other_start_methods_survive_a_task_that_takes_more_than_itself(
+    site: Site, method: str, habit: str
+) -> None:
+    """Its group is its own. The fork server may die: another is started for the next process."""
+    if (method, habit) == ("spawn", "kill parent"):
+        pytest.skip("that parent is the worker itself")
+    worker = site.start("-c", "1", "--start-method", method, task_max_deliveries=2)
+    pill = site.send("misbehave", habit)
+    site.finished(pill)
+    dies = site.send("die_once")
+    good = [site.send("work", number) for number in range(20)]
+    site.finished(dies, *good)
+    assert {site.state(id) for id in (dies, *good)} == {"SUCCESS"}
+    assert site.state(pill) == ("FAILURE" if habit == "kill group" else "SUCCESS")
+    assert worker.alive
+    worker.stop()
+    check(site)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_other_start_methods_leave_no_orphans(site: Site, method: str) -> None:
     """kill -9 of the worker ends its processes, also those that are busy."""
     worker = site.start("--start-method", method)

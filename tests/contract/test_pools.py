@@ -185,6 +185,11 @@ def make_app(directory: Path) -> QWorker:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "close":
             os.closerange(3, 4096)
+        if how == "kill group":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        if how == "kill parent":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(30)
         if how == "interrupt":
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(30)
@@ -721,16 +726,61 @@ def test_children_die_with_the_pool(processes: Rig) -> None:
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
+def zygote_of(rig: Rig) -> int:
+    """The id of the process that forks the children."""
+    pid = until(lambda: rig.pool.info()["processes"])[0]
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_task_that_kills_its_process_group_takes_nobody_with_it(processes: Rig) -> None:
+    beside = processes.submit("wait_for", processes.path("go"))
+    processes.begun("go")
+    zygote = zygote_of(processes)
+    assert processes.run("hurt", "kill group").why == LOST
+    assert zygote_of(processes) == zygote
+    Path(processes.path("go")).touch()
+    assert processes.result(processes.end_of(beside)) == "there"
+
+
+def test_children_have_sessions_of_their_own(processes: Rig) -> None:
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+    processes.run("add", 1, 1)
+    until(lambda: all(os.getsid(pid) == pid for pid in processes.pool.info()["processes"]))
+
+
+def test_a_task_that_takes_the_zygote_is_lost_and_the_pool_goes_on(processes: Rig) -> None:
+    beside = processes.submit("await_for", processes.path("never"))
+    processes.begun("never")
+    for _ in range(3):
+        end = processes.run("hurt", "kill parent")
+        assert end.why == LOST
+        assert "the process that forks children has died" in end.how
+        assert processes.result(processes.run("add", 1, 1)) == 2
+    assert processes.end_of(beside).why == LOST
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+
+
+def test_no_child_outlives_the_zygote(processes: Rig) -> None:
+    until(lambda: len(processes.pool.info()["processes"]) == 2)
+    pids = processes.pool.info()["processes"]
+    os.kill(zygote_of(processes), signal.SIGKILL)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    assert processes.result(processes.run("add", 1, 1)) == 2
+
+
 def test_the_pool_crashes_with_a_reason_when_its_children_cannot_be_born(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig("processes", tmp_path)
     assert isinstance(rig.pool, ProcessPool)
     zygote = rig.pool._spawner._zygote  # type: ignore[attr-defined]
+    request = rig.submit("wait_for", rig.path("never"))
+    rig.begun("never")
     with caplog.at_level(logging.CRITICAL):
         os.kill(zygote.pid, signal.SIGKILL)
         until(lambda: rig.crashes)
     assert "the process that forks the pool's children has died" in str(rig.crashes[0])
+    assert rig.end_of(request).why == LOST, "it is counted, lest it come again for ever"
     assert not rig.pool.alive
     assert rig.pool.free_slots() == (0, 0)
     rig.close()

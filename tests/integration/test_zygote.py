@@ -17,7 +17,10 @@ zygote = Zygote(None)
 zygote.fork()
 if {broken}:
     jobs = socket.socketpair()
-    zygote.spawn(jobs[0], os.pipe()[0], {{}})  # settings that lack everything
+    zygote.spawn(jobs[0], *os.pipe(), {{}})  # settings that lack everything
+    select.select([zygote], [], [], 30)
+    print("the worker hears:", zygote.receive())
+    os.kill(zygote.pid, 9)
     select.select([zygote], [], [], 30)
     try:
         zygote.receive()
@@ -41,6 +44,7 @@ def test_it_says_why_it_failed_and_nothing_when_it_is_let_go(broken: bool) -> No
     if not broken:
         assert (said.stdout, said.stderr) == ("", "")
         return
+    assert "the worker hears: [('gone', 0, 256)]" in said.stdout
     assert "the worker hears: the process that forks the pool's children has died" in said.stdout
     assert said.stderr.startswith("CRITICAL the process that forks the pool's children has failed")
     assert "KeyError: 'index'" in said.stderr

@@ -55,6 +55,40 @@ def test_what_a_dead_child_was_running_is_lost_and_the_rest_goes_back(one: Pool)
     assert one.pool.in_flight() == 0
 
 
+def test_what_ran_when_the_zygote_died_is_lost_and_the_pool_goes_on(pool: Pool) -> None:
+    pool.submit(*pool.rooms.requests(4))
+    pool.submit(*pool.rooms.requests(2, "nap", first=5))
+    pool.work()
+    running = [child.running[1] for child in pool.children if child.running]
+    running += [job[1] for child in pool.children for job in child.loop]
+    pool.spawner.lose_zygote()
+    pool.step()
+    ends = pool.ends()
+    assert sorted(tag for tag, why in ends if why == "lost") == sorted(running)
+    assert {why for tag, why in ends if tag not in running} <= {"unstarted"}
+    assert len(pool.children) == 2
+    assert pool.submit(pool.rooms.request(9)) == []
+
+
+def test_what_had_been_said_before_the_zygote_died_counts(one: Pool) -> None:
+    one.submit(*one.rooms.requests(2))
+    one.work()
+    one.children[0].finish()
+    one.spawner.lose_zygote()
+    one.step()
+    assert sorted(one.ends()) == [(1, "success"), (2, "unstarted")]
+
+
+def test_what_ran_is_lost_before_the_pool_crashes_for_want_of_children(one: Pool) -> None:
+    """The death of all is a death: were it not counted, the next worker would meet it too."""
+    one.submit(one.rooms.request(1))
+    one.work()
+    one.spawner.end()
+    with pytest.raises(EOFError, match="nobody left"):
+        one.pool.step(0)
+    assert one.ends() == [(1, "lost")]
+
+
 def test_a_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     pool.clock.advance(60)
     pool.spawner.die(pool.children[0], signal.SIGKILL)

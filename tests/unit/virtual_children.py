@@ -139,6 +139,7 @@ class VirtualSpawner:
         self._notices: list[tuple[str, int, int]] = []
         self.children: list[VirtualChild] = []
         self.failures = 0
+        self.ended = False
         self.closed = 0
         self.holds_back = False
         """While True, new children say nothing and nothing is known of them."""
@@ -164,6 +165,8 @@ class VirtualSpawner:
         except BlockingIOError:
             pass
         notices, self._notices = self._notices, []
+        if self.ended and not notices:
+            raise EOFError("there is nobody left to fork children")
         return notices
 
     def living(self) -> int:
@@ -186,6 +189,19 @@ class VirtualSpawner:
         """Let *child* die now, whatever it was doing."""
         child.close()
         self.notify("exit", child.pid, status)
+
+    def lose_zygote(self) -> None:
+        """Let what forks the children die, and all of them with it; there is another at once."""
+        for child in self.alive:
+            child.close()
+        self.notify("gone", 0, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Let what forks the children end for good, and all of them with it."""
+        for child in self.alive:
+            child.close()
+        self.ended = True
+        os.write(self._write, b"!")
 
     def send_signal(self, pid: int, number: int) -> None:
         child = next(one for one in self.children if one.pid == pid)
