@@ -32,8 +32,10 @@ Thread:      any. Every class survives pickling.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from importlib import import_module
 from typing import Any
 
 from billiard import exceptions as _billiard
@@ -68,8 +70,26 @@ class PublishError(QWorkerError):
     """The message was not sent; calling again is safe."""
 
 
+def _also_kombus(kind: type[QWorkerError], name: str) -> None:
+    """Make *kind* a subclass of kombu's error *name*, which Celery's users catch around ``delay()``.
+
+    Only once kombu is loaded, since nobody can name its errors before; to load it costs as much as all of ours.
+    """
+    if "kombu" in sys.modules:
+        theirs = getattr(import_module("kombu.exceptions"), name)
+        if not issubclass(kind, theirs):
+            kind.__bases__ = (*kind.__bases__, theirs)
+
+
 class EncodeError(PublishError):
-    """A value cannot be serialised. ``path`` says which ("args[0]['user']"), ``type_name`` what it is."""
+    """A value cannot be serialised. ``path`` says which ("args[0]['user']"), ``type_name`` what it is.
+
+    Where kombu is in use it is also ``kombu.exceptions.EncodeError``.
+    """
+
+    def __new__(cls, *args: Any, **fields: Any) -> EncodeError:
+        _also_kombus(EncodeError, "EncodeError")
+        return super().__new__(cls, *args, **fields)
 
     def __init__(self, message: str = "", path: str | None = None, type_name: str | None = None) -> None:
         super().__init__(message)
@@ -99,7 +119,14 @@ class TransportError(QWorkerError):
 
 
 class BrokerUnavailable(TransportError):
-    """The broker cannot be reached or used; the message says why. Try again later."""
+    """The broker cannot be reached or used; the message says why. Try again later.
+
+    Where kombu is in use it is also ``kombu.exceptions.OperationalError``.
+    """
+
+    def __new__(cls, *args: Any, **fields: Any) -> BrokerUnavailable:
+        _also_kombus(BrokerUnavailable, "OperationalError")
+        return super().__new__(cls, *args, **fields)
 
 
 class LeaseLost(TransportError):
