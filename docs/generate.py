@@ -105,7 +105,9 @@ def errors_page() -> str:
         "|---|---|---|---|",
     ]
     for error in dict.fromkeys(classes):
-        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        # Whether kombu's are among them depends on what this process has loaded.
+        own = [base for base in error.__bases__ if not base.__module__.startswith("kombu.")]
+        bases = ", ".join(f"`{base.__name__}`" for base in own)
         stored = errors.CELERY_NAMES.get(error)
         name = f"`{stored[1]}.{stored[0]}`" if stored else ""
         words = " ".join((inspect.getdoc(error) or "").split()).replace("``", "`").replace("|", "\\|")

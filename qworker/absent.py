@@ -117,7 +117,7 @@ OVERRIDES = {
     for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout", "retry_on_worker_lost",
                  "on_replace", "request_stack")
 }  # fmt: skip
-OVERRIDES["on_bound"] = "read the settings where they are needed, as self.app.conf"
+OVERRIDES["store_eager_result"] = "set task_store_eager_result"
 OVERRIDES["from_config"] = "an option that is None is taken from its setting already"
 """What a subclass of Task cannot change by defining it: to find it there says that something is expected of it."""
 

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from qworker import absent, awaiting, configuring, connections, program, registry, signals, stores
@@ -26,7 +26,7 @@ from qworker.configuring import announce
 from qworker.control import Control
 from qworker.current import add_app, all_apps, get_current_task, set_default_app
 from qworker.decorators import BoundDecorator, Decorator
-from qworker.definition import adopt, make_task
+from qworker.definition import adopt, bind, change_class, make_task, task_class
 from qworker.errors import ConfigurationError
 from qworker.loading import TaskModules
 from qworker.middleware import Middleware, make_middleware
@@ -37,7 +37,8 @@ from qworker.result import AsyncResult
 from qworker.serialization import content_types
 from qworker.signals import Signal
 from qworker.signature import Signature
-from qworker.task import AsyncTask, Task
+from qworker.task import AsyncTask
+from qworker.task import Task as TaskBase
 from qworker.transactions import publishing_in
 from qworker.transports.lease import LeaseStore
 
@@ -55,12 +56,15 @@ class QWorker:
     main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the objects
     themselves (broker: also a list of URLs, of which the first that answers is used); with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
     config_source, namespace: as for config_from_object. changes: more settings, as a mapping. set_as_current: make this
-    what ``current_app`` is. Any setting may be given by its name; a wrong one raises ConfigurationError when the
-    settings are first looked at, and what only Celery's app takes raises NotAvailable.
+    what ``current_app`` is. task_cls: the class of its tasks, or its dotted name. Any setting may be given by its name; a
+    wrong one raises ConfigurationError when the settings are first looked at, and what only Celery's app takes raises
+    NotAvailable.
 
     on_configure is sent before the settings are first read, on_after_configure after that, on_after_finalize when all
     tasks have their options, on_after_fork in every process that was forked from this one.
     """
+
+    task_cls: str | type[TaskBase[..., Any]] = TaskBase
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class QWorker:
         namespace: str | None = None,
         changes: Mapping[str, Any] | None = None,
         set_as_current: bool = True,
+        task_cls: str | type[TaskBase[..., Any]] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         **settings: Any,
     ) -> None:
@@ -99,13 +104,12 @@ class QWorker:
         self.on_after_fork = Signal("on_after_fork")
         self.finalized = False
         self._lock = threading.RLock()
+        self._task_class = task_class(task_cls or self.task_cls)
         self._tasks = TaskRegistry()
         self._modules = TaskModules()
         self._added: list[Middleware] = []
-        self._middleware: tuple[Any, tuple[Middleware, ...]] = (
-            None,
-            (),
-        )  # settings they came from, themselves
+        # The settings they came from, and themselves.
+        self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
         self._publisher = Publisher(self)
         self._broker = broker if isinstance(broker, LeaseStore) else None
@@ -138,7 +142,7 @@ class QWorker:
     @overload
     def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, R], /) -> TaskBase[P, R]: ...
     @overload
     def task(self, /, *, bind: Literal[True], **options: Any) -> BoundDecorator: ...
     @overload
@@ -156,14 +160,20 @@ class QWorker:
             return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
         return self.add_task(make_task(self, function, bind=bind, **options))
 
-    def register_task(self, task: Task[P, R]) -> Task[P, R]:
-        """Register an instance of a class-based task."""
-        name = task.name or self.gen_task_name(type(task).__qualname__, type(task).__module__)
-        adopt(task, self, name)
-        self.add_task(task)
-        return task
+    @property
+    def Task(self) -> type[TaskBase[..., Any]]:
+        """The class of tasks that are made without a ``base=``. It can be set until the tasks are first used."""
+        return self._task_class
 
-    def add_task(self, task: Task[..., Any]) -> Task[..., Any]:
+    @Task.setter
+    def Task(self, given: type[TaskBase[..., Any]]) -> None:
+        self._task_class = change_class(self, self._tasks, given)
+
+    def register_task(self, task: TaskBase[P, R] | type[TaskBase[P, R]]) -> TaskBase[P, R]:
+        """Register a class-based task: an instance, or its class."""
+        return cast(TaskBase[P, R], self.add_task(adopt(task, self)))
+
+    def add_task(self, task: TaskBase[..., Any]) -> TaskBase[..., Any]:
         """Take *task* in; raises ConfigurationError when another one has its name."""
         with self._lock:
             other = dict.get(self._tasks, task.name)
@@ -174,7 +184,7 @@ class QWorker:
                 )
             self._tasks.register(task)
             if self.finalized:
-                task.bind_app(self)
+                bind(task, self)
                 self._publisher.forget()
         return task
 
@@ -191,7 +201,7 @@ class QWorker:
             for make in list(registry.shared):
                 make(self)
             for task in self._tasks.values():
-                task.bind_app(self)
+                bind(task, self)
             self.finalized = True
         announce(self, self.on_after_finalize)
 
@@ -336,7 +346,7 @@ class QWorker:
     set_current = set_default = set_default_app
 
     @property
-    def current_task(self) -> Task[..., Any] | None:
+    def current_task(self) -> TaskBase[..., Any] | None:
         """The task that is running here; None outside of one."""
         return get_current_task()
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.arguments import keywords, positional
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch
 from qworker.connections import HANDED_IN, refuse_other_brokers
 from qworker.current import Context, current_context
@@ -20,7 +21,7 @@ from qworker.naming import near, task_id
 from qworker.protocol import TaskMessage, retry_headers
 from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router
-from qworker.signature import signatures
+from qworker.signature import Signature, signatures
 from qworker.wire import HEADERS
 
 if TYPE_CHECKING:
@@ -103,6 +104,31 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
             guesses = near(option, [*OPTIONS, *app.middleware_options()])
             hint = f" Did you mean {' or '.join(guesses)}?" if guesses else ""
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
+
+
+def read_call(
+    app: QWorker, task: Task[..., Any] | None, item: Any
+) -> tuple[Task[..., Any] | None, str, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """(task, name, args, kwargs, options) of one item given to apply_many or send_many."""
+    if isinstance(item, Signature):
+        if task is not None and item.task != task.name:
+            raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
+        one = task or app.tasks.get(item.task)
+        return one, item.task, item.args, item.kwargs, item.options
+    if task is None:
+        if isinstance(item, str):
+            return None, item, (), {}, {}
+        if isinstance(item, tuple | list) and 1 <= len(item) <= 3 and isinstance(item[0], str):
+            name, args, kwargs = (*item, (), {})[:3] if len(item) < 3 else item
+            return None, name, positional(name, args), keywords(name, kwargs), {}
+    elif isinstance(item, tuple | list):
+        return task, task.name, tuple(item), {}, {}
+    elif isinstance(item, Mapping):
+        return task, task.name, (), dict(item), {}
+    expected = (
+        "(name, args, kwargs)" if task is None else "a tuple of arguments, a mapping of keyword arguments"
+    )
+    raise PublishError(f"{item!r:.200} is no call: expected {expected}, or a signature")
 
 
 def make_call(

@@ -63,6 +63,9 @@ _DEFAULTS: dict[str, Any] = {
     "compression": None,
 }
 
+_LIMITS = {"time_limit": 0, "soft_time_limit": 1}
+"""Where the limits of the call stand in ``timelimit``."""
+
 _PROTOCOL_KEYS = frozenset(_DEFAULTS)
 
 
@@ -87,6 +90,8 @@ class Context:
     root_id: str | None
     parent_id: str | None
     timelimit: tuple[float | None, float | None] | None
+    time_limit: float | None
+    soft_time_limit: float | None
     origin: str | None
     hostname: str | None
     delivery_info: dict[str, Any] | None
@@ -110,6 +115,8 @@ class Context:
     children: list[Any]
     deliveries: int
     ended: tuple[str, Any]
+    _entered_by: Any = None
+    """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
 
     def __init__(self, **fields: Any) -> None:
         self._headers: Mapping[str, Any] = _NOTHING
@@ -152,6 +159,8 @@ class Context:
             value = {key: self._headers[key] for key in self._headers.keys() - _PROTOCOL_KEYS} or None
         elif name in _EMBEDDED:
             value = self._embed.get(name)
+        elif name in _LIMITS:
+            value = (self.timelimit or (None, None))[_LIMITS[name]]
         elif name in ("reply_to", "correlation_id"):
             value = (self.properties or _NOTHING).get(name, self.id if name == "correlation_id" else None)
         elif name.startswith("_"):

@@ -1,23 +1,30 @@
 """Definitions: how a function, or a class, becomes a task of an app.
 
-Comes from:  ``@app.task``, ``@shared_task``, ``app.register_task``.
+Comes from:  ``@app.task``, ``@shared_task``, ``app.register_task``; the app's settings, once it is finalized.
 Goes to:     the app's registry.
 Thread:      whoever imports the module that defines the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from qworker import task_options
+from qworker.annotations import annotations_for
 from qworker.arguments import argument_checker, is_coroutine_function
 from qworker.errors import ConfigurationError
+from qworker.naming import import_object
 from qworker.task import AsyncTask, Task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+AnyTask = Task[..., Any]
+
+_OURS = frozenset({"run", "origin"})
+"""Methods of Task that an option or annotation cannot replace."""
 
 
 def make_task(
@@ -26,11 +33,13 @@ def make_task(
     *,
     name: str | None = None,
     bind: bool = False,
-    base: type[Task[..., Any]] | None = None,
+    base: type[AnyTask] | None = None,
     **options: Any,
-) -> Task[..., Any]:
-    """Make the task of *function*; see task_options.OPTIONS for the rest.
+) -> AnyTask:
+    """Make the task of *function*, of the class *base* (None: the app's own).
 
+    options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their first argument), and
+    attributes that *base* has.
     Raises ConfigurationError for an option that does not exist or cannot have its value.
     """
     if not callable(function):
@@ -43,8 +52,8 @@ def make_task(
         getattr(function, "__name__", type(function).__name__), function.__module__
     )
     is_async = is_coroutine_function(function)
-    task = (base or (AsyncTask if is_async else Task))()
-    task.__dict__.update(task_options.parse(name, options, app.middleware_options))
+    own, options = _split(name, base or app.Task, options)
+    task = _class(name, base or app.Task, is_async, own)()
     run = MethodType(function, task) if bind else function
     task.__dict__.update(
         name=name,
@@ -52,6 +61,7 @@ def make_task(
         bind=bind,
         run=run,
         is_async=is_async,
+        given=None if base else (own, options),
         check_arguments=argument_checker(function, bind),
         __wrapped__=run,
         __doc__=function.__doc__,
@@ -59,17 +69,129 @@ def make_task(
         __name__=getattr(function, "__name__", name),
         __qualname__=getattr(function, "__qualname__", name),
     )
+    _set_options(task, app, options)
     return task
 
 
-def adopt(task: Task[..., Any], app: QWorker, name: str) -> None:
-    """Make *task*, whose run() is a method of its class, the task *name* of *app*."""
-    given = {key: getattr(task, key) for key in task_options.OPTIONS if key in vars(type(task))}
-    task.__dict__.update(task_options.parse(name, given, app.middleware_options))
+def adopt(given: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
+    """Make a task of *app* of *given*, whose run() is a method of its class."""
+    task = given() if isinstance(given, type) else given
+    name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
+    is_async = is_coroutine_function(task.run)
+    task.__class__ = _class(name, type(task), is_async, {})
     task.__dict__.update(
         name=name,
         app=app,
         bind=True,
-        is_async=is_coroutine_function(task.run),
+        is_async=is_async,
         check_arguments=argument_checker(type(task).run, bound=True),
     )
+    _set_options(task, app, {})
+    return task
+
+
+def bind(task: AnyTask, app: QWorker) -> None:
+    """Settle what *app* says about *task*: the annotations, and the settings behind options that are None. Called once,
+    when the app is finalized."""
+    noted = annotations_for(app.conf.task_annotations, task)
+    if noted:
+        own, options = _split(task.name, type(task), noted)
+        task.__dict__.update(task_options.parse(task.name, options, app.middleware_options))
+        task.__class__ = _class(task.name, type(task), task.is_async, own)
+    for option, setting in task_options.FROM_SETTINGS.items():
+        if getattr(task, option) is None:
+            setattr(task, option, getattr(app.conf, setting))
+    task.on_bound(app)
+
+
+def task_class(given: str | type[AnyTask]) -> type[AnyTask]:
+    """The class of an app's tasks, from itself or its dotted name. Raises ConfigurationError when it is none."""
+    found = import_object(given) if isinstance(given, str) else given
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigurationError(f"task_cls={given!r} must be a subclass of qworker.Task, or its dotted name")
+    return found
+
+
+def change_class(app: QWorker, tasks: Mapping[str, AnyTask], given: str | type[AnyTask]) -> type[AnyTask]:
+    """Give those of *tasks* that were made without a class of their own another one, which is returned.
+
+    Raises ConfigurationError when the app is finalized: by then its tasks may have been called.
+    """
+    if app.finalized:
+        raise ConfigurationError(
+            "app.Task is set too late, since the app's tasks have been looked at or called: set it where the app is made"
+        )
+    base = task_class(given)
+    for task in tasks.values():
+        if task.given is not None:
+            methods, options = task.given
+            task.__class__ = _class(task.name, base, task.is_async, methods)
+            base.__init__(task)
+            _set_options(task, app, options)
+    return base
+
+
+# -- the class of one task --
+
+
+def _methods() -> frozenset[str]:
+    return frozenset(
+        key
+        for key, value in vars(Task).items()
+        if callable(value) and not key.startswith("_") and key not in _OURS
+    )
+
+
+def _split(name: str, base: type[AnyTask], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of *given* belongs into the class of the task, and what are options."""
+    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    methods = _methods()
+    for key, value in given.items():
+        if key in methods or key == "__call__":
+            if not callable(value):
+                raise ConfigurationError(
+                    f"task {name}: {key}={value!r} must be a function; it gets the task first"
+                )
+            own[key] = value
+        elif key not in task_options.OPTIONS and hasattr(base, key) and not hasattr(Task, key):
+            own[key] = value
+        else:
+            options[key] = value
+    return own, options
+
+
+def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) -> type[AnyTask]:
+    """The class of the task *name*: *base*, with the call of an async task where it is one, and with *own* in it."""
+    bases: tuple[type[AnyTask], ...] = (base,)
+    if is_async and not issubclass(base, AsyncTask):
+        bases = (AsyncTask,) if base is Task else (base, AsyncTask)
+    made = bases[0]
+    if own or len(bases) > 1:
+        made = type(base.__name__, bases, {**_looks(base), **own})
+    if made.own_call and is_coroutine_function(made.__call__) is not is_async:
+        raise ConfigurationError(
+            f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be over before the task "
+            "begins. Give it a base= whose async def __call__ awaits self.run(…)"
+            if is_async
+            else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, and the task is not: "
+            "give it another base="
+        )
+    return made
+
+
+def _looks(base: type[AnyTask]) -> dict[str, Any]:
+    return {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+
+
+def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> None:
+    """Give *task* its options: those of its class, and *options* over them."""
+    base = type(task)
+    inherited = {
+        key: getattr(base, key)
+        for key in task_options.OPTIONS
+        if getattr(base, key) is not getattr(Task, key)
+    }
+    for key in task_options.OPTIONS:
+        task.__dict__.pop(key, None)
+    task.__dict__.update(task_options.parse(task.name, {**inherited, **options}, app.middleware_options))

@@ -19,8 +19,9 @@ from qworker.errors import Reject, Retry
 from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
-from qworker.protocol import Body
+from qworker.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.result import AsyncResult
+from qworker.serialization import content_types
 from qworker.signature import signatures
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ class EagerResult(AsyncResult[R]):
     def __reduce__(self) -> Any:
         meta = self._look()
         return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])
+
+
+def call_eagerly(task: Task[..., Any], message: TaskMessage, options: dict[str, Any]) -> AsyncResult[Any]:
+    """Run the call that *message* makes, on arguments that have been through the serializer as they would have been."""
+    wire = encode(message)
+    args, kwargs, _ = decode_body(
+        wire.body,
+        parse_headers(wire.headers),
+        parse_properties(wire.properties),
+        content_types([message.serializer]),
+        limit=task.app.conf.message_max_bytes,
+    )
+    return task.apply(args, kwargs, **{**options, "task_id": message.id})
 
 
 def apply_eagerly(

@@ -163,13 +163,15 @@ class Run:
         self.start = time.perf_counter()
 
     def call(self, body: Body) -> Any:
-        task = self.task
+        task, function = self.task, self.task.run
+        if task.own_call:
+            self.context._entered_by = function = task
         if self.app.middleware:
             chain = compose(
-                self.app.middleware, "execute", lambda context: task.run(*context.args, **context.kwargs)
+                self.app.middleware, "execute", lambda context: function(*context.args, **context.kwargs)
             )
             return chain(self.context)
-        return task.run(*body[0], **body[1])
+        return function(*body[0], **body[1])
 
     def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         """Make the outcome; what goes wrong with that itself is an outcome too."""

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.arguments import keywords, positional
-from qworker.call_options import Call, check_options, make_call, next_call
+from qworker.call_options import Call, check_options, make_call, next_call, read_call
 from qworker.current import Context, current_context
+from qworker.eager import call_eagerly
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.middleware import compose, overrides
 from qworker.naming import task_id, task_ids
@@ -26,7 +26,6 @@ from qworker.protocol import (
     HeaderTemplate,
     TaskMessage,
     Wire,
-    decode_body,
     encode,
     parse_headers,
     parse_properties,
@@ -35,10 +34,8 @@ from qworker.protocol import (
 from qworker.result import AsyncResult
 from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router
-from qworker.serialization import content_types
 from qworker.signals import after_task_publish, before_task_publish
-from qworker.signature import Signature
-from qworker.transactions import sink
+from qworker.transactions import holding_back, sink
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
@@ -49,6 +46,10 @@ logger = logging.getLogger(__name__)
 
 _NO_KEYWORDS: dict[str, Any] = {}
 _NEVER = object()  # equals no resolution of the settings, not even the one that is still to be made
+
+
+_Ready = tuple[Envelope, Wire | None, Call | None]
+"""What is to be sent; with how it was made, unless that was told to its observers already."""
 
 
 class _Plan(NamedTuple):
@@ -109,8 +110,8 @@ class Publisher:
         """Publish a call with options; *task* is None when only its name is known."""
         call = self._make_call(task, name, args, kwargs, options)
         if task is not None and self.app.conf.task_always_eager:
-            return self._call_eagerly(task, call, options)
-        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
+            return call_eagerly(task, call.message, options)
+        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
         return self._result(call, task)
 
     def call_many(
@@ -120,26 +121,33 @@ class Publisher:
         if self.app.conf._resolution is not self._resolution:
             self.renew()
         observed = before_task_publish.receivers or after_task_publish.receivers
-        if task is not None and not options and not observed:
+        if task is not None and not options and not observed and not task.own_apply_async:
             plan = self._plans.get(task.name) or self._make_plan(task)
             if plan.short:
                 return self._call_many_plain(task, plan, calls)
         if options.get("task_id") is not None:
             raise PublishError("task_id is for one call: give each its own, in signatures")
-        eager = self.app.conf.task_always_eager and task is not None
-        sent: list[tuple[Call, dict[str, Any]]] = []
-        ready: list[tuple[Envelope, Wire, Call]] = []
+        eager = self.app.conf.task_always_eager
+        ready: list[_Ready] = []
+        answers: list[Callable[[], AsyncResult[Any]]] = []  # asked once all are stored
         for item in calls:
-            one, name, args, kwargs, own = self._read_call(task, item)
-            call = self._make_call(one, name, args, kwargs, {**own, **options})
-            sent.append((call, {**own, **options}))
-            if not eager:
-                self._through_middleware(call, partial(self._collect, ready, call))
-        if eager and task is not None:
-            return [self._call_eagerly(task, call, asked) for call, asked in sent]
+            one, name, args, kwargs, own = read_call(self.app, task, item)
+            asked = {**own, **options}
+            if one is not None and one.own_apply_async:
+                with holding_back(self.app) as held:
+                    made = one.apply_async(args, kwargs, **asked)
+                ready += [(envelope, None, None) for envelope in held]
+                answers.append(partial(_same, made))
+                continue
+            call = self._make_call(one, name, args, kwargs, asked)
+            if eager and one is not None:
+                answers.append(partial(call_eagerly, one, call.message, asked))
+                continue
+            self._through_middleware(call, partial(self._collect, ready, call))
+            answers.append(partial(self._result, call, one))
         if ready:
-            self._deliver(ready, ready[0][2])
-        return [self._result(call, task) for call, _ in sent]
+            self._deliver(ready)
+        return [answer() for answer in answers]
 
     def _call_many_plain(
         self, task: Task[..., Any], plan: _Plan, calls: Iterable[Any]
@@ -158,7 +166,7 @@ class Publisher:
             if type(item) is tuple:
                 args, kwargs = item, _NO_KEYWORDS
             else:
-                _, _, args, kwargs, options = self._read_call(task, item)
+                _, _, args, kwargs, options = read_call(self.app, task, item)
                 if options:
                     call = self._make_call(task, task.name, args, kwargs, options)
                     envelopes.append(self._prepare(call, call.message)[0])
@@ -185,13 +193,17 @@ class Publisher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: dict[str, Any],
-    ) -> None:
+    ) -> AsyncResult[Any]:
         """Publish the next attempt of the running task: same id, one retry more."""
+        identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
+        if (identity, retries) != (request.id, request.retries + 1):
+            raise PublishError(f"calling {task.name}: only self.retry() counts retries")
         if self.app.conf._resolution is not self._resolution:
             self.renew()
         check_options(self.app, task.name, options)
         call = next_call(self._router, task, request, args, kwargs, options, self.app)  # type: ignore[arg-type]
-        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)], call))
+        self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
+        return AsyncResult(call.message.id, self.app, None, call.destination.queue)
 
     # -- the steps --
 
@@ -246,35 +258,10 @@ class Publisher:
             task.check_arguments(*args, **kwargs)
         return make_call(self._router, task, name, args, kwargs, options, self.app)  # type: ignore[arg-type]
 
-    def _read_call(
-        self, task: Task[..., Any] | None, item: Any
-    ) -> tuple[Task[..., Any] | None, str, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        """(task, name, args, kwargs, options) of one item given to apply_many or send_many."""
-        if isinstance(item, Signature):
-            if task is not None and item.task != task.name:
-                raise PublishError(
-                    f"{task.name}.apply_many was given a call of {item.task}: use app.send_many"
-                )
-            return task, item.task, item.args, item.kwargs, item.options
-        if task is None:
-            if isinstance(item, str):
-                return None, item, (), {}, {}
-            if isinstance(item, tuple | list) and 1 <= len(item) <= 3 and isinstance(item[0], str):
-                name, args, kwargs = (*item, (), {})[:3] if len(item) < 3 else item
-                return None, name, positional(name, args), keywords(name, kwargs), {}
-        elif isinstance(item, tuple | list):
-            return task, task.name, tuple(item), {}, {}
-        elif isinstance(item, Mapping):
-            return task, task.name, (), dict(item), {}
-        expected = (
-            "(name, args, kwargs)" if task is None else "a tuple of arguments, a mapping of keyword arguments"
-        )
-        raise PublishError(f"{item!r:.200} is no call: expected {expected}, or a signature")
-
     def _through_middleware(self, call: Call, final: Callable[[TaskMessage], Any]) -> None:
         compose(self.app.middleware, "publish", final)(call.message)
 
-    def _prepare(self, call: Call, message: TaskMessage) -> tuple[Envelope, Wire, Call]:
+    def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
         """The envelope of *message*, after its observers have seen it; they may add to its headers."""
         signer = self.app.signer
         wire = encode(message, signer, self.app.conf.message_max_bytes)
@@ -307,13 +294,17 @@ class Publisher:
         )
         return envelope, wire, call
 
-    def _collect(self, ready: list[tuple[Envelope, Wire, Call]], call: Call, message: TaskMessage) -> None:
+    def _collect(self, ready: list[_Ready], call: Call, message: TaskMessage) -> None:
         ready.append(self._prepare(call, message))
 
-    def _deliver(self, ready: list[tuple[Envelope, Wire, Call]], call: Call) -> None:
-        self._push([envelope for envelope, _, _ in ready], call.message.task, call.retry, call.retry_policy)
+    def _deliver(self, ready: list[_Ready]) -> None:
+        calls = [call for _, _, call in ready if call is not None]
+        policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
+        self._push([envelope for envelope, _, _ in ready], *policy)
         if after_task_publish.receivers:
             for _, wire, one in ready:
+                if wire is None or one is None:  # told of already
+                    continue
                 after_task_publish.send(
                     one.message.task,
                     headers=parse_headers(wire.headers),
@@ -380,18 +371,9 @@ class Publisher:
             context.children.append(result)
         return result
 
-    def _call_eagerly(self, task: Task[..., Any], call: Call, options: dict[str, Any]) -> AsyncResult[Any]:
-        """Run the call here, on arguments that have been through the serializer as they would have been."""
-        wire = encode(call.message)
-        accept = content_types([call.message.serializer])
-        args, kwargs, _ = decode_body(
-            wire.body,
-            parse_headers(wire.headers),
-            parse_properties(wire.properties),
-            accept,
-            limit=self.app.conf.message_max_bytes,
-        )
-        return task.apply(args, kwargs, **{**options, "task_id": call.message.id})
+
+def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
+    return result
 
 
 __all__ = ["Destination", "Publisher"]

@@ -8,17 +8,16 @@ Thread:      any; options are set while modules are imported and when the app is
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from qworker import absent, task_options
+from qworker import absent, next_attempt
 from qworker.absent import refuse
 from qworker.arguments import keywords, positional
 from qworker.current import Context, current_context, get_current_app, pop, push
 from qworker.eager import EagerResult, apply_eagerly
-from qworker.errors import ConfigurationError, MaxRetriesExceeded, Retry
+from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.result import AsyncResult
 from qworker.retry import backoff_delay
 from qworker.signature import Signature
@@ -76,15 +75,31 @@ class Task(Generic[P, R]):
     retry_jitter: bool = True
     retry_kwargs: dict[str, Any] = {}
 
+    MaxRetriesExceededError = MaxRetriesExceeded
+    OperationalError = BrokerUnavailable
+
     check_arguments: Callable[..., None] | None = None
     """Raises the TypeError that calling the function with these arguments would raise."""
+    given: tuple[dict[str, Any], dict[str, Any]] | None = None
+    """The methods and the options that the decorator was given, where the class was left to the app."""
     renames: bool = False
-    """A subclass has a shadow_name() of its own."""
+    """Its class has a shadow_name() of its own."""
+    own_call: bool = False
+    """Its class has a __call__() of its own: a worker calls that, and not run()."""
+    own_apply_async: bool = False
+    """Its class has an apply_async() of its own, through which every call goes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse(f"class {cls.__qualname__}", vars(cls), absent.OVERRIDES)
+        # Asked once a class, so that no call and no run has to.
         cls.renames = cls.shadow_name is not Task.shadow_name
+        cls.own_apply_async = cls.apply_async is not Task.apply_async
+        cls.own_call = getattr(cls.__call__, "__module__", None) != __name__
+
+    @classmethod
+    def on_bound(cls, app: QWorker) -> None:
+        """Called when a task of this class belongs to *app* and its options are settled."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Do the work. The decorators put the function here; a class-based task overrides it."""
@@ -93,7 +108,16 @@ class Task(Generic[P, R]):
     # -- calling it --
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the task here and now, as the plain function it is; no message, no result store."""
+        """Run the task here and now, as the plain function it is; no message, no result store.
+
+        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``: a worker runs its tasks through it.
+        """
+        context = current_context()
+        if (
+            context is not None and context._entered_by is self
+        ):  # a worker's run, on its way through a __call__
+            context._entered_by = None
+            return cast(R, self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
         try:
             return cast(R, self.run(*args, **kwargs))
@@ -102,6 +126,8 @@ class Task(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Have a worker call this task with these arguments. Durable when it returns; see apply_async for errors."""
+        if self.own_apply_async:
+            return self.apply_async(args, kwargs)
         return self.app.publisher.call(self, args, kwargs)
 
     def apply_async(
@@ -129,6 +155,10 @@ class Task(Generic[P, R]):
         arguments, named = positional(self.name, args), keywords(self.name, kwargs)
         if not options:
             return publisher.call(self, arguments, named)
+        if (
+            options.get("retries") is not None
+        ):  # retry(), by way of a subclass that has an apply_async of its own
+            return publisher.next_attempt(self, self.request, arguments, named, options)
         return publisher.call_with(self, self.name, arguments, named, options)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
@@ -228,43 +258,13 @@ class Task(Generic[P, R]):
     ) -> Retry:
         """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this one.
 
+        args, kwargs: those of the next attempt; None for those of this one, but for parameters that the other gives.
         exc: why; it is raised instead when there were *max_retries* already.
         eta or countdown (seconds): when; default_retry_delay when neither is given.
         throw: False returns the Retry instead of raising it. Further options as for apply_async.
         Raises MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
         """
-        request = self.request
-        cause = exc if exc is not None else sys.exc_info()[1]
-        if request.called_directly:
-            raise cause or Retry("the task was called directly: there is no message to retry")
-        limit = self.max_retries if max_retries is None else max_retries
-        if limit is not None and request.retries >= limit:
-            if exc is not None:
-                raise exc
-            raise MaxRetriesExceeded(
-                f"cannot retry {self.name}[{request.id}]: it has been retried {request.retries} times already",
-                task_args=request.args,
-                task_kwargs=request.kwargs,
-            )
-        if isinstance(countdown, timedelta):
-            countdown = countdown.total_seconds()
-        if eta is None and countdown is None:
-            countdown = self.default_retry_delay
-        when = countdown if eta is None else eta
-        attempt = (
-            request.args if args is None else positional(self.name, args),
-            dict(request.kwargs) if kwargs is None else keywords(self.name, kwargs),
-        )
-        directive = Retry(exc=cause, when=when, is_eager=request.is_eager)
-        if request.is_eager:
-            directive.sig = Signature(self.name, *attempt, options, app=self.app)
-        else:
-            self.app.publisher.next_attempt(
-                self, request, *attempt, {**options, "eta": eta, "countdown": countdown}
-            )
-        if throw:
-            raise directive from cause
-        return directive
+        return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
     def autoretry_countdown(self, context: Context) -> float:
         """Seconds to wait before the automatic retry of *context*.
@@ -348,14 +348,6 @@ class Task(Generic[P, R]):
         """Module and name of the function, to tell one task from another of the same name."""
         return self.__module__, self.__dict__.get("__qualname__") or type(self).__qualname__
 
-    def bind_app(self, app: QWorker) -> None:
-        """Take the options that are None from the settings of *app*. Called once, when it is finalized."""
-        noted = task_options.annotations_for(app.conf.task_annotations, self.name)
-        self.__dict__.update(task_options.parse(self.name, noted, app.middleware_options))
-        for option, setting in task_options.FROM_SETTINGS.items():
-            if getattr(self, option) is None:
-                setattr(self, option, getattr(app.conf, setting))
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -373,6 +365,10 @@ class AsyncTask(Task[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
         """Run the task here, in this event loop."""
+        context = current_context()
+        if context is not None and context._entered_by is self:
+            context._entered_by = None
+            return cast(R, await self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
         try:
             return cast(R, await self.run(*args, **kwargs))

@@ -170,13 +170,3 @@ def parse(
             f"task {task_name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it smaller"
         )
     return parsed
-
-
-def annotations_for(annotations: object, task_name: str) -> dict[str, Any]:
-    """Return what the setting task_annotations says about *task_name*: ``"*"`` first, its own name over it."""
-    merged: dict[str, Any] = {}
-    for mapping in annotations if isinstance(annotations, list | tuple) else [annotations]:
-        if isinstance(mapping, Mapping):
-            merged.update(mapping.get("*", {}))
-            merged.update(mapping.get(task_name, {}))
-    return merged

@@ -1,18 +1,18 @@
 """Publishing within a transaction of the caller's: a task that exists exactly if the caller's data does.
 
-Comes from:  ``app.publishing_in``.
+Comes from:  ``app.publishing_in``; publishing, for calls that are sent together.
 Goes to:     ``publishing.py``, which asks where the calls of this context go; ``LeaseStore.join``.
 Thread:      any; a context of its own for each thread and coroutine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from qworker.transports.lease import Sink
+from qworker.transports.lease import Envelope, Sink
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -32,5 +32,26 @@ def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
     token = _joined.set((app, app.broker.join(connection)))
     try:
         yield
+    finally:
+        _joined.reset(token)
+
+
+class _Held:
+    """Keeps what is published, for somebody who sends it together with more."""
+
+    def __init__(self) -> None:
+        self.envelopes: list[Envelope] = []
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        self.envelopes += envelopes
+
+
+@contextmanager
+def holding_back(app: QWorker) -> Iterator[list[Envelope]]:
+    """Collect what is called within the block instead of sending it."""
+    held = _Held()
+    token = _joined.set((app, held))
+    try:
+        yield held.envelopes
     finally:
         _joined.reset(token)

@@ -177,7 +177,7 @@ def test_what_a_task_has_not_is_said(name: str) -> None:
         getattr(add, name)
 
 
-@pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "on_bound", "on_replace"])
+@pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "on_replace"])
 def test_what_a_subclass_of_task_cannot_change_is_refused_there(name: str) -> None:
     with pytest.raises(NotAvailable, match=rf"class Mine: {name} is not in qworker: "):
         type("Mine", (Task,), {name: None})

@@ -449,6 +449,62 @@ def test_what_may_change_from_one_attempt_to_the_next(
 
 
 @pytest.mark.parametrize(
+    ("came", "given", "expected"),
+    [
+        # Named before, by their place now.
+        (((), {"x": 1, "y": 2}), {"args": (3,)}, ((3,), {"y": 2})),
+        (((), {"x": 1, "y": 2}), {"args": (3, 4)}, ((3, 4), {})),
+        (((1,), {"y": 2}), {"args": [5]}, ((5,), {"y": 2})),
+        (((), {"x": 1, "y": 2}), {"args": ()}, ((), {"x": 1, "y": 2})),
+        # By their place before, named now.
+        (((1, 2), {}), {"kwargs": {"y": 8}}, ((1, 8), {})),
+        (((1, 2), {}), {"kwargs": {"x": 7, "y": 8}}, ((7, 8), {})),
+        (((1,), {"y": 2}), {"kwargs": {"x": 7, "y": 8}}, ((7,), {"y": 8})),
+        (((1, 2), {}), {"kwargs": {}}, ((1, 2), {})),
+        # Both.
+        (((1, 2), {}), {"args": (), "kwargs": {"x": 7, "y": 8}}, ((), {"x": 7, "y": 8})),
+    ],
+)
+def test_a_retry_may_give_by_name_what_came_by_place_and_the_reverse(
+    flaky: Any, came: Any, given: dict[str, Any], expected: Any
+) -> None:
+    task, store, _ = flaky
+    token = push(request_of(task, args=came[0], kwargs=came[1]))
+    task.retry(throw=False, countdown=1, **given)
+    pop(token)
+    (sent,) = store.sent
+    assert (sent.body.args, sent.body.kwargs) == expected
+
+
+def test_arguments_without_a_name_keep_their_places_in_a_retry() -> None:
+    app, store, _ = make_app()
+
+    @app.task(name="odd", bind=True)
+    def odd(self: Task[..., Any], x: int, /, y: int = 0, *rest: int, **more: int) -> None: ...
+
+    for given, expected in [
+        ({"kwargs": {"x": 9, "y": 8}}, ((1, 8, 3), {"x": 9})),
+        ({"args": (4, 5)}, ((4, 5), {"more": 6})),
+    ]:
+        token = push(request_of(odd, args=(1, 2, 3), kwargs={"more": 6}))
+        odd.retry(throw=False, countdown=1, **given)
+        pop(token)
+        assert (store.sent[-1].body.args, store.sent[-1].body.kwargs) == expected
+
+
+def test_the_request_knows_the_limits_of_its_call(flaky: Any) -> None:
+    task, _, _ = flaky
+    limited, free = request_of(task, timelimit=(9, 8)), request_of(task)
+    assert (limited.time_limit, limited.soft_time_limit) == (9, 8)
+    assert (free.time_limit, free.soft_time_limit, free.timelimit) == (None, None, [None, None])
+    assert (task.request.time_limit, task.request.soft_time_limit, task.request.timelimit) == (
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"priority": 10}, "priority=10 must be a whole number from 0 to 9"),
