@@ -1035,7 +1035,7 @@ def test_a_lost_lease_leaves_what_the_pool_has_not_begun_to_others() -> None:
     ears.unbegun = [unbegun]
     lose_lease(ears)
     ears.turn()
-    assert set(ears.state.requests) == {running.tag}
+    assert set(ears.state.requests) == {running.key}
 
 
 def test_an_idle_process_gets_its_request_without_the_ready_queue() -> None:
