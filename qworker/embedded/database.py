@@ -13,7 +13,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn before it gives up."""
+
+NEW_FILE_MODE = 0o600
+"""Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the file."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -90,7 +93,7 @@ class Database:
         """
         self.prepare()
         with errors_explained(self.path):
-            connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            connection = self._open()
             connection.text_factory = _TEXT
             try:
                 version = _enter_wal(connection)
@@ -110,6 +113,28 @@ class Database:
                 connection.close()
                 raise
             return connection
+
+    def _open(self) -> sqlite3.Connection:
+        """A connection to the file; to a new one, for its owner alone to read, when there is none."""
+        uri = f"{self.path.as_uri()}?mode=rw"
+        if not self.path.exists():
+            self._refuse_beside_a_log()
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE))
+        return sqlite3.connect(uri, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
+
+    def _refuse_beside_a_log(self) -> None:
+        """Make no new file where the log of another lies: SQLite would take that for the new one's, and begin it anew."""
+        log = Path(f"{self.path}-wal")
+        try:
+            size = log.stat().st_size
+        except OSError:
+            return
+        if size and not self.path.exists():  # another process may have begun both in this moment
+            raise BrokerUnavailable(
+                f"{self.path} is gone, and its log {log.name} is still there: put the file back, and nothing is lost. "
+                f"To begin anew, delete {log.name} and {self.path.name}-shm"
+            )
 
 
 def _enter_wal(connection: sqlite3.Connection) -> int:

@@ -72,7 +72,7 @@ PROMISES: tuple[Promises, ...] = (
         fanout="a table, read by all workers, also those that start later",
         dead_letters="a table",
         delivery_count="counted for what was running, whether a process or a whole worker died",
-        note="One host; not on a network file system.",
+        note="One host; not on a network file system. A new file can be read by its owner alone; chmod lets others in.",
     ),
     Promises(
         "Redis, Valkey",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qworker.errors import QWorkerError
+from qworker.errors import BrokerUnavailable, QWorkerError
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.harness import Site
 from tests.acceptance.ledger import STARTED
@@ -51,6 +51,22 @@ def test_the_file_is_deleted(site: Site) -> None:
                 path.unlink()
 
     _outlive(site, lose)
+
+
+def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
+    """Nobody makes a new file beside the old log meanwhile, which would overwrite what was committed."""
+    worker = site.start()
+    ids = site.send_many("work", [(number, 0.02) for number in range(200)])
+    site.until(lambda: len(site.records(kind=STARTED)) >= 20, "some tasks to run")
+    file, away = site.path / "broker.db", site.path / "away.db"
+    file.rename(away)
+    with pytest.raises(BrokerUnavailable, match="put the file back"):
+        site.client.send_task("work", (0,))
+    site.until(lambda: "put the file back" in worker.log, "the worker to say what is wrong")
+    away.rename(file)
+    site.finished(*ids)
+    worker.stop()
+    assert "Traceback" not in worker.log
 
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import sqlite3
+import stat
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -341,7 +342,8 @@ def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
         handle.pinned = handle.file
     with handle:
         pass
-    path.rename(tmp_path / "aside.db")
+    for name in ("q.db", "q.db-wal", "q.db-shm"):
+        (tmp_path / name).rename(tmp_path / f"aside-{name}")
     for _ in range(2):
         with pytest.raises(LeaseLost, match=r"q\.db was replaced by another file"), handle:
             pytest.fail("took another file")
@@ -349,6 +351,52 @@ def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
     with handle as connection:
         assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
     handle.close()
+
+
+def test_a_file_that_is_moved_without_its_log_is_waited_for(tmp_path: Path) -> None:
+    """A new file beside the old log would take what is in it for its own, begin it anew, and so lose what was committed."""
+    path = tmp_path / "q.db"
+    handle = Handle(Database(path))
+    with handle as connection:
+        connection.execute("INSERT INTO key_value VALUES ('kept', 'x', NULL)")
+    path.rename(tmp_path / "aside.db")
+    for refused in (handle, Handle(Database(path))):
+        with (
+            pytest.raises(BrokerUnavailable, match=r"q\.db is gone, and its log q\.db-wal is still there"),
+            refused,
+        ):
+            pytest.fail("made a new file")
+    (tmp_path / "aside.db").rename(path)
+    with handle as connection:
+        assert connection.execute("SELECT key FROM key_value").fetchall() == [("kept",)]
+    handle.close()
+
+
+def test_beside_an_empty_log_a_new_file_is_made(tmp_path: Path) -> None:
+    (tmp_path / "q.db-wal").touch()
+    with closing(Database(tmp_path / "q.db").connect()) as connection:
+        assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
+
+
+def test_a_new_file_is_its_owners_alone_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+    path, before = tmp_path / "q.db", os.umask(0o022)
+    try:
+        with closing(Database(path).connect()) as connection:
+            connection.execute("INSERT INTO key_value VALUES ('x', 'x', NULL)")
+            modes = {
+                entry.name: stat.S_IMODE(entry.stat().st_mode)
+                for entry in tmp_path.iterdir()
+                if entry.is_file()
+            }
+        assert modes == {"q.db": 0o600, "q.db-wal": 0o600, "q.db-shm": 0o600}
+        path.chmod(0o660)
+        with closing(Database(path).connect()) as connection:
+            connection.execute("INSERT INTO key_value VALUES ('y', 'x', NULL)")
+            assert {
+                stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.glob("q.db*") if entry.is_file()
+            } == {0o660}
+    finally:
+        os.umask(before)
 
 
 # -- results --
