@@ -33,7 +33,7 @@ from qworker.errors import (
 )
 from qworker.exceptions import exception_to_dict
 from qworker.middleware import compose
-from qworker.safe_repr import safe_repr
+from qworker.safe_repr import safe_repr, storable
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -114,7 +114,7 @@ def execute(
 def invalid(error: BaseException) -> Outcome:
     """The outcome of a message that cannot be run."""
     text = str(error) if isinstance(error, MessageError) else repr(error)
-    return Outcome(INVALID, text=text)
+    return Outcome(INVALID, text=storable(text))
 
 
 def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseException) -> Outcome:
@@ -258,7 +258,7 @@ class Run:
         if signals.task_retry.receivers:
             signals.task_retry.send(task, request=context, reason=directive, einfo=info)
         self._hook(task.on_retry, cause, context.id, context.args, context.kwargs, info)
-        return Outcome(RETRY, self.runtime, str(directive), text, False, row)
+        return Outcome(RETRY, self.runtime, storable(str(directive)), text, False, row)
 
     def _failed(self, error: BaseException) -> Outcome:
         task, context = self.task, self.context
@@ -339,7 +339,7 @@ class Run:
 
 
 def _format(error: BaseException) -> str:
-    """The traceback as text, from the task's own first frame on; bounded."""
+    """The traceback as text, from the task's own first frame on; bounded, and fit for every store."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
@@ -349,4 +349,4 @@ def _format(error: BaseException) -> str:
         text = f"{type(error).__name__}: (its text cannot be had)\n"
     if len(text) > MAX_TRACEBACK:
         text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
-    return text
+    return storable(text)

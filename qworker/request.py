@@ -30,6 +30,7 @@ from qworker.errors import (
 from qworker.exceptions import exception_to_dict
 from qworker.execution import Outcome
 from qworker.retry import backoff_delay
+from qworker.safe_repr import storable
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 
 if TYPE_CHECKING:
@@ -264,4 +265,4 @@ def poison(leased: Leased, limit: int) -> bool:
 
 def refusal(error: MessageError) -> str:
     """The reason that goes beside a message into the dead letters."""
-    return f"{type(error).__name__}: {error}"
+    return storable(f"{type(error).__name__}: {error}")

@@ -71,6 +71,13 @@ def printable(text: str) -> str:
     )
 
 
+def storable(text: str) -> str:
+    """`text` with NUL and lone surrogates escaped: everything else any database, file or log takes as UTF-8."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
 class _Full(Exception):
     """Enough has been written."""
 

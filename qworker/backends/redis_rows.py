@@ -21,10 +21,12 @@ STATUS_SUFFIX = ".status"
 STORE_ROW = """
 local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
 local STATUS = '^{%s*"status":%s*"([^"]*)"'
+-- pcall: a script that stops halfway leaves done what it did. A key of another type is no state, and is replaced.
 local function status_of(key)
-  local start = redis.call('GETRANGE', key, 0, 99)
-  if start == '' then return false end
-  return string.match(start, STATUS) or redis.call('GET', key .. '.status')
+  local start = redis.pcall('GETRANGE', key, 0, 99)
+  if type(start) ~= 'string' or start == '' then return false end
+  local beside = string.match(start, STATUS) or redis.pcall('GET', key .. '.status')
+  return type(beside) == 'string' and beside
 end
 -- milliseconds: '' for a result that does not expire. Says whether it was stored (1) or a final state stands (0).
 local function store_row(key, status, payload, milliseconds)

@@ -27,13 +27,15 @@ from qworker import states
 from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
 from qworker.backends.lookout import Bell, Lookout
 from qworker.backends.sql_ear import DRIVERS, SQLEar
-from qworker.backends.sql_rows import latest, pack, place_of, unpack
-from qworker.backends.sql_tables import EXTENDED, LONGEST_ID, Layout, connect, make_tables
+from qworker.backends.sql_rows import key_of, latest, pack, place_of, unpack
+from qworker.backends.sql_tables import EXTENDED, Layout, connect, make_tables
 from qworker.backends.sql_upserts import COUNTING, UPSERTS, channel_of, lock_of
 from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
+from qworker.safe_repr import storable
 from qworker.transports.reaching import MYSQL, POSTGRESQL, explained
+from qworker.transports.sql_refusals import passing, refused
 
 T = TypeVar("T")
 
@@ -79,15 +81,17 @@ class SQLBackend(Backend):
                     self._layout = self._tables.create(self._engine)
                 with self._engine.connect() as connection:
                     return work(connection)
-            except sa_errors.DataError as error:
-                raise EncodeError(f"the result does not fit its column: {error.orig}") from error
             except sa_errors.IntegrityError:
                 raise
             except sa_errors.DBAPIError as error:
-                if attempt == TRIES or not (error.connection_invalidated or _passes(error)):
+                if not error.connection_invalidated and refused(error.orig):
+                    raise _unfit(error.orig) from error
+                if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
                     spelling = POSTGRESQL if self._engine.dialect.name == "postgresql" else MYSQL
                     raise BackendError(f"{self.safe_url}: {explained(str(error.orig), spelling)}") from error
                 self.clock.sleep(0.02 * attempt)
+            except (sa_errors.StatementError, UnicodeError, OverflowError) as error:
+                raise _unfit(error) from error  # it never left this process
             except sa_errors.SQLAlchemyError as error:
                 raise BackendError(f"{self.safe_url}: {error}") from error
         raise AssertionError("unreachable: the last try returns or raises")
@@ -116,11 +120,11 @@ class SQLBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        values = self._values(task_id, meta)
+        values = self._values(meta)
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
     def row(self, task_id: str, meta: Meta) -> Row:
-        return task_id, meta["status"], pack(self._values(task_id, meta)), self.expiry()
+        return task_id, meta["status"], pack(self._values(meta)), self.expiry()
 
     def store_rows(self, rows: Sequence[Row]) -> None:
         found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
@@ -137,7 +141,7 @@ class SQLBackend(Backend):
         columns = tuple(name for name in layout.columns if name not in ("id", "stamps"))
         rows = []
         for task_id, values in found.items():
-            fitting = {"task_id": task_id, **self._fitting(values)}
+            fitting = {"task_id": key_of(task_id), **self._fitting(values)}
             rows.append(tuple(fitting.get(name) for name in columns))
         place = "?" if self._engine.dialect.paramstyle == "qmark" else "%s"
         steps = list(self._upsert(self._table, columns, rows, layout.makes_ids, place))
@@ -152,39 +156,37 @@ class SQLBackend(Backend):
         try:
             return self._run(work)
         except sa_errors.IntegrityError as error:
-            raise BackendError(f"{self.safe_url}: {error.orig}") from error
+            raise _unfit(error.orig) from error
 
     def _store_one(self, task_id: str, values: Mapping[str, Any]) -> bool:
-        task = self._tables.task
-        known = self._rows(sa.select(task.c.id).where(task.c.task_id == task_id))
-        if not known and self._insert(task.insert(), {"task_id": task_id, **self._fitting(values)}):
+        task, key = self._tables.task, key_of(task_id)
+        known = self._rows(sa.select(task.c.id).where(task.c.task_id == key))
+        row = {"task_id": key, **self._fitting(values)}
+        insert = task.insert().values(id=sa.null()) if self._known().makes_ids else task.insert()
+        if not known and self._insert(insert, row):
             return True
-        return self._execute(self._replace(task_id, values)) > 0
+        return self._execute(self._replace(key, values)) > 0
 
-    def _replace(self, task_id: str, values: Mapping[str, Any]) -> sa.Update:
+    def _replace(self, key: str, values: Mapping[str, Any]) -> sa.Update:
         """The statement that replaces what is stored of a task, unless it may not be."""
         task = self._tables.task
         standing = [old for old in states.ALL_STATES if not states.may_replace(old, values["status"])]
         replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
-        return task.update().where(task.c.task_id == task_id, replaceable).values(self._fitting(values))
+        return task.update().where(task.c.task_id == key, replaceable).values(self._fitting(values))
 
-    def _values(self, task_id: str, meta: Meta) -> dict[str, Any]:
+    def _values(self, meta: Meta) -> dict[str, Any]:
         """The columns of a row, as plain values. The database is not asked."""
-        if len(task_id) > LONGEST_ID:
-            raise EncodeError(
-                f"task ids of more than {LONGEST_ID} characters do not fit the table: {task_id[:40]}…"
-            )
         row = {
             "status": meta["status"],
             "result": self.encode_value(meta.get("result")),
-            "traceback": meta.get("traceback"),
+            "traceback": _text(meta.get("traceback")),
             "children": self.encode_value(meta["children"]) if meta.get("children") else None,
             "date_done": meta.get("date_done"),
         }
         for name in EXTENDED if self._extended else ():
             value = meta.get(name)
             row[name] = (
-                self.encode_value(value) if name in ("args", "kwargs") and value is not None else value
+                self.encode_value(value) if name in ("args", "kwargs") and value is not None else _text(value)
             )
         return row
 
@@ -202,11 +204,15 @@ class SQLBackend(Backend):
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         columns = [self._tables.task.c[name] for name in self._known().columns]
         found: dict[str, Meta] = {}
-        for portion in _portions(ids):
+        names = {key_of(task_id): task_id for task_id in ids}
+        for portion in _portions(names):
             for row in self._rows(sa.select(*columns).where(self._tables.task.c.task_id.in_(portion))):
-                meta = self._to_meta(row._mapping)
-                if meta is not None:
-                    found[meta["task_id"]] = meta
+                # By its rules of comparison the database may find another's.
+                task_id = names.get(row._mapping["task_id"])
+                meta = None if task_id is None else self._to_meta(row._mapping)
+                if task_id is not None and meta is not None:
+                    meta["task_id"] = task_id
+                    found[task_id] = meta
         return found
 
     def _to_meta(self, row: Any) -> Meta | None:
@@ -240,7 +246,7 @@ class SQLBackend(Backend):
 
     def forget(self, task_id: str) -> None:
         task = self._tables.task
-        self._execute(task.delete().where(task.c.task_id == task_id))
+        self._execute(task.delete().where(task.c.task_id == key_of(task_id)))
 
     # -- waiting --
 
@@ -275,10 +281,11 @@ class SQLBackend(Backend):
         """Those of *ids* that have ended."""
         task = self._tables.task
         ended: list[str] = []
-        for portion in _portions(ids):
+        names = {key_of(task_id): task_id for task_id in ids}
+        for portion in _portions(names):
             final = task.c.status.in_(states.READY_STATES)
             rows = self._rows(sa.select(task.c.task_id).where(task.c.task_id.in_(portion), final))
-            ended += [row[0] for row in rows]
+            ended += [names[row[0]] for row in rows if row[0] in names]
         return ended
 
     def _listen(self) -> SQLEar:
@@ -372,14 +379,16 @@ class SQLBackend(Backend):
         self._engine.dispose(close=self._pid == os.getpid())
 
 
+def _unfit(error: BaseException | None) -> EncodeError:
+    return EncodeError(f"the database cannot take the result: {error}")
+
+
+def _text(value: Any) -> Any:
+    """*value* as a column of text takes it."""
+    return storable(value) if type(value) is str else value
+
+
 def _portions(ids: Collection[str]) -> Iterator[list[str]]:
     wanted = list(ids)
     for start in range(0, len(wanted), PORTION):
         yield wanted[start : start + PORTION]
-
-
-def _passes(error: sa_errors.DBAPIError) -> bool:
-    """Tell whether trying again may help: a deadlock, a lock that was not given, a table made at the same time."""
-    return isinstance(
-        error, sa_errors.OperationalError | sa_errors.InternalError | sa_errors.ProgrammingError
-    )

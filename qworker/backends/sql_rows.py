@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qworker import states
 from qworker.backends.base import Row
 
+LONGEST_ID = 155
+"""Characters of Celery's column."""
+DIGEST = "sha256-"
+_KEPT = LONGEST_ID - len(DIGEST) - 64
+
 _MARK = b"\x00columns"
 _FAMILIES = {"postgresql": ("postgresql", 5432), "postgres": ("postgresql", 5432), "mysql": ("mysql", 3306),
              "mariadb": ("mysql", 3306)}  # fmt: skip
 _NAMING = ("host", "port", "options", "unix_socket")
 """Parameters that say which server, or which part of its database."""
+
+
+def key_of(task_id: str) -> str:
+    """What a task is called in the table: by its id, unless that does not fit there, or might be taken for another's."""
+    if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL overlooks blanks at the end
+        return task_id
+    return f"{task_id[:_KEPT]}{DIGEST}{sha256(task_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def pack(values: Mapping[str, Any]) -> bytes:

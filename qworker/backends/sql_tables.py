@@ -11,17 +11,18 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 
+from qworker.backends.sql_rows import LONGEST_ID
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.reaching import check_libpq
-
-LONGEST_ID = 155
+from qworker.transports.sql_schema import SQL_MODE
 
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
 """Columns that are there when Celery, or we, made the table with ``result_extended``."""
@@ -33,6 +34,13 @@ _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 _LONG_TEXT = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
 
+_ON_MYSQL: Any = {
+    f"{dialect}_{name}": value
+    for dialect in ("mysql", "mariadb")
+    for name, value in (("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+"""By the database's own rules ids might be the same that differ by case, and texts that are not of its alphabet refused."""
+
 _DRIVERS = {
     "postgresql": ("psycopg", "psycopg2"),
     "mysql": ("pymysql", "MySQLdb"),
@@ -41,12 +49,24 @@ _DRIVERS = {
 """The drivers we look for where the URL names none, best first, by dialect; the first is in the extra."""
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
-_LIBPQ = {"connect_timeout": 10, "tcp_user_timeout": 30_000}
-_LIBMYSQL = {"connect_timeout": 10, "read_timeout": 30, "write_timeout": 30}
-_GIVING_UP = {
+_LIBPQ: Mapping[str, Any] = {"connect_timeout": 10, "tcp_user_timeout": 30_000}
+_LIBMYSQL: Mapping[str, Any] = {
+    "connect_timeout": 10,
+    "read_timeout": 30,
+    "write_timeout": 30,
+    "sql_mode": SQL_MODE,
+}
+_USUAL: Mapping[str, Mapping[str, Any]] = {
     "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL, "pysqlite": {"timeout": 30},
 }  # fmt: skip
-"""When drivers give up on a server of which nothing is heard, by themselves never or after many minutes."""
+"""What drivers are told besides: when to give up on a server of which nothing is heard, by themselves never or after many
+minutes; and what we can rely on."""
+
+_CONNECTIONS = {
+    "psycopg": ("qworker.transports.sql_patient", "PatientConnection.connect"),
+    "pymysql": ("qworker.transports.sql_measured", "MeasuredConnection"),
+}
+"""What makes a connection in the place of the driver's own, by the driver."""
 
 
 class Layout(NamedTuple):
@@ -96,6 +116,7 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
         sa.Column("traceback", _LONG_TEXT),
         sa.Column("children", _BYTES),
         sqlite_autoincrement=True,
+        **_ON_MYSQL,
     )
     if extended:
         for column in (
@@ -116,6 +137,7 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
         sa.Column("result", _BYTES),
         sa.Column("date_done", sa.DateTime, index=True),
         sqlite_autoincrement=True,
+        **_ON_MYSQL,
     )
     keyvalue = sa.Table(
         names.get("keyvalue", "qworker_keyvalue"),
@@ -123,6 +145,7 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
         sa.Column("key", sa.String(250), primary_key=True),
         sa.Column("value", sa.BigInteger, nullable=False),
         sa.Column("expires", sa.Double, index=True),
+        **_ON_MYSQL,
     )
     return Tables(metadata, task, group, keyvalue)
 
@@ -145,18 +168,17 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
             parsed = parsed.set(drivername=f"{dialect}+{driver}")
         parsed = _by_tls(parsed, options)
-        usual = _GIVING_UP.get(parsed.get_driver_name(), {})
+        usual = _USUAL.get(parsed.get_driver_name(), {})
         patience = {name: value for name, value in usual.items() if name not in parsed.query}
         options["connect_args"] = {**patience, **options.get("connect_args", {})}
         if short_lived:
             options.setdefault("poolclass", sa.NullPool)
         options.setdefault("pool_pre_ping", True)
         engine = sa.create_engine(parsed, isolation_level="AUTOCOMMIT", **options)
-        if parsed.get_driver_name() == "psycopg":
-            patient = import_module("qworker.transports.sql_patient").PatientConnection
-            sa.event.listen(
-                engine, "do_connect", lambda dialect, record, args, given: patient.connect(*args, **given)
-            )
+        if own := _CONNECTIONS.get(parsed.get_driver_name()):
+            module, path = own
+            made = attrgetter(path)(import_module(module))
+            sa.event.listen(engine, "do_connect", lambda dialect, record, args, given: made(*args, **given))
         return engine
     except ModuleNotFoundError as error:
         raise ConfigurationError(

@@ -17,13 +17,14 @@ from functools import lru_cache
 from typing import Any
 
 from qworker import states
+from qworker.backends.sql_rows import DIGEST
 
 Row = tuple[Any, ...]
 Steps = Iterator[tuple[str, tuple[Any, ...]]]
 Upsert = Callable[[str, tuple[str, ...], Sequence[Row], bool, str], Steps]
 
 LOOK = "look"
-"""What PostgreSQL tells instead of ids that are too many for one notification."""
+"""What PostgreSQL tells instead of ids that are too many for one notification, or not all whole."""
 MAX_ROWS = 500
 MAX_BYTES = 1024**2
 """Of the values of one statement, where the server limits the length of its text."""
@@ -81,7 +82,7 @@ def _postgresql(table: str, columns: tuple[str, ...], makes_ids: bool, place: st
     ON CONFLICT (task_id) DO UPDATE SET {changes} WHERE {may_replace} RETURNING task_id, status),
 ended AS (SELECT string_agg(task_id, E'\\n') AS ids FROM stored WHERE status IN {_FINAL})
 SELECT (SELECT count(*) FROM stored), CASE WHEN ids IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(table)})
-    THEN pg_notify({channel_of(table)}, CASE WHEN octet_length(ids) < 8000 THEN ids ELSE '{LOOK}' END)::text END
+    THEN pg_notify({channel_of(table)}, CASE WHEN octet_length(ids) < 8000 AND strpos(ids, '{DIGEST}') = 0 THEN ids ELSE '{LOOK}' END)::text END
 FROM ended"""
 
 

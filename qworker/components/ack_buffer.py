@@ -1,7 +1,7 @@
 """AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
 
 Comes from:  the mailbox, where whoever ended a request leaves a letter; the Listener itself.
-Goes to:     the store, many letters in one step; then the ledger, which lets go of the requests, and EarlyAcks, from
+Goes to:     the store, many letters in one step, by way of Settlements; then the ledger, which lets go of the requests, and EarlyAcks, from
              where requests start whose acks are there.
 Thread:      listener, but for the mailbox, ``len``, and what is said to be for any.
 """
@@ -17,6 +17,7 @@ from qworker.clock import Clock
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
+from qworker.components.settlements import Settlements
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
@@ -38,6 +39,7 @@ class AckBuffer:
     def __init__(
         self,
         store: LeaseStore,
+        settlements: Settlements,
         state: WorkerState,
         early: EarlyAcks,
         flush_seconds: float,
@@ -45,6 +47,7 @@ class AckBuffer:
     ) -> None:
         self.mailbox: Mailbox[Letter] = Mailbox(store.wake)
         self._store = store
+        self._settlements = settlements
         self._state = state
         self._early = early
         self._flush_seconds = flush_seconds
@@ -110,7 +113,7 @@ class AckBuffer:
     def flush(self, epoch: int) -> None:
         """Tell the broker everything. epoch: of the lease that we hold now.
 
-        Raises BrokerUnavailable or LeaseLost; then what it has not heard is still here.
+        Raises what Settlements.carry_out does; then what it has not heard is still here.
         """
         if self.ending and self._hurry:
             self._letters = [self._not_started(letter) for letter in self._letters]
@@ -124,7 +127,7 @@ class AckBuffer:
             crash_point("settling")
         if self._hurry:
             self._told.update(letter.request.tag for letter in letters if letter.starts and letter.request)
-        lost = self._store.settle(epoch, current) if current else set()
+        lost = self._settlements.carry_out(epoch, current) if current else set()
         if self._hurry:
             self._store.confirm()  # an ack that got lost on its way would have the task run twice
             self._told.clear()

@@ -27,6 +27,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
+from qworker.components.settlements import Settlements
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
@@ -72,7 +73,12 @@ class Listener(ThreadComponent):
         super().__init__(app.clock, on_crash)
         conf = app.conf
         self._acks = AckBuffer(
-            store, state, early, conf.worker_ack_flush_seconds, conf.worker_ack_flush_count
+            store,
+            Settlements(app, store),
+            state,
+            early,
+            conf.worker_ack_flush_seconds,
+            conf.worker_ack_flush_count,
         )
         self.mailbox: Mailbox[Letter] = self._acks.mailbox
         self._store = store
@@ -157,7 +163,9 @@ class Listener(ThreadComponent):
             except LeaseLost as error:
                 self._lost_lease(error)
                 rest = 0.0
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, ConfigurationError) as error:
+            if isinstance(error, ConfigurationError) and not self._epoch:
+                raise  # it never took us on
             delay = RECONNECT.delay(self._failures, random.random)
             self._failures += 1
             self.failures += 1
@@ -181,7 +189,7 @@ class Listener(ThreadComponent):
         try:
             self._store.expect(0 if self._quiet else self._window.room())
             self._rang = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._rang
-        except (BrokerUnavailable, LeaseLost):
+        except (BrokerUnavailable, ConfigurationError, LeaseLost):
             self._rang = True  # the next turn will find out, and knows what to do
             super().wait(0.05)
 
@@ -255,7 +263,7 @@ class Listener(ThreadComponent):
             crash_point("claimed")
         if self._unheard:  # after the claim, which may have told the store; before anything of it may run
             # What was claimed must not be forgotten: if this fails, the end of the turn will say so.
-            with suppress(BrokerUnavailable):
+            with suppress(BrokerUnavailable, ConfigurationError):
                 self._hear_revocations()
         large = self._window.measure(messages)
         wall = self.clock.now()

@@ -20,7 +20,7 @@ from typing import Any
 
 from qworker.embedded.place import NETWORK_FILE_SYSTEMS, file_system
 from qworker.embedded.schema import SCHEMA, SCHEMA_VERSION
-from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError, QWorkerError
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn before it gives up."""
@@ -29,6 +29,7 @@ NEW_FILE_MODE = 0o600
 """Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the file."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_UNFIT = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _TEXT = partial(str, encoding="utf-8", errors="surrogateescape")
 """SQLite takes any bytes as text. One bad row must not keep others from being read; it is refused later."""
@@ -167,7 +168,7 @@ def busy(error: BaseException) -> bool:
 def broken(error: BaseException) -> bool:
     """Whether a connection that met *error* had better be opened anew."""
     return isinstance(error, sqlite3.Error) and _code(error) not in (
-        *_BUSY, 0, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR,
+        *_BUSY, *_UNFIT, 0, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR,
     )  # fmt: skip
 
 
@@ -185,6 +186,8 @@ def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
         )
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return _disk_full(path)
+    if code in _UNFIT or "binding parameter" in str(error):
+        return PublishError(f"{path} cannot take this: {error}")
     if code in _BUSY:
         return BrokerUnavailable(
             f"{path} was locked by another process for too long: look for one that holds a transaction open"

@@ -104,7 +104,7 @@ class Shelf:
             return False
         if isinstance(settlement, Release):
             message.owner = 0
-            message.due = settlement.due if settlement.due is not None else message.due
+            message.due = float(settlement.due) if settlement.due is not None else message.due
             message.deliveries += settlement.counted
             message.redelivered = message.redelivered or settlement.counted or settlement.redelivered
             message.parked += settlement.parked

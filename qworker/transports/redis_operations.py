@@ -7,6 +7,7 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,13 @@ def operations(
                 arguments += ("bury and store", *burial, *row_arguments(settlement.row, now, prefix))
         else:
             again = int(settlement.counted or settlement.redelivered)
-            due = "" if settlement.due is None else repr(float(settlement.due))
+            due = "" if settlement.due is None else repr(_number(settlement.due))
             arguments += ("release", field, int(settlement.counted), int(settlement.parked), again, due)
     return arguments, tags, lost
+
+
+def _number(due: float) -> float:
+    """*due*, unless a script would stop at it, halfway through."""
+    if math.isnan(due):
+        raise ValueError("no time at which a message is due")
+    return float(due)

@@ -137,6 +137,7 @@ class Holder:
             raise LeaseLost("this process holds no leases: enlist first")
         self._handle.open()
         if self._generation != self._handle.generation:
+            self._results.forget_layout()
             self._handle.run(self._reconnected)
             self._generation = self._handle.generation
             self._news = True  # what was rung on the old connection, nobody heard
@@ -144,6 +145,7 @@ class Holder:
 
     def _reconnected(self, link: Link) -> None:
         link.listen()
+        self._results.prepare(link, self._memory.all_recent())
         with link.transaction():
             stray = {tag for (tag,) in link.ask(HELD, (self._epoch,))} - self._memory.held
             for settlements in self._memory.recent(stray):
@@ -256,6 +258,7 @@ class Holder:
             if plain:
                 lost = acks.keys() - link.remove(list(acks), epoch)
             else:
+                self._results.prepare(link, settlements)
                 with link.transaction():
                     lost = self._settle_all(link, epoch, acks, others)
             if epoch == self._epoch:

@@ -204,7 +204,10 @@ class Handle:
     def open(self) -> Link:
         """The connection, made if need be, with the tables in place."""
         if self._link is None:
-            link = self._connect()
+            try:
+                link = self._connect()
+            except ConfigurationError as error:
+                raise self._waited_out(error) from error
             try:
                 for attempt in range(TRIES):
                     try:
@@ -229,10 +232,7 @@ class Handle:
             try:
                 return work(link)
             except link.errors as error:
-                try:
-                    self._settle_trouble(link, error, attempt)
-                except QWorkerError:
-                    raise
+                self._settle_trouble(link, error, attempt)
             except BaseException:
                 self._undo(link)
                 raise
@@ -246,8 +246,14 @@ class Handle:
         else:
             self._undo(link)
         if not trouble.passing or attempt == TRIES - 1:
-            raise trouble.error from error
+            raise self._waited_out(trouble.error) from error
         time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
+
+    def _waited_out(self, error: QWorkerError) -> QWorkerError:
+        """What is wrong with a configuration that was right before: the server's side may be mended."""
+        if isinstance(error, ConfigurationError) and self.generation:
+            return BrokerUnavailable(str(error))
+        return error
 
     def _undo(self, link: Link) -> None:
         try:

@@ -37,6 +37,10 @@ class Memory:
         while self._recent[0][0] < now - SECONDS:
             self._recent.popleft()
 
+    def all_recent(self) -> list[Settlement]:
+        """What was settled lately."""
+        return [each for _, settlements in self._recent for each in settlements]
+
     def recent(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
         """What was settled lately of *tags*, and the results stored beside, oldest first."""
         for _, settlements in self._recent:

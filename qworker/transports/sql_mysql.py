@@ -27,12 +27,25 @@ from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.reaching import MYSQL as SPELLING
 from qworker.transports.reaching import explained
 from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
-from qworker.transports.sql_schema import BELLS, COLUMNS, LAST_REVOKED, MYSQL, NEW_COLUMNS, NEXT_DUE, VERSION
+from qworker.transports.sql_refusals import refused
+from qworker.transports.sql_schema import (
+    BELLS,
+    COLUMNS,
+    LAST_REVOKED,
+    MYSQL,
+    MYSQL_TABLE,
+    NEW_COLUMNS,
+    NEXT_DUE,
+    SQL_MODE,
+    VERSION,
+)
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
     import pymysql
     from pymysql.constants import CLIENT, SERVER_STATUS
+
+    from qworker.transports.sql_measured import MeasuredConnection
 except ImportError as error:
     raise ConfigurationError(
         f"{error.name or 'pymysql'} is not installed, which mysql:// needs: {install_command('mysql')}",
@@ -65,7 +78,7 @@ PACKET_BYTES = 512 * 1024
 PASSING = (1205, 1213, 3572)
 MISSING_TABLE = (1146, 1054, 1049)
 REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
-UNFIT = (1366, 1406, 1264, 1265, 1153, 3988)
+TAKEN_NUMBER = 1062
 
 
 def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
@@ -98,13 +111,14 @@ class MySQLLink(Link):
             )
         seconds = max(1, round(connect_timeout))
         try:
-            self._connection: Any = pymysql.connect(
+            self._connection: Any = MeasuredConnection(
                 autocommit=True,
                 client_flag=CLIENT.MULTI_STATEMENTS,
                 connect_timeout=seconds,
                 read_timeout=seconds,  # for the greeting, too, as it comes after what PyMySQL calls connecting
                 write_timeout=seconds,
                 ssl=None if tls is None else tls.context(),
+                sql_mode=SQL_MODE,
                 **fields,
             )
         except (pymysql.err.Error, OSError) as error:
@@ -296,7 +310,7 @@ class MySQLLink(Link):
         self.do(
             f"""CREATE TABLE IF NOT EXISTS {table} (id bigint AUTO_INCREMENT PRIMARY KEY,
             task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime, traceback mediumtext,
-            children longblob, KEY ix_{table}_date_done (date_done))"""
+            children longblob, KEY ix_{table}_date_done (date_done)) {MYSQL_TABLE}"""
         )
 
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
@@ -311,8 +325,8 @@ class MySQLLink(Link):
         text = str(error.args[-1]) if error.args else str(error)
         if code in PASSING:
             return Trouble(BrokerUnavailable(f"MySQL was too busy: {text}"), passing=True)
-        if code in UNFIT or isinstance(error, pymysql.err.DataError):
-            return Trouble(PublishError(f"MySQL cannot take this message: {text}"))
+        if refused(error):
+            return Trouble(PublishError(f"MySQL cannot take this: {text}"), passing=code == TAKEN_NUMBER)
         if code in REFUSED:
             return Trouble(
                 ConfigurationError(f"MySQL refuses this user: {text}", setting="broker_url"), broken=True

@@ -23,6 +23,7 @@ from qworker.transports.reaching import POSTGRESQL as TLS
 from qworker.transports.reaching import check_libpq, explained
 from qworker.transports.sql_claim import Claims
 from qworker.transports.sql_link import Claimed, Link, MessageRow, Row, Trouble, blind
+from qworker.transports.sql_refusals import refused
 from qworker.transports.sql_schema import NEW_COLUMNS, POSTGRESQL, VERSION
 
 try:
@@ -45,6 +46,7 @@ BY_INDEX = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off
 BROKEN_CLASSES = ("08", "57P", "58", "XX")
 PASSING = ("40001", "40P01", "55P03", "25P02")
 MISSING_TABLE = ("42P01", "42703")
+TAKEN = "23505"
 
 
 class PostgreSQLLink(Link):
@@ -223,20 +225,15 @@ class PostgreSQLLink(Link):
     def trouble(self, error: Exception) -> Trouble:
         code = getattr(error, "sqlstate", None) or ""
         text = str(error).strip().partition("\n")[0]
-        if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
-            if (
-                not code
-                and not self._connection.closed
-                and isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
-            ):
-                return Trouble(PublishError(f"PostgreSQL cannot take this message: {text}"))
-            return Trouble(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), broken=True)
         if code in PASSING:
             return Trouble(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), passing=True)
+        if not self._connection.closed and refused(error):
+            # Of a number that is taken another try may find a free one.
+            return Trouble(PublishError(f"PostgreSQL cannot take this: {text}"), passing=code == TAKEN)
+        if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
+            return Trouble(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), broken=True)
         if code in MISSING_TABLE:
             return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
-        if code.startswith("22"):
-            return Trouble(PublishError(f"PostgreSQL cannot take this message: {text}"))
         if code == "42501" or code.startswith("28"):
             return Trouble(
                 ConfigurationError(f"PostgreSQL refuses this user: {text}", setting="broker_url"), broken=True

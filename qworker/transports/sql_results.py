@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from qworker.backends.sql_rows import latest, unpack
+from qworker.backends.sql_rows import key_of, latest, unpack
 from qworker.clock import from_epoch, parse_iso
-from qworker.transports.lease import ResultRow
+from qworker.transports.lease import Release, ResultRow, Settlement
 from qworker.transports.sql_link import Link
 
 PORTION = 1000
@@ -37,14 +37,14 @@ class ResultTable:
         self._columns = ()
 
     def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
-        """Within a transaction: store *rows*, oldest first, none over a state that it may not replace."""
+        """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may not replace."""
         if not rows:
             return
-        columns = self._layout(link)
+        columns = self._columns
         found = []
         for task_id, status, payload, expires in latest(rows):
             values = unpack(status, payload)
-            values["task_id"] = task_id
+            values["task_id"] = key_of(task_id)
             values["date_done"] = self._done(values.get("date_done"), expires)
             found.append(tuple(values.get(column) for column in columns))
         link.upsert(self._name, columns, found, self._makes_ids)
@@ -56,20 +56,24 @@ class ResultTable:
             return None
         return from_epoch(expires - self._expires).replace(tzinfo=None)
 
-    def _layout(self, link: Link) -> tuple[str, ...]:
-        """The columns of the table, which is made if it is not there."""
-        if not self._columns:
-            found = link.columns(self._name)
-            if not found:
+    def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
+        """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a transaction in
+        which a table is made; elsewhere the table would go with it.)"""
+        if self._columns or not any(
+            each.row is not None for each in settlements if not isinstance(each, Release)
+        ):
+            return
+        found = link.columns(self._name)
+        if not found:
+            with link.transaction():
                 link.make_results(self._name)
-                found = link.columns(self._name)
-            self._makes_ids = found.get("id", True)
-            self._columns = tuple(name for name in found if name != "id")
-        return self._columns
+            found = link.columns(self._name)
+        self._makes_ids = found.get("id", True)
+        self._columns = tuple(name for name in found if name != "id")
 
     def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
         """Delete the failures of these messages: who waits for one that is retried is to see its new end."""
-        ids = [task_id for text in headers if (task_id := _id(text)) is not None]
+        ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
         if ids and link.columns(self._name):
             link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))
 

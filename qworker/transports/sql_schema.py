@@ -12,6 +12,9 @@ negated: then the most urgent come first in a plain index.
 from __future__ import annotations
 
 VERSION = 1
+SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not cut, and a
+backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
 
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
@@ -49,29 +52,29 @@ POSTGRESQL = (
     "CREATE INDEX IF NOT EXISTS qworker_revoked_expires ON qworker_revoked (expires)",
 )
 
-_TABLE = "ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+MYSQL_TABLE = "ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 MYSQL = (
-    f"CREATE TABLE IF NOT EXISTS qworker_schema (id smallint PRIMARY KEY, version integer NOT NULL) {_TABLE}",
+    f"CREATE TABLE IF NOT EXISTS qworker_schema (id smallint PRIMARY KEY, version integer NOT NULL) {MYSQL_TABLE}",
     f"""CREATE TABLE IF NOT EXISTS qworker_message (
         tag bigint AUTO_INCREMENT PRIMARY KEY, queue varchar(255) NOT NULL, urgency smallint NOT NULL, due double,
         state smallint NOT NULL, owner bigint, deliveries integer NOT NULL DEFAULT 0,
         redelivered smallint NOT NULL DEFAULT 0, parked integer NOT NULL DEFAULT 0, sent double NOT NULL,
         headers longtext NOT NULL, properties longtext, body longblob NOT NULL,
         KEY qworker_message_ready (queue, state, urgency, tag), KEY qworker_message_delayed (queue, state, due),
-        KEY qworker_message_held (owner)) {_TABLE}""",
+        KEY qworker_message_held (owner)) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_dead (
         tag bigint PRIMARY KEY, queue varchar(255) NOT NULL, reason longtext NOT NULL, died_at double NOT NULL,
         deliveries integer NOT NULL, urgency smallint NOT NULL, headers longtext NOT NULL, properties longtext,
-        body longblob NOT NULL, KEY qworker_dead_died (died_at, tag)) {_TABLE}""",
+        body longblob NOT NULL, KEY qworker_dead_died (died_at, tag)) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigint AUTO_INCREMENT PRIMARY KEY, name varchar(255) NOT NULL, pid bigint NOT NULL,
         boot varchar(64) NOT NULL, lock_path text NOT NULL, marks text NOT NULL, queues text NOT NULL,
         concurrency integer NOT NULL, started double NOT NULL, lease_until double NOT NULL,
-        armed_until double NOT NULL DEFAULT 0, running mediumtext NOT NULL) {_TABLE}""",
+        armed_until double NOT NULL DEFAULT 0, running mediumtext NOT NULL) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_revoked (
         seq bigint AUTO_INCREMENT PRIMARY KEY, task_id varchar(255) NOT NULL, terminate smallint NOT NULL,
-        signal_name varchar(32) NOT NULL, expires double NOT NULL, KEY qworker_revoked_expires (expires)) {_TABLE}""",
-    f"CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) {_TABLE}",
+        signal_name varchar(32) NOT NULL, expires double NOT NULL, KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
+    f"CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) {MYSQL_TABLE}",
 )
 BELLS = 16
 """Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
-import sqlalchemy as sa
 
 from qworker.backends.sql_tables import connect
+from qworker.transports.sql_measured import MeasuredConnection
 from qworker.transports.sql_patient import PatientConnection
 
 
@@ -16,18 +17,17 @@ class Asked(Exception):
     """Instead of a connection."""
 
 
-def asked_of(driver_url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the driver would be called with."""
+def asked_of(monkeypatch: pytest.MonkeyPatch, driver_url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What PyMySQL would be called with."""
     found: dict[str, Any] = {}
-    engine = connect(driver_url, options, short_lived=True)
 
-    @sa.event.listens_for(engine, "do_connect")
-    def look(dialect: Any, record: Any, positional: Any, parameters: dict[str, Any]) -> None:
-        found.update(parameters)
+    def look(self: Any, *positional: Any, **given: Any) -> None:
+        found.update(given, by=type(self))
         raise Asked
 
+    monkeypatch.setattr(pymysql.connections.Connection, "__init__", look)
     with pytest.raises(Asked):
-        engine.connect()
+        connect(driver_url, options, short_lived=True).connect()
     return found
 
 
@@ -46,12 +46,17 @@ def test_libpq_gives_up_on_a_server_of_which_nothing_is_heard(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
-def test_pymysql_gives_up_on_a_server_of_which_nothing_is_heard(dialect: str) -> None:
-    found = asked_of(f"db+{dialect}+pymysql://me@nowhere/results", {})
+def test_pymysql_gives_up_on_a_server_of_which_nothing_is_heard(
+    monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    found = asked_of(monkeypatch, f"db+{dialect}+pymysql://me@nowhere/results", {})
     assert (found["connect_timeout"], found["read_timeout"], found["write_timeout"]) == (10, 30, 30)
+    assert found["by"] is MeasuredConnection
+    assert "STRICT_ALL_TABLES" in found["sql_mode"]
+    assert "NO_BACKSLASH_ESCAPES" not in found["sql_mode"]
 
 
-def test_who_knows_better_says_so_in_the_url_or_the_options() -> None:
+def test_who_knows_better_says_so_in_the_url_or_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "db+mysql+pymysql://me@nowhere/results?read_timeout=7"
-    found = asked_of(url, {"connect_args": {"write_timeout": 8}})
+    found = asked_of(monkeypatch, url, {"connect_args": {"write_timeout": 8}})
     assert (int(found["read_timeout"]), found["write_timeout"], found["connect_timeout"]) == (7, 8, 10)

@@ -1,0 +1,173 @@
+"""Settlements: has the broker carry out what it is told, and finds another end for what it will never take.
+
+Comes from:  Listener, with the settlements of a turn.
+Goes to:     the store; what it refuses goes there once more, changed until it is taken.
+Thread:      listener.
+
+A store that is away says so (BrokerUnavailable, LeaseLost, ConfigurationError), and is asked again for ever. Whatever else
+it raises is about what it was told: a text that its columns do not take, a result that is too large. Then the batch is
+parted until those that are to blame stand alone, so that no other settlement waits for them. A result that is refused
+becomes one of the same task that says why; where not even that is taken, the message becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from qworker import states
+from qworker.conf import mask_urls
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.exceptions import exception_to_dict
+from qworker.safe_repr import printable, safe_repr
+from qworker.transports.lease import Ack, Bury, LeaseStore, Release, ResultRow, Settlement, Store
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+ABSENT = (BrokerUnavailable, LeaseLost, ConfigurationError)
+"""What a store raises that can carry out nothing at all, for now."""
+PORTION_BYTES = 16 * 1024**2
+"""Of results that are stored in one step: the settlement that goes over it is the last. Servers take no more than so much
+at a time, and after an outage there may be very many."""
+LONGEST = 500
+"""Characters of an error, or of a reason, that are repeated."""
+LATER_SECONDS = 60.0
+"""After so long a message comes back that can neither be settled nor buried."""
+
+
+class Settlements:
+    """store: the broker of *app*, whose result store makes the rows that it stores beside."""
+
+    def __init__(self, app: QWorker, store: LeaseStore) -> None:
+        self._app = app
+        self._store = store
+        self._epoch = 0
+        self._done: set[int] = set()
+        """Tags that were settled before the store went away in the middle of a carry_out(), which will be repeated."""
+        self._lost: set[int] = set()
+
+    def carry_out(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        """As LeaseStore.settle(), but nothing is raised other than ABSENT: then call it again with the same, and more.
+
+        What a store never takes has another end, and the log says so.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._done, self._lost = epoch, set(), set()
+        if self._done:
+            settlements = [
+                each for each in settlements if isinstance(each, Store) or each.tag not in self._done
+            ]
+        for portion in _portions(settlements):
+            self._settle(portion)
+        lost, self._done, self._lost = self._lost, set(), set()
+        return lost
+
+    def _settle(self, settlements: Sequence[Settlement]) -> None:
+        try:
+            lost = self._store.settle(self._epoch, settlements)
+        except ABSENT:
+            raise
+        except Exception as error:  # whatever it is about, others must not suffer for it
+            if len(settlements) > 1:
+                logger.debug(
+                    "%d settlements are refused, and tried apart: %s", len(settlements), _shown(error)
+                )
+                middle = len(settlements) // 2
+                self._settle(settlements[:middle])
+                self._settle(settlements[middle:])
+                return
+            lost = self._settle_otherwise(settlements[0], error)
+        self._done.update(each.tag for each in settlements if not isinstance(each, Store))
+        self._lost |= lost
+
+    def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
+        why = f"the broker does not take how it ended: {_shown(error)}"
+        logger.error("%s: %s", _named(settlement), why)
+        logger.debug("the traceback of that", exc_info=error)
+        for other in self._others(settlement, why):
+            try:
+                return self._store.settle(self._epoch, [other])
+            except ABSENT:
+                raise
+            except Exception as again:  # as in _settle(): the next is simpler
+                logger.debug("nor does it take %s: %s", type(other).__name__, _shown(again))
+        if not isinstance(settlement, Store):
+            logger.critical(
+                "%s can be settled in no way: it stays in hand until this worker ends", _named(settlement)
+            )
+        return set()
+
+    def _others(self, settlement: Settlement, why: str) -> Iterator[Settlement]:
+        """Ends for what is refused as *settlement*, the best first."""
+        row = None if isinstance(settlement, Release) else settlement.row
+        told = None if row is None else self._telling(row, why)
+        if isinstance(settlement, Store):
+            if told is not None:
+                yield Store(told)
+            return
+        tag = settlement.tag
+        counted = False
+        if isinstance(settlement, Ack):
+            if told is not None:
+                yield Ack(tag, told)
+        elif isinstance(settlement, Release):
+            counted = settlement.counted
+            yield Release(tag, counted=counted)
+        else:
+            counted = settlement.counted
+            why = f"{safe_repr(settlement.reason, LONGEST)}; {why}"
+            for known in (row, told):
+                if known is not None:
+                    yield Bury(tag, why, known, counted)
+        yield Bury(tag, why, counted=counted)
+        yield Bury(tag, "the broker does not take how it ended", counted=counted)
+        if isinstance(settlement, Ack):
+            yield Ack(tag)  # it ran: better no word of it than to run it for ever
+        else:
+            yield Release(tag, self._app.clock.now() + LATER_SECONDS)
+
+    def _telling(self, row: ResultRow, why: str) -> ResultRow | None:
+        """A row that says why *row* is not stored: FAILURE where the task has ended, else its state."""
+        task_id, status = row[:2]
+        if status == states.STARTED:
+            return None
+        try:
+            told = states.FAILURE if status in states.READY_STATES else status
+            backend = self._app.backend
+            return backend.row(task_id, backend.meta(task_id, told, exception_to_dict(BackendError(why))))
+        except Exception as error:  # a result store of somebody else's: then there is no row
+            logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
+            return None
+
+
+def _portions(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:
+    start = size = 0
+    for position, settlement in enumerate(settlements):
+        row = None if isinstance(settlement, Release) else settlement.row
+        if row is not None:
+            size += _size(row)
+            if size >= PORTION_BYTES:
+                yield settlements[start : position + 1]
+                start, size = position + 1, 0
+    if start < len(settlements):
+        yield settlements[start:]
+
+
+def _named(settlement: Settlement) -> str:
+    row = None if isinstance(settlement, Release) else settlement.row
+    what = f"task {safe_repr(row[0], 80)}" if row is not None else "a message"
+    return what if isinstance(settlement, Store) else f"{what} (message {settlement.tag})"
+
+
+def _size(row: ResultRow) -> int:
+    payload: object = row[2]
+    return len(payload) if isinstance(payload, bytes) else 0
+
+
+def _shown(error: Exception) -> str:
+    """*error* on one line; the repr() of some shows all of what was to be sent."""
+    return mask_urls(printable(f"{type(error).__name__}: {error}"[:LONGEST]))
