@@ -40,21 +40,29 @@ APP = {
     "add_periodic_task": _SCHEDULES,
     "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
     "annotations": "app.conf.task_annotations holds them",
+    "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
     "bugreport": "the command `qworker report` prints it",
     "canvas": _WORKFLOWS,
     "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable QWORKER_…",
+    "configured": "settings are read at first use; app.conf.resolve() reads them now",
     "create_task_cls": "subclass qworker.Task",
+    "either": "say app.conf.get(name, default)",
     "events": _EVENTS,
     "fixups": "there are none: what Django needs comes with its integration, in a later version",
     "loader": "settings come from config_from_object(), modules of tasks from imports, include and autodiscover_tasks()",
     "log": "qworker.logs.setup() sets logs up; the signals setup_logging and after_setup_logger change them",
+    "namespace": "app.conf.rows() tells where each setting came from",
     "now": "datetime.now(UTC) of Python says it",
     "select_queues": "`qworker start --queues` says what a worker consumes",
+    "set_as_current": "app is qworker.current_app tells whether it is",
     "setup_security": "messages are signed with the setting security_key (HMAC), not with certificates",
     "steps": _STEPS,
     "subclass_with_self": "pass the app as an argument",
+    "strict_typing": "say @app.task(typing=False) where arguments are not to be checked",
     "timezone": "app.conf.timezone is its name; zoneinfo.ZoneInfo makes a zone of that",
+    "type_checker": "task.check_arguments() raises the TypeError that calling the function would raise",
     "user_options": "commands take no options of your own: read an environment variable instead",
+    "uses_utc_timezone": "app.conf.timezone is the name of the zone",
 }
 
 APP_ARGUMENTS = {
@@ -79,6 +87,13 @@ APP_OVERRIDES = {
 """What a subclass of the app cannot change by defining it."""
 
 TASK = {
+    "abstract": "a subclass of qworker.Task is no task before it is registered",
+    "add_trail": "a task's calls are remembered by themselves, as task.request.children",
+    "from_config": "an option that is None is taken from its setting",
+    "acks_on_failure": "acks_on_failure_or_timeout says it for both",
+    "acks_on_timeout": "acks_on_failure_or_timeout says it for both",
+    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries says how often",
+    "store_eager_result": "app.conf.task_store_eager_result says it",
     "Request": _HOOKS,
     "Strategy": _HOOKS,
     "add_around": _HOOKS,
@@ -115,23 +130,27 @@ TASK_OPTIONS = {
 OVERRIDES = {
     name: TASK_OPTIONS.get(name) or TASK[name]
     for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout", "retry_on_worker_lost",
-                 "on_replace", "request_stack")
+                 "on_replace", "request_stack", "from_config", "store_eager_result")
 }  # fmt: skip
-OVERRIDES["store_eager_result"] = "set task_store_eager_result"
-OVERRIDES["from_config"] = "an option that is None is taken from its setting already"
 """What a subclass of Task cannot change by defining it: to find it there says that something is expected of it."""
 
 RESULT = {
     "build_graph": _WORKFLOWS,
     "graph": _WORKFLOWS,
     "revoke_by_stamped_headers": _STAMPS,
+    "throw": "maybe_throw() raises what the task raised",
     "on_ready": "result.then(callback) is called when it has ended",
     "supports_native_join": "ask each result, or await them together with asyncio.gather()",
 }
 
 SIGNATURE = {
     "stamp": _STAMPS,
+    "stamp_links": _STAMPS,
     "append_to_list_option": "link() and link_error() add callbacks",
+    "extend_list_option": "link() and link_error() add callbacks",
+    "AsyncResult": "app.AsyncResult(id) is the handle of a call; freeze() gives that of a signature",
+    "TYPES": _WORKFLOWS,
+    "register_type": _WORKFLOWS,
     "election": "workers elect nobody here",
     "flatten_links": _WORKFLOWS,
 }
@@ -208,8 +227,14 @@ WORKER_OPTIONS = {
 }
 """Options of `celery worker` that would change something."""
 
-WITHOUT_EFFECT = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-"""Options of `celery worker` that turn off what is not here: taken, and nothing is lost by it."""
+OPTIONS_WITHOUT_EFFECT = {
+    "--without-gossip": False,
+    "--without-mingle": False,
+    "--without-heartbeat": False,
+    "-O/--optimization": True,
+}
+"""Options of `celery worker` that ask for what is so anyhow: workers do not talk to each other here, and tasks go to
+processes that are free (`-O fair`). True of those that take a value."""
 
 
 def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:

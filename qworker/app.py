@@ -335,7 +335,9 @@ class QWorker:
         """The content types that are accepted in messages."""
         return content_types(self.conf.accept_content)
 
-    connection = connection_for_read = connection_for_write = connections.connection
+    connection = connection_for_read = connection_for_write = broker_connection = connections.connection
+    connection_or_acquire = default_connection = connections.connection_or_acquire
+    producer_or_acquire = default_producer = connections.producer_or_acquire
     pool = property(connections.pool)
     producer_pool = property(connections.producer_pool)
 
@@ -349,6 +351,8 @@ class QWorker:
     def current_task(self) -> TaskBase[..., Any] | None:
         """The task that is running here; None outside of one."""
         return get_current_task()
+
+    current_worker_task = current_task
 
     def on_init(self) -> None:
         """Called when the app has been made; for subclasses to override."""

@@ -135,6 +135,16 @@ def producer_pool(app: QWorker) -> Pool:
     return Pool(lambda: Producer(app))
 
 
+def connection_or_acquire(app: QWorker, given: Connection | None = None, pool: bool = True) -> Connection:
+    """Return *given*, or a connection for a ``with`` block."""
+    return given or Connection(app)
+
+
+def producer_or_acquire(app: QWorker, producer: Producer | None = None) -> Producer:
+    """Return *producer*, or one for a ``with`` block."""
+    return producer or Producer(app)
+
+
 def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> None:
     """Raise PublishError unless *given*, for a call of task *name*, is None or a connection of *app*."""
     if given is not None and not (isinstance(given, Connection) and given.app is app):

@@ -19,7 +19,7 @@ from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
 from qworker.connections import refuse_other_brokers
 from qworker.current import get_current_app
-from qworker.errors import ControlError
+from qworker.errors import ControlError, ResultTimeout
 from qworker.exceptions import RemoteTraceback, exception_of
 from qworker.waiting import (
     HINT_AFTER,
@@ -50,6 +50,9 @@ class AsyncResult(Generic[R]):
     ``result.get()`` waits for it; ``await result`` does so from asyncio. Nothing is known of an id that was never
     sent, or whose result has expired: its state is PENDING.
     """
+
+    TimeoutError = ResultTimeout
+    """For ``except result.TimeoutError``."""
 
     __slots__ = ("__weakref__", "_app", "_meta", "_promises", "_queue", "id", "ignored", "parent")
 

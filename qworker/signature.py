@@ -82,6 +82,21 @@ class Signature(dict[str, Any]):
         return self.options.get("task_id")
 
     @property
+    def subtask_type(self) -> str | None:
+        """What kind of workflow it is part of; None for a plain call."""
+        return self["subtask_type"]  # type: ignore[no-any-return]
+
+    @property
+    def root_id(self) -> str | None:
+        """The id of the first call of all; None while that is open."""
+        return self.options.get("root_id")
+
+    @property
+    def parent_id(self) -> str | None:
+        """The id of the call that made this one; None while that is open."""
+        return self.options.get("parent_id")
+
+    @property
     def args(self) -> tuple[Any, ...]:
         """The positional arguments so far."""
         return self["args"]  # type: ignore[no-any-return]
@@ -209,6 +224,10 @@ class Signature(dict[str, Any]):
             f"{self!r} | …: chains are not in this version of qworker; link= goes on with a result: "
             "first.apply_async(args, link=second.s())"
         )
+
+    def reprcall(self, *args: Any, **kwargs: Any) -> str:
+        """Return it as text, with *args* before its own and *kwargs* over its own."""
+        return repr(self.clone(args, kwargs))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Signature:

@@ -76,7 +76,9 @@ class Task(Generic[P, R]):
     retry_kwargs: dict[str, Any] = {}
 
     MaxRetriesExceededError = MaxRetriesExceeded
+    """For ``except self.MaxRetriesExceededError``."""
     OperationalError = BrokerUnavailable
+    """For ``except add.OperationalError``: the broker did not take the call."""
 
     check_arguments: Callable[..., None] | None = None
     """Raises the TypeError that calling the function with these arguments would raise."""

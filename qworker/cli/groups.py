@@ -13,11 +13,17 @@ import click
 class SuggestingGroup(click.Group):
     """Answers a misspelt command with the nearest one, or with all there are."""
 
+    def without(self, name: str) -> str | None:
+        """What to say to who looks for the command *name*; None when nobody would."""
+        return None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
+            if why := self.without(name):
+                raise click.UsageError(f"There is no command {name!r} in qworker: {why}.", ctx)
             from difflib import get_close_matches
 
             known = self.list_commands(ctx)

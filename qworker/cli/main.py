@@ -59,6 +59,11 @@ class LazyGroup(SuggestingGroup):
         assert isinstance(command, click.Command)
         return command
 
+    def without(self, name: str) -> str | None:
+        from qworker.absent import COMMANDS as CELERYS
+
+        return CELERYS.get(name)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])

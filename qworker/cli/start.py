@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from qworker import __version__
+from qworker.cli.celery_options import celery_options
 from qworker.cli.options import QUEUE_NAMES, ParamType, SettingValue, app_option, open_app
 from qworker.cli.output import count
 from qworker.cli.reload import Reloader, start_again
@@ -122,6 +123,7 @@ class _Checked(ParamType):
 )
 @click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
+@celery_options
 def start(
     named: str | None,
     app: str | None,

@@ -113,6 +113,13 @@ def _security(conf: Values) -> Iterator[Finding]:
             )
             yield "security_key", message, "error"
             break
+        if key.endswith((".key", ".pem")):
+            message = (
+                "security_key looks like the path of a key file, as Celery has it; here it is the key itself, and whoever "
+                "can guess it signs messages: read it from a file or the environment variable QWORKER_SECURITY_KEY"
+            )
+            yield "security_key", message, "error"
+            break
     if keys:
         return
     for setting in ("task_serializer", "result_serializer", "accept_content", "result_accept_content"):
@@ -154,6 +161,12 @@ def _routes(conf: Values) -> Iterator[Finding]:
 def _advice(conf: Values) -> Iterator[Finding]:
     if not conf["enable_utc"]:
         yield "enable_utc", "enable_utc = False has no effect: messages always carry UTC", "note"
+    for setting in ("task_send_sent_event", "worker_send_task_events"):
+        if conf[setting]:
+            yield setting, f"{setting} has no effect: events come in a later version", "note"
+    for setting in ("task_default_exchange", "task_default_routing_key"):
+        if conf[setting] not in (None, conf["task_default_queue"]):
+            yield setting, f"{setting} has no effect: the default queue is reached by its name", "note"
     if conf["task_always_eager"]:
         message = "task_always_eager is on: tasks run in the caller and no worker gets any"
         yield "task_always_eager", message, "note"

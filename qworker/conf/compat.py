@@ -80,66 +80,114 @@ OLD_NAMES = {
 ALIASES = {
     "broker": "broker_url",
     "backend": "result_backend",
+    "broker_read_url": "broker_url",
     "broker_write_url": "broker_url",
     "task_publish_retries": "task_publish_retry",
     "worker_task_soft_time_limit": "task_soft_time_limit",
     "worker_task_time_limit": "task_time_limit",
+    "worker_pool_start_method": "worker_start_method",
 }
 
-_BROKER = "the embedded broker has no such option"
+# What the old upper-case names begin with, and the new ones in their place.
+_OLD_PREFIXES = {"celeryd_": "worker_", "celerybeat_": "beat_", "celery_": "task_"}
+
 _NOT_YET = "not in this version of qworker"
 _UNNEEDED = "not needed: qworker does this by itself"
+_IN_BROKER_URL = "write it in `broker_url`"
+_IN_RESULT_URL = "write it in the URL of `result_backend`"
+_OTHER_STORE = "that result store is not in this version of qworker"
+_SIGNED = "qworker signs with `security_key` (HMAC), not with certificates"
+_STEPS = "there are no boot steps here; use signals or middleware"
+_WAITS = "a worker waits for its broker for as long as it takes, a caller for `task_publish_timeout`"
+_SCHEDULES = "schedules come in a later version: nothing is started by it"
+_EVENTS = "events come in a later version; signals tell what happens in a worker"
+_WORKFLOWS = "workflows come in a later version"
 
 # Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
 WITHOUT_EFFECT = {
-    "beat_": _NOT_YET,
-    "broker_": _BROKER,
-    "redis_": _NOT_YET,
-    "sentinel_": _NOT_YET,
-    "mongodb_": _NOT_YET,
-    "cassandra_": _NOT_YET,
-    "s3_": _NOT_YET,
-    "dynamodb_": _NOT_YET,
-    "couchbase_": _NOT_YET,
-    "elasticsearch_": _NOT_YET,
+    "arangodb_": _OTHER_STORE,
+    "azureblockblob_": _OTHER_STORE,
+    "beat_": _SCHEDULES,
+    "broker_channel_error_retry": _WAITS,
+    "broker_connection_max_retries": _WAITS,
+    "broker_connection_retry": _WAITS,
+    "broker_heartbeat_checkrate": _UNNEEDED,
+    "broker_host": _IN_BROKER_URL,
+    "broker_native_delayed_delivery_queue_type": "delayed messages wait in queues of qworker's own",
+    "broker_password": _IN_BROKER_URL,
+    "broker_pool_acquire_timeout": "an app has one connection, which its threads share",
+    "broker_pool_limit": "an app has one connection, which its threads share",
+    "broker_port": _IN_BROKER_URL,
+    "broker_transport": _IN_BROKER_URL,
+    "broker_user": _IN_BROKER_URL,
+    "broker_vhost": _IN_BROKER_URL,
+    "broker_": _NOT_YET,
+    "cache_backend": "write it as `result_backend`",
     "cache_": _NOT_YET,
-    "event_": _NOT_YET,
-    "control_": _NOT_YET,
-    "security_": "qworker signs with `security_key` (HMAC), not with certificates",
+    "cassandra_": _OTHER_STORE,
+    "control_": "workers answer nobody in this version; `app.control.revoke()` reaches them through the broker",
+    "cosmosdbsql_": _OTHER_STORE,
+    "couchbase_": _OTHER_STORE,
+    "database_create_tables_at_setup": "tables are made at first use",
+    "database_engine_callback": "give `database_engine_options`",
+    "database_table_schemas": _NOT_YET,
     "database_url": "write it as `result_backend`",
     "deprecated_settings": _UNNEEDED,
+    "dynamodb_": _OTHER_STORE,
+    "elasticsearch_": _OTHER_STORE,
+    "event_": _EVENTS,
+    "gcs_": _OTHER_STORE,
+    "mongodb_": _OTHER_STORE,
     "override_backends": _NOT_YET,
+    "redis_db": _IN_RESULT_URL,
+    "redis_host": _IN_RESULT_URL,
+    "redis_password": _IN_RESULT_URL,
+    "redis_port": _IN_RESULT_URL,
+    "redis_username": _IN_RESULT_URL,
+    "redis_": _UNNEEDED,
     "result_backend_": _UNNEEDED,
     "result_cache_max": _UNNEEDED,
-    "result_chord_": _NOT_YET,
-    "result_exchange": _NOT_YET,
-    "result_exchange_type": _NOT_YET,
+    "result_chord_": _WORKFLOWS,
+    "result_exchange": "results that are sent (`rpc://`) go straight to the queue of their caller",
+    "result_exchange_type": "results that are sent (`rpc://`) go straight to the queue of their caller",
+    "result_failure_expires": "`result_expires` is for values and failures alike",
     "result_persistent": "results are kept on disk wherever the store has one",
-    "task_allow_error_cb_on_chord_header": _NOT_YET,
+    "s3_": _OTHER_STORE,
+    "security_": _SIGNED,
+    "sentinel_": _NOT_YET,
+    "task_acks_on_failure": "`task_acks_on_failure_or_timeout` says it for both",
+    "task_acks_on_timeout": "`task_acks_on_failure_or_timeout` says it for both",
+    "task_allow_error_cb_on_chord_header": _WORKFLOWS,
+    "task_create_missing_queue_exchange_type": "a queue that is not declared is reached by its name",
+    "task_create_missing_queue_type": "see `task_default_queue_type`",
     "task_default_delivery_mode": "messages are always durable",
-    "task_default_exchange_type": _BROKER,
-    "task_remote_tracebacks": _NOT_YET,
+    "task_default_exchange_type": "the exchanges of queues are declared in `task_queues`",
     "task_reject_on_error": "see `task_acks_on_failure_or_timeout`",
-    "worker_agent": "there are no boot steps here; use signals or middleware",
-    "worker_autoscaler": _NOT_YET,
-    "worker_cancel_long_running_tasks_on_connection_loss": _BROKER,
-    "worker_consumer": "there are no boot steps here; use signals or middleware",
+    "task_remote_tracebacks": "the worker's traceback is the cause of the exception that `get()` raises",
+    "task_repr_maxlevels": "what is shown of arguments and results is bounded",
+    "task_retry_on_worker_lost": "see `task_reject_on_worker_lost` and `task_max_deliveries`",
+    "worker_agent": _STEPS,
+    "worker_autoscaler": "`worker_concurrency` is the number of processes",
+    "worker_cancel_long_running_tasks_on_connection_loss": "running tasks go on; the worker's lease decides",
+    "worker_consumer": _STEPS,
     "worker_deduplicate_successful_tasks": _UNNEEDED,
-    "worker_detect_quorum_queues": _BROKER,
+    "worker_detect_quorum_queues": _UNNEEDED,
     "worker_direct": _NOT_YET,
-    "worker_disable_rate_limits": "leave the rate limits out instead",
     "worker_disable_prefetch": "set `worker_prefetch_multiplier = 1`",
+    "worker_disable_rate_limits": "leave the rate limits out instead",
     "worker_enable_prefetch_count_reduction": _UNNEEDED,
-    "worker_enable_remote_control": _NOT_YET,
+    "worker_enable_remote_control": "workers answer nobody in this version",
     "worker_enable_soft_shutdown_on_idle": _UNNEEDED,
     "worker_eta_task_limit_": _UNNEEDED,
+    "worker_log_datefmt": "times in logs have one format",
     "worker_logfile": "use `qworker start --logfile`",
     "worker_lost_wait": _UNNEEDED,
     "worker_pidfile": "use `qworker start --pidfile`",
     "worker_pool_putlocks": _UNNEEDED,
-    "worker_pool_restarts": _NOT_YET,
+    "worker_pool_restarts": "workers answer nobody in this version; `qworker start --reload` starts again by itself",
     "worker_proc_": _UNNEEDED,
     "worker_state_db": "revoked ids are kept in the broker",
+    "worker_task_log_datefmt": "times in logs have one format",
     "worker_timer": _UNNEEDED,
     "worker_timer_precision": _UNNEEDED,
     "worker_uid": "use your init system, or `su`",
@@ -159,7 +207,16 @@ def understand(spelling: str) -> Known | None:
     name = OLD_NAMES.get(spelling) or spelling.lower()
     if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
         name = name.removeprefix("celery_")
-    name = ALIASES.get(name, name)
+    known = _meaning(ALIASES.get(name, name))
+    if known is None and spelling.isupper():
+        for old, new in _OLD_PREFIXES.items():
+            name = spelling.lower()
+            if name.startswith(old):
+                return _meaning(ALIASES.get(new + name.removeprefix(old), new + name.removeprefix(old)))
+    return known
+
+
+def _meaning(name: str) -> Known | None:
     if name in SETTINGS:
         return Known(name)
     for known, reason in WITHOUT_EFFECT.items():

@@ -434,3 +434,32 @@ def test_settings_are_in_force_only_when_all_are_in_place(make):
     assert conf.task_default_queue == "b"
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("task_send_sent_event", True),
+        ("worker_send_task_events", True),
+        ("task_default_exchange", "elsewhere"),
+        ("task_default_routing_key", "elsewhere"),
+        ("enable_utc", False),
+        ("CELERYBEAT_SCHEDULE", {"every": 1}),
+        ("CELERY_RETRY_ON_WORKER_LOST", True),
+        ("gcs_bucket", "b"),
+    ],
+)
+def test_what_has_no_effect_is_never_silent(make, setting, value):
+    (message,) = messages(make(**{setting: value}), "note")
+    assert "has no effect" in message
+
+
+def test_a_read_and_a_write_url_are_one_broker(make):
+    assert make(broker_read_url="redis://a").broker_url == "redis://a"
+    (message,) = messages(make(broker_read_url="redis://a", broker_write_url="redis://b"))
+    assert "given twice" in message
+
+
+def test_the_path_of_a_key_is_no_key(make):
+    (message,) = messages(make(security_key="/etc/ssl/private/of-the-worker/worker.key"))
+    assert "looks like the path of a key file" in message

@@ -1,0 +1,137 @@
+"""Every public name of Celery's, held against qworker: it is there, or it is refused with a sentence.
+
+Taken from the Celery that is installed, so that a name it gains is a failure here and not a surprise to somebody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
+
+from celery import exceptions as celery_exceptions  # noqa: E402
+from celery import signals as celery_signals  # noqa: E402
+from celery.app.control import Control  # noqa: E402
+from celery.app.defaults import _OLD_SETTING_KEYS, _TO_NEW_KEY, SETTING_KEYS  # noqa: E402
+from celery.app.task import Context as CeleryContext  # noqa: E402
+from celery.app.task import Task as CeleryTask  # noqa: E402
+from celery.bin.celery import celery as command_line  # noqa: E402
+from celery.bin.worker import worker as worker_command  # noqa: E402
+from celery.canvas import Signature as CelerySignature  # noqa: E402
+from celery.result import AsyncResult as CeleryResult  # noqa: E402
+
+import qworker  # noqa: E402
+from qworker import Context, errors, signals  # noqa: E402
+from qworker.cli.main import ALIASES, COMMANDS  # noqa: E402
+from qworker.cli.start import start  # noqa: E402
+from qworker.conf.compat import understand  # noqa: E402
+from qworker.errors import NotAvailable  # noqa: E402
+from tests.unit.stores import make_app  # noqa: E402
+
+pytestmark = pytest.mark.compat
+
+INTERNAL = {
+    "app": {
+        # what Celery itself is made of, and says nothing about to users
+        "IS_WINDOWS", "IS_macOS", "Pickler", "SYSTEM", "amqp_cls", "backend_cls", "builtin_fixups", "control_cls",
+        "events_cls", "loader_cls", "log_cls", "registry_cls", "oid", "thread_oid", "prepare_config",
+    },
+    "request": {"as_execution_options", "clear", "taskset"},
+    "control": {"Mailbox"},
+}  # fmt: skip
+ANOTHER_WAY = {"task_cls", "Task", "annotate", "time_limit", "soft_time_limit"}
+"""Held by tests of their own."""
+
+
+def objects() -> dict[str, tuple[Any, Any]]:
+    app, _, _ = make_app()
+
+    @app.task(name="add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    return {
+        "app": (celery.Celery, app),
+        "task": (CeleryTask, add),
+        "request": (CeleryContext, Context(task="add")),
+        "result": (CeleryResult, app.AsyncResult("a")),
+        "signature": (CelerySignature, add.s()),
+        "control": (Control, app.control),
+    }
+
+
+def is_there_or_refused(owner: Any, name: str, refusal: type[Exception]) -> bool:
+    """Whether *owner* has the name, or says in a sentence that it has not; AttributeError when it does neither."""
+    try:
+        getattr(owner, name)
+    except refusal as error:
+        return len(str(error)) > 40
+    return True
+
+
+NAMES = [
+    (kind, name)
+    for kind, (theirs, _) in objects().items()
+    for name in dir(theirs)
+    if not name.startswith("_")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMES, ids=[f"{kind}.{name}" for kind, name in NAMES])
+def test_every_attribute_is_there_or_refused_with_a_sentence(kind: str, name: str) -> None:
+    if name in INTERNAL.get(kind, ()) or name in ANOTHER_WAY:
+        return
+    assert is_there_or_refused(objects()[kind][1], name, NotAvailable)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in celery.__all__ if not name.startswith("_")))
+def test_every_name_of_the_front_door(name: str) -> None:
+    old = {"SERIES", "VERSION", "VERSION_BANNER", "version_info", "version_info_t", "execute", "local", "log",
+           "messaging", "registry"}  # fmt: skip
+    modules = {"signature"}  # app.signature() is the function; the module of this name is ours
+    if name in old | modules:
+        return
+    assert is_there_or_refused(qworker, name, ImportError)
+
+
+@pytest.mark.parametrize("name", celery_signals.__all__)
+def test_every_signal(name: str) -> None:
+    assert is_there_or_refused(signals, name, ImportError)
+
+
+@pytest.mark.parametrize("name", celery_exceptions.__all__)
+def test_every_exception(name: str) -> None:
+    warnings = {"CeleryWarning", "AlwaysEagerIgnored", "DuplicateNodenameWarning", "DuplicateTaskNameWarning",
+                "FixupWarning", "NotConfigured", "SecurityWarning", "CPendingDeprecationWarning",
+                "CDeprecationWarning"}  # fmt: skip
+    internal = {"reraise", "CeleryCommandException"}
+    assert name in warnings | internal or issubclass(getattr(errors, name), BaseException)
+
+
+@pytest.mark.parametrize("name", sorted(SETTING_KEYS))
+def test_every_setting_is_understood(name: str) -> None:
+    assert understand(name) is not None
+
+
+@pytest.mark.parametrize("name", sorted(_OLD_SETTING_KEYS))
+def test_every_old_name_of_a_setting_means_the_same(name: str) -> None:
+    old, new = understand(name), understand(_TO_NEW_KEY[name])
+    assert old is not None
+    assert new is not None
+    short_ways = {"BROKER_TRANSPORT": "broker_url", "CELERY_RESULT_DBURI": "result_backend"}
+    assert old.name == short_ways.get(name, new.name)
+
+
+@pytest.mark.parametrize("option", worker_command.params, ids=lambda option: option.opts[-1])
+def test_every_option_of_the_worker(option: Any) -> None:
+    ours = {name for each in start.params for name in each.opts}
+    assert set(option.opts) <= ours or option.name in ("hostname",), option.opts
+
+
+@pytest.mark.parametrize("name", sorted(command_line.commands))
+def test_every_command(name: str) -> None:
+    from qworker.cli.main import main
+
+    assert name in {*COMMANDS, *ALIASES} or len(main.without(name) or "") > 20  # type: ignore[attr-defined]
