@@ -7,13 +7,13 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.async_execution import execute_async
 from qworker.call_options import check_options
+from qworker.coroutines import run_to_end
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute
@@ -137,16 +137,7 @@ def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Ou
             )
         )
 
-    run = run_beside()
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(run)
-    # The caller is in an event loop, and another cannot run in its thread.
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy_context().run, asyncio.run, run).result()
+    return run_to_end(run_beside())
 
 
 def _pass_on(outcome: Outcome, value: Any) -> None:

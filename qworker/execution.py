@@ -221,11 +221,10 @@ class Run:
             self.status, self.value = states.REVOKED, error
             return Outcome(TERMINATED, self.runtime, str(error))
         if isinstance(error, Ignore):
-            self.status = states.IGNORED
+            self.status, self.value = states.IGNORED, error
             return Outcome(IGNORED, self.runtime, safe_repr(error))
         if isinstance(error, Reject):
-            self.status = states.REJECTED
-            return Outcome(REJECTED, self.runtime, safe_repr(error.reason), requeue=error.requeue)
+            return self._rejected(error)
         if isinstance(error, Retry):
             return self._retried(error)
         if isinstance(error, task.autoretry_for) and not isinstance(error, task.dont_autoretry_for):
@@ -260,16 +259,35 @@ class Run:
         self._hook(task.on_retry, cause, context.id, context.args, context.kwargs, info)
         return Outcome(RETRY, self.runtime, storable(str(directive)), text, False, row)
 
+    def _rejected(self, error: Reject) -> Outcome:
+        self.status, self.value = states.REJECTED, error
+        row = None
+        if not error.requeue:  # it will never run: who waits for it is told
+            row = self._tell_failure(error, _format(error))
+        error.__traceback__ = None
+        return Outcome(REJECTED, self.runtime, safe_repr(error.reason), requeue=error.requeue, row=row)
+
     def _failed(self, error: BaseException) -> Outcome:
         task, context = self.task, self.context
         self.status, self.value = states.FAILURE, error
         text = _format(error)
+        row = self._tell_failure(error, text)
+        self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
+        expected = isinstance(error, task.throws)
+        if not context.is_eager:
+            # The traceback's frames hold everything the body held: let go of it.
+            error.__traceback__ = None
+        return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row, expected)
+
+    def _tell_failure(self, error: BaseException, text: str) -> tuple[Any, ...] | None:
+        """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is not to be stored."""
+        task, context = self.task, self.context
         row = None
         ignored = context.ignore_result or task.ignore_result
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks:
-            followup.failed(self.app, context)
+            followup.failed(self.app, context, error, text)
         self.info = info = ExceptionInfo(error, text)
         if signals.task_failure.receivers:
             signals.task_failure.send(
@@ -281,19 +299,15 @@ class Run:
                 traceback=error.__traceback__,
                 einfo=info,
             )
-        self._hook(task.on_failure, error, context.id, context.args, context.kwargs, info)
-        expected = isinstance(error, task.throws)
-        if not context.is_eager:
-            # The traceback's frames hold everything the body held: let go of it.
-            error.__traceback__ = None
-        return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row, expected)
+        return row
 
     def leave(self) -> None:
         """Whatever happened: the last hook, the last signal, the old context."""
         task, context = self.task, self.context
         context.ended = self.status, self.value  # for who called eagerly
-        arguments = context.id, context.args, context.kwargs, self.info
-        self._hook(task.after_return, self.status, self.value, *arguments)
+        if self.status in (states.SUCCESS, states.FAILURE):
+            arguments = context.id, context.args, context.kwargs, self.info
+            self._hook(task.after_return, self.status, self.value, *arguments)
         if signals.task_postrun.receivers:
             self._hook(
                 signals.task_postrun.send,

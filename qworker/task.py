@@ -336,7 +336,7 @@ class Task(Generic[P, R]):
         kwargs: dict[str, Any],
         einfo: Any,
     ) -> None:
-        """Called last, whatever happened; *retval* is the value or the exception."""
+        """Called last, when the task has succeeded or failed, so not before a retry; *retval* is the value or the exception."""
 
     def shadow_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]

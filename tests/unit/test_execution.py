@@ -174,16 +174,55 @@ def test_ignore_leaves_the_state_alone(kind: str) -> None:
 
 
 @ASYNC
-@pytest.mark.parametrize("requeue", [True, False])
-def test_reject_leaves_the_state_alone_and_says_whether_to_requeue(kind: str, requeue: bool) -> None:
+def test_reject_with_requeue_leaves_the_state_alone(kind: str) -> None:
     bench = Bench()
-    outcome = bench.do(raiser(Reject("not mine", requeue=requeue)), kind)
-    assert (outcome.kind, outcome.requeue, outcome.text, bench.stored) == (
-        REJECTED,
-        requeue,
-        "'not mine'",
-        None,
-    )
+    outcome = bench.do(raiser(Reject("not mine", requeue=True)), kind)
+    assert (outcome.kind, outcome.requeue, outcome.text, bench.stored) == (REJECTED, True, "'not mine'", None)
+
+
+@ASYNC
+@pytest.mark.parametrize("reason", ["not mine", KeyError("no"), None])
+def test_reject_for_good_is_a_failure_to_who_waits(kind: str, reason: Any) -> None:
+    bench = Bench()
+    outcome = bench.do(raiser(Reject(reason, requeue=False)), kind)
+    assert (outcome.kind, outcome.requeue, outcome.text) == (REJECTED, False, repr(reason))
+    assert bench.state == "FAILURE"
+    with pytest.raises(Reject) as caught:
+        bench.app.AsyncResult("id-1").get(timeout=0)
+    assert caught.value.reason == (repr(reason) if isinstance(reason, KeyError) else reason)
+
+
+@ASYNC
+def test_a_reject_of_ones_own_kind_is_one(kind: str) -> None:
+    class Busy(Reject):
+        def __init__(self, who: str) -> None:
+            super().__init__(f"{who} is busy", requeue=True)
+
+    class Enough(Ignore):
+        pass
+
+    bench = Bench()
+    outcome = bench.do(raiser(Busy("it")), kind)
+    assert (outcome.kind, outcome.requeue, outcome.text) == (REJECTED, True, "'it is busy'")
+    bench = Bench()
+    assert bench.do(raiser(Enough()), kind).kind == IGNORED
+    assert bench.stored is None
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "state"),
+    [
+        ({"ignore_result": True}, {}, None),
+        ({}, {"ignore_result": True}, None),
+        ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, "FAILURE"),
+    ],
+)
+def test_reject_stores_what_a_failure_would(
+    options: dict[str, Any], fields: dict[str, Any], state: str | None
+) -> None:
+    bench = Bench()
+    outcome = bench.run(bench.task(raiser(Reject("no")), **options), **fields)
+    assert (outcome.kind, bench.state) == (REJECTED, state)
 
 
 @ASYNC
@@ -534,9 +573,22 @@ def test_hooks_and_signals_of_a_failure_in_order(kind: str, events: list[str]) -
 @ASYNC
 def test_hooks_and_signals_of_a_retry_in_order(kind: str, events: list[str]) -> None:
     Bench().do(raiser(OSError("o")), kind, base=Hooked, autoretry_for=(OSError,))
-    assert events[:4] == ["task_prerun", "before_start", "task_retry", "on_retry OSError('o') True"]
-    assert events[4].startswith("after_return RETRY Retry(")
-    assert events[5:] == ["task_postrun RETRY"]
+    assert events == [
+        "task_prerun", "before_start", "task_retry", "on_retry OSError('o') True", "task_postrun RETRY",
+    ]  # fmt: skip
+
+
+@ASYNC
+@pytest.mark.parametrize(
+    ("directive", "told"), [(Ignore(), []), (Reject("x", requeue=True), []), (Reject("x"), ["task_failure"])]
+)
+def test_hooks_and_signals_of_a_directive_in_order(
+    kind: str, directive: Exception, told: list[str], events: list[str]
+) -> None:
+    """As in Celery: after_return is for ends, and a message that is refused for good is a failure to observers alone."""
+    Bench().do(raiser(directive), kind, base=Hooked)
+    status = "IGNORED" if isinstance(directive, Ignore) else "REJECTED"
+    assert events == ["task_prerun", "before_start", *told, f"task_postrun {status}"]
 
 
 @pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(3)])

@@ -8,7 +8,7 @@ import pytest
 
 from qworker import QWorker, Signature, Task
 from qworker.current import Context
-from qworker.errors import BrokerUnavailable
+from qworker.errors import BrokerUnavailable, Reject
 from qworker.execution import FAILURE, SUCCESS, Outcome, execute
 from qworker.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from tests.unit.stores import KeepingStore, Sent, make_app
@@ -198,3 +198,100 @@ def test_a_priority_of_another_broker_is_cut_down(
     app, store = app_and_store
     assert run(app, "five", callbacks=[Signature("after", options={"priority": given})]).kind == SUCCESS
     assert store.sent[0].envelope.priority == sent
+
+
+# -- errbacks that take the request, the exception and the traceback --
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_errback_of_three_arguments_runs_at_once(
+    app_and_store: tuple[QWorker, KeepingStore], kind: str
+) -> None:
+    app, store = app_and_store
+    seen: list[Any] = []
+
+    def tell(request: Context, exc: BaseException, traceback: str, *more: Any, level: str = "low") -> None:
+        seen.append((request.id, request.root_id, repr(exc), traceback.splitlines()[-1], more, level))
+
+    async def tell_async(
+        request: Context, exc: BaseException, traceback: str, *more: Any, level: str
+    ) -> None:
+        tell(request, exc, traceback, *more, level=level)
+
+    app.task(name="log_error")(tell if kind == "sync" else tell_async)
+    run(app, "fail", errbacks=[Signature("log_error", (7,), {"level": "high"})])
+    assert seen == [("parent", "root", "KeyError('no')", "KeyError: 'no'", (7,), "high")]
+    assert store.sent == []
+
+
+def test_it_runs_in_an_event_loop_too(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    import asyncio
+
+    app, _ = app_and_store
+    seen: list[Any] = []
+
+    @app.task(name="tell3")
+    async def tell(request: Context, exc: BaseException, traceback: str) -> None:
+        await asyncio.sleep(0)
+        seen.append(repr(exc))
+
+    async def within() -> None:
+        run(app, "fail", errbacks=[Signature("tell3")])
+
+    asyncio.run(within())
+    assert seen == ["KeyError('no')"]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "call"),
+    [
+        (lambda task_id: None, {}, ()),
+        (lambda task_id, x, y: None, {}, (1, 2)),
+        (lambda self, request, exc, traceback: None, {"bind": True}, ()),
+    ],
+    ids=["the old style", "more of its own", "bound"],
+)
+def test_any_other_errback_is_sent_with_the_id(
+    app_and_store: tuple[QWorker, KeepingStore], function: Any, options: Any, call: Any
+) -> None:
+    """Celery sends bound ones, so that they can retry."""
+    app, store = app_and_store
+    app.task(name="eb", typing=False, **options)(function)
+    run(app, "fail", errbacks=[Signature("eb", call)])
+    assert [shown(sent)[:2] for sent in store.sent] == [("eb", ("parent", *call))]
+
+
+def test_an_immutable_errback_is_sent_as_it_is(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+    app.task(name="eb")(lambda x, y, z: None)
+    run(app, "fail", errbacks=[Signature("eb", (1, 2, 3), immutable=True)])
+    assert [shown(sent)[:2] for sent in store.sent] == [("eb", (1, 2, 3))]
+
+
+@pytest.mark.parametrize("error", [ValueError("in it"), SystemExit(2)])
+def test_an_errback_that_raises_leaves_the_failure_and_the_others(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    app, store = app_and_store
+
+    @app.task(name="bad")
+    def bad(request: Context, exc: BaseException, traceback: str) -> None:
+        raise error
+
+    outcome = run(app, "fail", errbacks=[Signature("bad"), Signature("tell")])
+    assert (outcome.kind, outcome.text) == (FAILURE, "KeyError('no')")
+    assert "errback bad of task fail[parent] raised" in caplog.text
+    assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
+
+
+def test_errbacks_hear_of_a_message_that_is_refused(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+    app, store = app_and_store
+
+    @app.task(name="refuse")
+    def refuse(requeue: bool) -> None:
+        raise Reject("no", requeue=requeue)
+
+    run(app, "refuse", args=(True,), errbacks=[Signature("tell")])
+    assert store.sent == []
+    run(app, "refuse", args=(False,), errbacks=[Signature("tell")])
+    assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
