@@ -178,6 +178,8 @@ class AckBuffer:
             logger.warning("%r is not run: its lease was lost, and another worker has it", request)
         elif isinstance(letter.settlement, Ack | Bury):
             logger.warning("%r ended after its lease was lost; another worker has it", request)
+            if self.ending:
+                self._given_up.append(letter)
             self._state.finished_elsewhere(request, letter.settlement)
 
     def _send_anew(self) -> None:

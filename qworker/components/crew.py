@@ -248,6 +248,10 @@ class Crew:
         with self._lock:
             return sum(len(child.jobs) for child in self._children)
 
+    def busy_beyond(self, seconds: float, now: float) -> int:
+        with self._lock:
+            return sum(child.sync_jobs > 0 and child.left(now) > seconds for child in self._children)
+
     def async_in_flight(self) -> int:
         with self._lock:
             return sum(child.async_jobs for child in self._children)

@@ -22,6 +22,8 @@ class Estimates:
         self._by_name: dict[str, float] = {}  # pool thread
         self.mean = 0.0
         """Moving average over all runs, seconds; 0.0 before the first."""
+        self.latest = 0.0
+        """Seconds of the run that ended last; 0.0 before the first."""
 
     def seconds(self, name: str) -> float | None:
         """How long the next run of *name* will take; None when it has never run here."""
@@ -30,6 +32,7 @@ class Estimates:
     def learn(self, name: str, runtime: float) -> None:
         """A run took *runtime* seconds. One much longer than expected counts at once: caution first."""
         runtime += OVERHEAD
+        self.latest = runtime
         known = self._by_name.get(name)
         if known is None:
             if len(self._by_name) >= MAX_NAMES:

@@ -112,6 +112,16 @@ class TaskPool(ABC):
         """Seconds that a task of that name takes; None when none has run here. Any thread."""
         return self.estimates.seconds(name)
 
+    def latest_runtime(self) -> float:
+        """Seconds that the sync task took that ended last; 0.0 when none has run yet. Any thread."""
+        return self.estimates.latest
+
+    @abstractmethod
+    def busy_beyond(self, seconds: float) -> int:
+        """How many processes or threads will, by all that is known, run on for more than *seconds* with what they have.
+        A sync task that nobody knows, or that takes longer than it should, is expected to take as long again as it has.
+        Any thread."""
+
     @abstractmethod
     def info(self) -> dict[str, Any]:
         """A snapshot for reports. Any thread."""

@@ -266,6 +266,11 @@ class ChildHandle:
                     pass  # the child is dead, or hears nothing: see the limit
                 return
 
+    def left(self, now: float) -> float:
+        """Seconds for which it probably has work: what is late is expected to take as long again as it has."""
+        since = now - self.heard
+        return self.load - since if since < self.load else since
+
     def next_limit(self) -> Limit | None:
         """The next time at which something that runs here must have ended; None when nothing must."""
         limits = list(self._cancelled.values())

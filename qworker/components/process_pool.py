@@ -165,6 +165,9 @@ class ProcessPool(TaskPool):
     def in_flight(self) -> int:
         return self._crew.in_flight()
 
+    def busy_beyond(self, seconds: float) -> int:
+        return self._crew.busy_beyond(seconds, self._clock.monotonic())
+
     def async_in_flight(self) -> int:
         return self._crew.async_in_flight()
 

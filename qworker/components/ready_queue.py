@@ -121,7 +121,8 @@ class ReadyQueue:
         return request
 
     def drop_last(self, load: float, keep: int) -> list[Request]:
-        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left."""
+        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left. load: -1.0 for
+        whatever they take."""
         dropped: list[Request] = []
         with self._lock:
             for key in reversed(self._order):

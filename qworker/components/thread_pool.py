@@ -55,7 +55,7 @@ class ThreadPool(TaskPool):
         self._accept = frozenset(app.conf.accept_content)
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[Request, None] = {}  # under _lock, oldest first
+        self._running: dict[Request, float] = {}  # under _lock, oldest first: since when (monotonic)
         self._async_running = 0  # under _lock
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
@@ -96,7 +96,7 @@ class ThreadPool(TaskPool):
                 ):
                     refused.append(request)
                     continue
-                self._running[request] = None
+                self._running[request] = time.monotonic()
                 self._async_running += request.is_async
             request.pid = os.getpid()
             self._work.put(request)
@@ -133,6 +133,18 @@ class ThreadPool(TaskPool):
     def async_in_flight(self) -> int:
         with self._lock:
             return self._async_running
+
+    def busy_beyond(self, seconds: float) -> int:
+        now = time.monotonic()
+        with self._lock:
+            return sum(
+                not request.is_async and self._left(request, now - began) > seconds
+                for request, began in self._running.items()
+            )
+
+    def _left(self, request: Request, since: float) -> float:
+        expected = self.expected_runtime(request.name) or 0.0
+        return expected - since if since < expected else since
 
     def info(self) -> dict[str, Any]:
         return {

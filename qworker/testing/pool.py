@@ -39,7 +39,7 @@ class InlinePool(TaskPool):
     """settings: see PoolSettings. on_demand: hold what is submitted until run() is called.
 
     held: the requests that have not run yet, in the order in which they came. started: those of them that a test
-    has marked as running, which recall() therefore leaves. terminated: ``(request, signal)`` of each terminate().
+    has marked as running, which recall() therefore leaves. busy_for_long: how many processes a test says are. terminated: ``(request, signal)`` of each terminate().
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class InlinePool(TaskPool):
         self._accept = frozenset(app.conf.accept_content)
         self._accepting = True
         self.held: list[Request] = []
+        self.busy_for_long = 0
         self.started: list[Request] = []
         self.terminated: list[tuple[Request, str]] = []
 
@@ -164,6 +165,9 @@ class InlinePool(TaskPool):
 
     def async_in_flight(self) -> int:
         return sum(request.is_async for request in self.held)
+
+    def busy_beyond(self, seconds: float) -> int:
+        return self.busy_for_long
 
     def info(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,14 @@ from tests.acceptance.brokers import Broken, RemoteSite, Stream
 from tests.acceptance.invariants import MOST_HELD, check
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.processes import gone, kill
-from tests.acceptance.together import another_takes_over_from_who_is_killed, two_workers_share_a_queue
+from tests.acceptance.proxy import REFUSE
+from tests.acceptance.together import (
+    another_takes_over_from_who_is_killed,
+    little_is_lost_that_must_not_run_twice,
+    nobody_waits_behind_a_long_task,
+    two_workers_share_a_queue,
+    who_wakes_after_its_lease_starts_nothing,
+)
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -137,6 +144,63 @@ def test_two_workers_share_a_queue(remote: RemoteSite) -> None:
 def test_a_worker_is_killed_beside_another(remote: RemoteSite) -> None:
     another_takes_over_from_who_is_killed(remote)
     assert repeated(remote) == 2
+
+
+def test_nobody_waits_behind_a_long_task(remote: RemoteSite) -> None:
+    nobody_waits_behind_a_long_task(remote)
+
+
+def test_little_is_lost_that_must_not_run_twice(remote: RemoteSite) -> None:
+    little_is_lost_that_must_not_run_twice(remote)
+
+
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_who_wakes_after_its_lease_starts_nothing(remote: RemoteSite) -> None:
+    who_wakes_after_its_lease_starts_nothing(remote)
+
+
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_term_while_the_broker_is_away(broken: Broken, remote: RemoteSite) -> None:
+    """What ends meanwhile is settled when the broker is back; it does not run again."""
+    worker = remote.start()
+    go = remote.path / "go"
+    ids = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*ids)
+    broken.proxy.mode = REFUSE
+    broken.proxy.cut()
+    worker.signal(signal.SIGTERM)
+    remote.until(lambda: "stopping: waiting" in worker.log, "it to stop")
+    go.touch()
+    remote.until(lambda: "settlements wait" in worker.log, "the pool to be done")
+    broken.proxy.heal()
+    assert worker.wait() == 0, worker.log
+    second = remote.start(name="two")
+    remote.drained()
+    second.stop()
+    check(remote)
+    assert repeated(remote) == 0
+
+
+def test_term_while_the_broker_stays_away(broken: Broken, remote: RemoteSite) -> None:
+    """It is waited for as long as the shutdown may take; then what will run again is named."""
+    worker = remote.start(worker_shutdown_timeout=1)
+    go = remote.path / "go"
+    ids = [remote.send("until_file", str(go)) for _ in range(2)]
+    remote.started(*ids)
+    broken.proxy.mode = REFUSE
+    broken.proxy.cut()
+    remote.until(lambda: "the broker does not answer" in worker.log, "it to notice")
+    go.touch()
+    remote.ended(*ids)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 3, worker.log
+    assert "2 tasks ended and will run again" in worker.log
+    assert all(worker.log.count(id) for id in ids)
+    broken.proxy.heal()
+    second = remote.start(name="two")
+    remote.drained()
+    second.stop()
+    check(remote)
 
 
 def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -> None:

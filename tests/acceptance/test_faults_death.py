@@ -14,7 +14,13 @@ from tests.acceptance.harness import Site, until
 from tests.acceptance.invariants import MOST_HELD, check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import descendants, gone, kill
-from tests.acceptance.together import another_takes_over_from_who_is_killed, two_workers_share_a_queue
+from tests.acceptance.together import (
+    another_takes_over_from_who_is_killed,
+    little_is_lost_that_must_not_run_twice,
+    nobody_waits_behind_a_long_task,
+    two_workers_share_a_queue,
+    who_wakes_after_its_lease_starts_nothing,
+)
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -278,6 +284,18 @@ def test_the_keeper_of_the_zygote_is_killed(site: Site) -> None:
     assert [attempts[id] for id in ids] == [[1, 2], [1, 2], [1], [1], [1], [1]], (
         "the deaths count, and nothing else"
     )
+
+
+def test_nobody_waits_behind_a_long_task(site: Site) -> None:
+    nobody_waits_behind_a_long_task(site)
+
+
+def test_little_is_lost_that_must_not_run_twice(site: Site) -> None:
+    little_is_lost_that_must_not_run_twice(site)
+
+
+def test_who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
+    who_wakes_after_its_lease_starts_nothing(site)
 
 
 def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:

@@ -6,11 +6,13 @@ Goes to:     the site's workers and ledger.
 
 from __future__ import annotations
 
+import signal
 import time
 
 from tests.acceptance.harness import Site
 from tests.acceptance.invariants import check
-from tests.acceptance.ledger import STARTED
+from tests.acceptance.ledger import ENDED, STARTED
+from tests.acceptance.processes import gone, kill
 
 
 def two_workers_share_a_queue(site: Site) -> None:
@@ -43,3 +45,69 @@ def another_takes_over_from_who_is_killed(site: Site) -> None:
     site.drained()
     second.stop()
     check(site)
+
+
+def nobody_waits_behind_a_long_task(site: Site) -> None:
+    """What a busy worker has fetched ahead is given up to one that is idle; what runs is not known to be long."""
+    first = site.start(name="one")
+    go = site.path / "go"
+    ids = [site.send("until_file", str(go)) for _ in range(6)]
+    site.until(lambda: len(site.records(kind=STARTED)) == 2, "the first worker to be busy")
+    others = [site.start(name=name) for name in ("two", "three")]
+    site.started(*ids)
+    assert site.records(kind=ENDED) == []
+    go.touch()
+    site.drained()
+    for worker in (first, *others):
+        worker.stop()
+    check(site)
+    assert {record.attempt for record in site.records()} == {1}
+
+
+def little_is_lost_that_must_not_run_twice(site: Site) -> None:
+    """Tasks with acks_late=False start in their order, and a kill loses what runs and no more than could start at once."""
+    first = site.start("-c", "4", name="one")
+    ids = site.send_many("once", [(number, 0.03) for number in range(120)])
+    site.until(lambda: len(site.records(kind=STARTED)) >= 40, "tasks to run")
+    first.kill()
+    for pid in first.seen:
+        site.until(lambda pid=pid: gone(pid), "the children to go with their worker")
+    started = [record.id for record in site.records(kind=STARTED)]
+    order = [ids.index(id) for id in started]
+    assert max(abs(place - number) for place, number in enumerate(order)) <= 4, order
+    second = site.start("-c", "4", name="two")
+    site.ended(site.send("work", 1))  # which comes last
+    site.until(lambda: not site.waiting(), "the rest to be taken")
+    second.stop()
+    ran = [record.id for record in site.records(kind=STARTED)]
+    assert len(ran) == len(set(ran))
+    unseen = set(started) - set(site.states())
+    never = set(ids) - set(ran)
+    assert len(never) <= 4, f"{len(never)} were lost that had not started"
+    cut = set(started) - {record.id for record in site.records(kind=ENDED)}
+    check(site, lost=never | cut, without_result=unseen)
+
+
+def who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
+    """Frozen with work fetched ahead, and awake again when another has done it: it runs none of that."""
+    site.settings["worker_lease_seconds"] = 2
+    first = site.start("-c", "4", name="one")
+    ids = set(site.send_many("work", [(number, 0.02) for number in range(200)]))
+    site.until(lambda: len(site.records(kind=STARTED)) >= 40, "tasks to run")
+    frozen, pool = first.tree(), set(first.pool())
+    for pid in frozen:
+        kill(pid, signal.SIGSTOP)
+    second = site.start("-c", "4", name="two")
+    site.drained()
+    thawed = time.monotonic()
+    for pid in frozen:
+        kill(pid, signal.SIGCONT)
+    site.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
+    site.ended(site.send("work", 1), site.send("work", 2))
+    first.signal(signal.SIGTERM)
+    assert first.wait() in (0, 3)  # 3: what it had run was told only now that others had it
+    second.stop()
+    check(site, overlaps=True)
+    starts = site.records(kind=STARTED)
+    late = [one for one in starts if one.pid in pool and one.monotonic > thawed and one.id in ids]
+    assert late == [], "others had these, and ran them"

@@ -397,6 +397,19 @@ def test_every_one_of_many_ends_once(rig: Rig) -> None:
     until(lambda: rig.pool.in_flight() == 0)
 
 
+def test_the_pool_tells_how_many_are_busy_for_long(rig: Rig, tmp_path: Path) -> None:
+    if isinstance(rig.pool, InlinePool):
+        pytest.skip("what runs inline has ended when anybody can ask")
+    assert rig.pool.busy_beyond(0.0) == 0
+    path = str(tmp_path / "go")
+    rig.submit("wait_for", path)
+    until(lambda: rig.pool.busy_beyond(0.05) == 1)
+    assert rig.pool.busy_beyond(100.0) == 0
+    Path(path).touch()
+    until(lambda: rig.pool.busy_beyond(0.0) == 0)
+    assert rig.pool.latest_runtime() > 0
+
+
 def test_the_pool_learns_what_tasks_take(rig: Rig) -> None:
     assert (rig.pool.mean_runtime(), rig.pool.expected_runtime("add")) == (0.0, None)
     rig.run("careful", 0.02)

@@ -142,6 +142,55 @@ def test_what_waits_for_a_token_does_not_keep_others_in_the_broker() -> None:
     assert window.window.room() == 4
 
 
+# -- what others could start sooner --
+
+
+def test_while_every_process_is_busy_for_long_nothing_is_kept_from_others() -> None:
+    window = Window()
+    window.hold(4)
+    window.run(Slots(2, 0))
+    assert window.window.surplus() == []
+    window.pool.busy_for_long = 2
+    assert len(window.window.surplus()) == 2
+    assert (len(window.ready), window.window.room()) == (0, 0)
+
+
+def test_nor_are_short_tasks_that_wait_behind_long_ones() -> None:
+    window = Window()
+    window.learn(0.0001)
+    window.hold(100)
+    window.run(Slots(2, 0))
+    window.pool.busy_for_long = 2
+    assert len(window.window.surplus()) == 98
+    assert window.window.room() == 0, "else they would come again at once"
+
+
+def test_async_tasks_do_not_wait_for_processes_and_stay() -> None:
+    window = Window()
+    window.hold(3, "nap")
+    window.hold(2)
+    window.pool.busy_for_long = 2
+    assert len(window.window.surplus()) == 2
+    assert len(window.ready) == 3
+
+
+def test_for_a_process_that_is_busy_for_long_nothing_is_fetched_ahead() -> None:
+    window = Window(multiplier=4)
+    window.hold(2)
+    window.run(Slots(2, 0))
+    assert window.window.room() == 8
+    window.pool.busy_for_long = 1
+    assert window.window.room() == 4
+
+
+def test_after_a_long_task_as_many_are_fetched_as_can_run_until_one_was_short() -> None:
+    window = Window(multiplier=4)
+    window.pool.estimates.learn("boom", 22.0)
+    assert window.window.room() == 2
+    window.pool.estimates.learn("add", 0.2)
+    assert window.window.room() == 10
+
+
 def test_idle_is_when_nothing_is_ready_or_running() -> None:
     window = Window()
     assert window.window.idle()

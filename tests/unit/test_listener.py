@@ -204,13 +204,32 @@ def test_what_was_fetched_ahead_and_turns_out_long_goes_back_to_the_broker() -> 
     ears.push(100)
     ears.turns()
     assert len(ears.ready) > 50
-    ears.pool.estimates.learn("add", 1.0)
+    ears.pool.estimates.learn("add", 0.9)
     ears.clock.advance(1)
     ears.turns()
     ears.turns()
     assert len(ears.ready) == 4
     assert len(ears.store.held) == len(ears.state.requests) == 4
     assert ears.waiting() == 100
+
+
+def test_what_waits_behind_long_tasks_goes_back_for_others_to_run() -> None:
+    ears = Ears()
+    ears.push(6)
+    ears.turns()
+    assert len(ears.run(2)) == 2
+    assert len(ears.ready) == 2
+    ears.pool.busy_for_long = 2
+    ears.clock.advance(1)
+    ears.turns()
+    ears.turns()
+    assert (len(ears.ready), len(ears.store.held), ears.waiting()) == (0, 2, 6)
+    ears.pool.busy_for_long = 1
+    ears.pool.held.pop()
+    ears.pool.estimates.learn("add", 22.0)
+    ears.clock.advance(1)
+    ears.turns()
+    assert len(ears.ready) == 1, "of long tasks none is fetched ahead any more"
 
 
 def test_surplus_that_was_acked_early_stays() -> None:
