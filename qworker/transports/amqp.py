@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
 from qworker.naming import task_id, task_ids
-from qworker.transports.amqp_dead import buried, sent_back, shelf
+from qworker.transports.amqp_dead import Sweeper, buried, sent_back, shelf
 from qworker.transports.amqp_holder import Holder
 from qworker.transports.amqp_link import Link, address_of
+from qworker.transports.amqp_outgoing import outgoing
 from qworker.transports.amqp_publisher import Publisher
 from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
 from qworker.transports.amqp_revoked import encode
@@ -68,6 +69,7 @@ class AMQPStore(Holder, LeaseStore):
         self._publisher = Publisher(
             self._connect_plain, self._queues, confirms, clock.now, heartbeat or math.inf
         )
+        self._sweeper = Sweeper(self._connect_plain, self._queues)
         super().__init__(connect(heartbeat))
         _stores.add(self)
 
@@ -79,8 +81,10 @@ class AMQPStore(Holder, LeaseStore):
     # -- any thread --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        make = self._publisher.outgoing
-        messages = [make(*pair) for pair in zip(envelopes, task_ids(), strict=False)]
+        prefix, now = self._queues.prefix, self._clock.now()
+        messages = [
+            outgoing(envelope, id, prefix, now) for envelope, id in zip(envelopes, task_ids(), strict=False)
+        ]
         self._publisher.send(messages, timeout)
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
@@ -89,13 +93,6 @@ class AMQPStore(Holder, LeaseStore):
         self._publisher.send(encode(orders, self._queues), self._timeout)
 
     # -- administration --
-
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        """The queue of dead letters was made with these limits: the server keeps to them."""
-        return 0
-
-    def running_path(self) -> str | None:
-        return None
 
     def queues(self) -> list[QueueInfo]:
         names = {*self._queues.known(), *self._consumed, *self._publisher.targets()} - {DEAD, REVOKED}
@@ -131,8 +128,9 @@ class AMQPStore(Holder, LeaseStore):
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         with shelf(self._connect_plain, self._queues, self._timeout) as found:
             chosen = found.chosen(tags)
-            self._publisher.send([sent_back(letter, self._queues) for letter in chosen], self._timeout)
-            return found.remove(chosen)
+            back = [(letter, sent_back(letter, self._queues, found.frame_max)) for letter in chosen]
+            self._publisher.send([message for _, message in back if message is not None], self._timeout)
+            return found.remove([letter for letter, message in back if message is not None])
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         with shelf(self._connect_plain, self._queues, self._timeout) as found:
@@ -140,7 +138,8 @@ class AMQPStore(Holder, LeaseStore):
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
         self._publisher.send(
-            [buried(letter, self._queues, task_id(), 0, {}) for letter in letters], self._timeout
+            [buried(letter, self._queues, task_id(), 0, {}, self._publisher.frame_max) for letter in letters],
+            self._timeout,
         )
 
     def workers(self) -> list[dict[str, object]]:
@@ -168,7 +167,6 @@ def open_store(url: str | None, conf: Settings) -> AMQPStore:
             default=conf.task_default_queue,
             declared=conf.task_queues,
             dead_expires=conf.dead_letter_expires,
-            dead_max=conf.dead_letter_max,
             revoke_expires=conf.revoke_expires,
             prefix=str(options.get("queue_name_prefix", "")),
         ),

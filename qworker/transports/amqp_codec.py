@@ -21,11 +21,7 @@ from qworker.json_dialect import dumps
 from qworker.serialization import JSON
 from qworker.transports.amqp_shapes import Shapes
 from qworker.transports.amqp_table import LONG, Unfit, read_short, read_table, short, table
-
-OWN = "x-qworker-"
-"""Begins the headers that are ours alone. Like all that begin with ``x-`` they are taken out of what tasks see."""
-TEXT = OWN + "headers"
-"""Holds headers that no AMQP table can hold, as text."""
+from qworker.transports.own_headers import TEXT, is_apart
 
 _HEAD = Struct(">BHI")
 _SHORT, _LONGLONG = Struct(">H"), Struct(">Q")
@@ -55,7 +51,7 @@ class Delivery(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a content header says. own: the headers that begin with ``x-``; text and properties: the two columns."""
+    """What a content header says. own: the headers that are apart (``own_headers.py``); text and properties: the two columns."""
 
     text: str
     properties: str | None
@@ -67,7 +63,7 @@ class Content(NamedTuple):
 _PLAIN = short(JSON) + short("utf-8")
 _MOST = _CONTENT_TYPE | _ENCODING | _TABLE | _MODE | _CORRELATION | _MESSAGE_ID
 """What nearly all messages have, and no more."""
-_shapes = Shapes(lambda name: name[:2] == "x-")
+_shapes = Shapes(is_apart)
 """Of headers that hold none of ours, nor of the server's."""
 
 
@@ -152,6 +148,17 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return _HEAD.pack(kind, channel, len(payload)) + payload + _END
 
 
+def largest_header(frame_max: int) -> int:
+    """How many bytes a content header may have: it goes in one frame, whereas a body may take many."""
+    return frame_max - 8
+
+
+def may_be_over(text: str, most: int) -> bool:
+    """Whether the header with the headers *text* may have more than *most* bytes: a table has at most thrice as many as its
+    text, and the rest is little."""
+    return 3 * len(text) + 4096 > most
+
+
 def message_frames(channel: int, method: bytes, header: bytes, body: bytes, frame_max: int) -> bytes:
     """All frames of one message to be published."""
     pack, most = _HEAD.pack, frame_max - 8
@@ -227,7 +234,7 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
         return *known, {}, end
     try:
         headers = read_table(data, at)[0]
-        own = {name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"]}
+        own = {name: headers.pop(name) for name in [name for name in headers if is_apart(name)]}
         text = own.get(TEXT)
         if not isinstance(text, str):
             text = dumps(headers)

@@ -20,7 +20,9 @@ NARROWEST = 100
 """Milliseconds: how long before it is due a message may come to a worker, but for the margin."""
 SLOTS = 256
 LONGEST = 20 * 86400 * 1000
-"""Milliseconds: RabbitMQ's times have 32 bits. What is due later is put back once it has waited so long."""
+"""Milliseconds: what is due later is put back once it has waited so long."""
+LONGEST_TIME = 2**32 - 1
+"""Milliseconds: the times that RabbitMQ is told have 32 bits."""
 
 
 MARGIN = 50
@@ -48,7 +50,7 @@ def delay(target: str, due: float, now: float) -> Delay | None:
     arguments = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": target,
-        "x-expires": 2 * width * SLOTS + 60_000,
+        "x-expires": min(2 * width * SLOTS + 60_000, LONGEST_TIME),
     }
     name = f"qworker.delay.{width}.{begins}.{target}"
     if len(name.encode("utf-8", "surrogatepass")) > 255:

@@ -26,17 +26,20 @@ from amqp.exceptions import ChannelError
 from qworker.clock import Clock
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, LeaseLost
-from qworker.transports.amqp_codec import ack_frame, content_header, requeue_frame
-from qworker.transports.amqp_dead import buried
+from qworker.transports.amqp_anew import Anew
+from qworker.transports.amqp_codec import ack_frame, requeue_frame
+from qworker.transports.amqp_dead import Sweeper
+from qworker.transports.amqp_deaths import Deaths
+from qworker.transports.amqp_finished import Finished
 from qworker.transports.amqp_inbox import Held, Inbox, Prefetch
 from qworker.transports.amqp_link import Link
-from qworker.transports.amqp_publisher import DUE, Outgoing, Publisher
-from qworker.transports.amqp_queues import Queues
+from qworker.transports.amqp_publisher import Publisher
+from qworker.transports.amqp_queues import DEAD, Queues
 from qworker.transports.amqp_revoked import RevokedStream
+from qworker.transports.holding import Holding, runtime_directory
 from qworker.transports.lease import (
     Ack,
     Bury,
-    Dead,
     Leased,
     Reclaimed,
     Release,
@@ -62,6 +65,7 @@ class Holder:
     _clock: Clock
     _publisher: Publisher
     _queues: Queues
+    _sweeper: Sweeper
     _timeout: float
 
     def __init__(self, connect: Callable[[float], Link]) -> None:
@@ -69,7 +73,7 @@ class Holder:
         self._link: Link | None = None  # listener only, as all below
         self._epoch = 0
         self._name = ""
-        self._inbox = Inbox(Prefetch(1))
+        self._new_holder()
         self._consumers: dict[str, str] = {}  # consumer tag → queue
         self._consumed: tuple[str, ...] = ()
         self._gone: set[str] = set()
@@ -79,13 +83,21 @@ class Holder:
         self._revoked: RevokedStream | None = None
         self._waker = Waker()
 
+    def _new_holder(self) -> None:
+        self._holding = Holding(runtime_directory)
+        self._deaths: Deaths | None = None
+        self._finished = Finished()
+        self._inbox = Inbox(Prefetch(1))
+
     def _disown(self) -> None:
         """In a forked child: the parent's leases are not ours."""
         if self._link is not None:
             self._link.abandon()
         self._link = self._revoked = None
         self._epoch = 0
+        self._holding.let_go()
         self._waker.close()
+        self._new_holder()
 
     @contextmanager
     def _held(self) -> Any:
@@ -108,8 +120,13 @@ class Holder:
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._let_go()
         self._waker.open()
+        self._holding.take()
+        if self._deaths is None:
+            self._holding.tidy()
+            self._deaths = Deaths(self._holding.marks)
         link = self._connect(self._timeout)
-        self._inbox = Inbox(Prefetch(4 * max(1, concurrency)))
+        self._finished.lose(self._inbox.identities())
+        self._inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._finished, self._deaths.of)
         self._consumers, self._gone, self._news = {}, set(), False
         self._consumed = tuple(queues)
         link.on_message = self._arrived
@@ -141,8 +158,8 @@ class Holder:
 
     def _arrived(self, message: Any) -> None:
         if message.consumer in self._consumers:
-            self._news = True
-            self._inbox.put(self._consumers[message.consumer], message, self._clock.now())
+            queue = self._consumers[message.consumer]
+            self._news = self._inbox.put(queue, message, self._clock.now()) or self._news
         elif self._revoked is not None and self._revoked.take(message):
             self._revocations = True
 
@@ -175,7 +192,8 @@ class Holder:
             inbox.ripen(now)
             late = inbox.later_than(now + max(HOPELESS, min(horizon, HOPELESS)))
             if late:
-                self._send_anew(link, [(held, {}, held.leased.due) for held in late])
+                self._send_anew(link, [(held, Release(held.leased.tag, held.leased.due)) for held in late])
+                link.write(b"".join(self._again_over() + inbox.acks(late, _ack)))
             taken = inbox.take(queues, limit, near, now + horizon)
             self._news = False
             if CRASHING and taken:
@@ -186,6 +204,17 @@ class Holder:
         """Take in what has come, as long as there is room for it."""
         while self._inbox.roomy() and link.read(0):
             pass
+        if self._inbox.over:
+            link.write(b"".join(self._again_over()))
+
+    def _again_over(self) -> list[bytes]:
+        """Acks for what was delivered again although it had ended here."""
+        numbers, self._inbox.over = self._inbox.over, []
+        if numbers:
+            logger.info(
+                "%d messages that had ended here were delivered again, and are not run again", len(numbers)
+            )
+        return [ack_frame(CHANNEL, number, False) for number in numbers]
 
     def _resize(self, link: Link) -> None:
         """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues there is
@@ -215,11 +244,26 @@ class Holder:
         with self._held() as link:
             self._read(link)
             link.tick()
+            self._finished.alive()
             if self._gone:
                 self._come_back(link)
             if self._inbox.prefetch.relax(time.monotonic(), self._inbox.waiting):
                 self._resize(link)
         return []
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        with self._held() as link:
+            try:
+                count = self._queues.look(link, DEAD)
+            except BrokerUnavailable as error:
+                if not link.alive:
+                    raise
+                logger.debug("the dead letters are not swept: %s", error)
+                return 0
+        return self._sweeper.sweep(count or 0, self._clock.now(), dead_expires, dead_max)
+
+    def running_path(self) -> str | None:
+        return self._holding.marks or None
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         with self._held() as link:
@@ -236,8 +280,7 @@ class Holder:
             lost: set[int] = set()
             gone: list[Held] = []
             back: list[Held] = []
-            anew: list[tuple[Held, dict[str, Any], float | None]] = []
-            dead: list[tuple[Held, Bury]] = []
+            anew: list[tuple[Held, Release | Bury]] = []
             seen: set[int] = set()
             for settlement in settlements:
                 if isinstance(settlement, Store):
@@ -250,62 +293,47 @@ class Holder:
                 seen.add(tag)
                 if isinstance(settlement, Ack):
                     gone.append(held)
-                elif isinstance(settlement, Bury):
-                    dead.append((held, settlement))
-                elif settlement.counted or settlement.parked or self._later(settlement.due):
-                    anew.append((held, _counts(held, settlement), settlement.due))
+                elif isinstance(settlement, Bury) or self._changes(settlement):
+                    anew.append((held, settlement))
                 else:
                     back.append(held)
-            if anew or dead:
+            if anew:
                 # First, since only this can fail without the lease being lost: then nothing was done.
-                self._publisher.send(
-                    [self._anew(*one) for one in anew] + [self._buried(*one) for one in dead], self._timeout
-                )
+                self._send_anew(link, anew)
             if CRASHING:
                 crash_point("acking")
-            frames = inbox.acks([*gone, *(one[0] for one in anew), *(one[0] for one in dead)], _ack)
+            frames = self._again_over() + inbox.acks([*gone, *(held for held, _ in anew)], _ack)
             frames += [requeue_frame(CHANNEL, inbox.forget(held)) for held in back]
             if frames:
                 link.write(b"".join(frames))
+            self._finished.add([held.identity for held in gone])
             return lost
+
+    def _changes(self, release: Release) -> bool:
+        """Whether the message is another one when it goes back."""
+        later = release.due is not None and release.due > self._clock.now()
+        return release.counted or release.parked or later
 
     def confirm(self) -> None:
         """Acks have no answer, but what is asked after them has: the server does one thing after the other."""
-        with self._held() as link:
-            link.call(link.connection.channels[CHANNEL].basic_qos, 0, self._inbox.prefetch.size, False)
+        try:
+            with self._held() as link:
+                link.call(link.connection.channels[CHANNEL].basic_qos, 0, self._inbox.prefetch.size, False)
+        except LeaseLost:
+            self._finished.undo()
+            raise
 
-    def _later(self, due: float | None) -> bool:
-        return due is not None and due > self._clock.now()
-
-    def _send_anew(self, link: Link, messages: list[tuple[Held, dict[str, Any], float | None]]) -> None:
-        self._publisher.send([self._anew(*one) for one in messages], self._timeout)
-        link.write(b"".join(self._inbox.acks([one[0] for one in messages], _ack)))
-
-    def _anew(self, held: Held, changed: dict[str, Any], due: float | None) -> Outgoing:
-        """The message of *held* as it is sent back to its queue."""
-        leased = held.leased
-        more = {**held.own, **changed}
-        more.pop(DUE, None)
-        if due is not None and self._later(due):
-            more[DUE] = float(due)
-        return self._publisher.address(
-            leased.queue,
-            due if DUE in more else None,
-            lambda expiration: content_header(
-                leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more,
-                expiration,
-            ),
-            leased.body,
-        )  # fmt: skip
-
-    def _buried(self, held: Held, bury: Bury) -> Outgoing:
-        leased = held.leased
-        dead = Dead(
-            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted, leased.headers,
-            leased.properties, leased.body,
-        )  # fmt: skip
-        more = {name: value for name, value in held.own.items() if name != DUE}
-        return buried(dead, self._queues, held.message_id, leased.priority, more)
+    def _send_anew(self, link: Link, messages: list[tuple[Held, Release | Bury]]) -> None:
+        """Send *messages* to where they are to go, to be acknowledged then."""
+        make = Anew(self._queues, self._clock, link.connection.frame_max)
+        self._publisher.send(
+            [
+                make.buried(held, order) if isinstance(order, Bury) else make.released(held, order)
+                for held, order in messages
+            ],
+            self._timeout,
+        )
+        self._finished.add([held.identity for held, _ in messages])
 
     # -- waiting --
 
@@ -342,8 +370,10 @@ class Holder:
     # -- the end --
 
     def resign(self) -> None:
-        self._let_go()
         self._epoch = 0
+        with self._holding.ending():
+            self._let_go()
+        self._new_holder()
 
     def _let_go(self) -> None:
         link, self._link = self._link, None
@@ -357,14 +387,3 @@ class Holder:
 
 def _ack(number: int, multiple: bool) -> bytes:
     return ack_frame(CHANNEL, number, multiple)
-
-
-def _counts(held: Held, release: Release) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
-    if release.counted:
-        changed["x-qworker-deliveries"] = held.leased.deliveries + 1
-    if release.parked:
-        changed["x-qworker-parked"] = held.leased.parked + 1
-    if release.counted or release.redelivered or held.leased.redelivered:
-        changed["x-qworker-redelivered"] = True
-    return changed

@@ -10,26 +10,31 @@ up at once, down after some seconds of asking for less, so that what a busy work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from qworker.transports.amqp_codec import Delivery, read_content, tag_of
 from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
+from qworker.transports.own_headers import DEATHS, DELIVERIES, DUE, KEPT, PARKED, REDELIVERED
 
 MOST = 1024
 """The largest prefetch. The worker asks for some 400 at a time; the next ones are to be here by then."""
 RELAX_SECONDS = 2.0
+MOST_DEATHS = 20
+"""How many deaths a message names; in general it is a dead letter long before."""
 
 
 class Held(NamedTuple):
-    """A message that was delivered and not acknowledged. own: the headers with counts that are ours."""
+    """A message that was delivered and not acknowledged. own: the headers with counts that are ours. identity: the same
+    whenever it is delivered again; another once it was sent anew."""
 
     number: int
     leased: Leased
     own: dict[str, Any]
     message_id: str
+    identity: int
 
 
 class Prefetch:
@@ -76,10 +81,20 @@ class Prefetch:
 
 
 class Inbox:
-    """prefetch: of the consumers that fill it."""
+    """prefetch: of the consumers that fill it. finished: the identities of what ended here before, should it come again.
+    deaths: tells which deaths of workers a message, by its tag, was running at."""
 
-    def __init__(self, prefetch: Prefetch) -> None:
+    def __init__(
+        self,
+        prefetch: Prefetch,
+        finished: Container[int] = frozenset(),
+        deaths: Callable[[int], Sequence[str]] = lambda tag: (),
+    ) -> None:
         self.prefetch = prefetch
+        self._finished = finished
+        self._deaths = deaths
+        self.over: list[int] = []
+        """Delivery numbers of what came again although it was finished: they are to be acknowledged."""
         self.leased: dict[int, Held] = {}
         """tag → what the worker has."""
         self.waiting = 0
@@ -87,7 +102,7 @@ class Inbox:
         self._tags: set[int] = set()  # of all that is here
         self._ready: dict[str, list[tuple[int, int, Held]]] = {}  # queue → heap of (-priority, number, …)
         self._early: list[tuple[float, int, Held]] = []  # heap of (due, number, …)
-        self._unacked: dict[int, None] = {}  # delivery numbers, in their order
+        self._unacked: dict[int, Held] = {}  # by delivery number, in their order
         self._bytes = 0  # of what was not asked for yet
         self._turn = 0
 
@@ -95,26 +110,38 @@ class Inbox:
         """Whether more should be read: RabbitMQ counts messages, not bytes."""
         return self._bytes < 2 * MAX_LEASE_BYTES
 
-    def put(self, queue: str, message: Delivery, now: float) -> None:
-        """Take in *message*, at epoch second *now*."""
+    def put(self, queue: str, message: Delivery, now: float) -> bool:
+        """Take in *message*, at epoch second *now*; False when it was finished before."""
         content = read_content(message)
         tag = tag_of(message, content)
+        text, properties, own, priority, message_id = content
+        identity = _identity(tag, own) if own else tag
+        deaths: Sequence[str] = ()
+        if message.redelivered:
+            if identity in self._finished:
+                self.over.append(message.number)
+                return False
+            deaths = self._deaths(tag)
+        marks = _marks(own, now, deaths) if own or deaths else _PLAIN
         while tag in self._tags:
             tag = tag % (2**63 - 1) + 1  # a twin: the same message was sent twice
         self._tags.add(tag)
-        text, properties, own, priority, message_id = content
-        marks = _marks(own, now) if own else _PLAIN
         again = message.redelivered or marks.redelivered
         leased = Leased(
             tag, queue, priority, marks.due, marks.deliveries, again, marks.parked, text, properties, message.body
         )  # fmt: skip
-        held = Held(message.number, leased, marks.kept, message_id)
-        self._unacked[message.number] = None
+        held = Held(message.number, leased, marks.kept, message_id, identity)
+        self._unacked[message.number] = held
         self._bytes += len(message.body)
         if leased.due is not None:
             heappush(self._early, (leased.due, message.number, held))
         else:
             self._push(held)
+        return True
+
+    def identities(self) -> list[int]:
+        """Of all that is here."""
+        return [held.identity for held in self._unacked.values()]
 
     def _push(self, held: Held) -> None:
         heappush(self._ready.setdefault(held.leased.queue, []), (-held.leased.priority, held.number, held))
@@ -199,10 +226,6 @@ class Inbox:
         return frames
 
 
-KEPT = frozenset({"x-qworker-deliveries", "x-qworker-parked", "x-qworker-redelivered", "x-qworker-due"})
-"""What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old one."""
-
-
 class _Marks(NamedTuple):
     """What the headers that are apart say of a message. kept: those of them that go along when it is sent anew."""
 
@@ -217,17 +240,29 @@ _PLAIN = _Marks(None, 0, False, 0, {})
 """Of nearly all messages."""
 
 
-def _marks(own: dict[str, Any], now: float) -> _Marks:
+def _identity(tag: int, own: dict[str, Any]) -> int:
+    counts = [(name, own[name]) for name in sorted(KEPT) if name in own]
+    return hash((tag, repr(counts))) if counts else tag
+
+
+def _marks(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Marks:
+    counted = own.get(DEATHS)
+    names = counted.split() if isinstance(counted, str) else []
+    new = [name for name in deaths if name not in names]
     # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a death.
-    died = count(own.get("x-qworker-deliveries")) + count(own.get("x-delivery-count")) // 4
-    due = instant(own.get("x-qworker-due"))
+    died = count(own.get(DELIVERIES)) + count(own.get("x-delivery-count")) // 4 + len(new)
+    due = instant(own.get(DUE))
+    kept = {name: value for name, value in own.items() if name in KEPT}
+    if new:
+        kept[DELIVERIES] = count(own.get(DELIVERIES)) + len(new)
+        kept[DEATHS] = " ".join([*names, *new][-MOST_DEATHS:])
     return _Marks(
         # What is past says nothing more: others copy it when they send the task again, for another time.
         due if due is not None and due > now else None,
         died,
-        bool(own.get("x-qworker-redelivered")) or died > 0,
-        count(own.get("x-qworker-parked")),
-        {name: value for name, value in own.items() if name in KEPT},
+        bool(own.get(REDELIVERED)) or died > 0,
+        count(own.get(PARKED)),
+        kept,
     )
 
 

@@ -17,21 +17,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from amqp.exceptions import ChannelError
 
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, QueueNotFound
-from qworker.transports.amqp_codec import OWN, content_header, message_frames, publish_method
-from qworker.transports.amqp_delays import Delay, delay
+from qworker.transports.amqp_codec import message_frames, publish_method
 from qworker.transports.amqp_link import Link
+from qworker.transports.amqp_outgoing import Outgoing, too_large
 from qworker.transports.amqp_queues import Queues
-from qworker.transports.lease import Envelope
 
 logger = logging.getLogger(__name__)
 
-DUE = OWN + "due"
 WRITE_BYTES = 32 * 1024
 """What is sent before confirms are looked at: without that both sides could wait for each other. It is little, so that
 the server has something to do while the next headers are made."""
@@ -43,16 +41,6 @@ PORTION = 2000
 PARKED_TOGETHER = 1000
 """Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted from when the
 server gets it, so they must not lie about on the way."""
-
-
-class Outgoing(NamedTuple):
-    """A message to be sent to *queue* (its name in the server). parking: its delay, if any. header: for which header() is
-    called, if need be, with the milliseconds until it is due (None: no delay)."""
-
-    queue: str
-    header: bytes | Callable[[int | None], bytes]
-    body: bytes
-    parking: Delay | None = None
 
 
 class _Pending:
@@ -91,6 +79,8 @@ class Publisher:
         self._confirms = confirms
         self._now = now
         self._silence_seconds = silence
+        self.frame_max = 131072
+        """Bytes, as agreed upon with the server; until then, its default."""
         self.turn = threading.Lock()
         self._pending: deque[_Pending] = deque()  # filled by any thread, emptied by who has the turn
         self._link: Link | None = None  # under the turn, as all below
@@ -109,32 +99,6 @@ class Publisher:
         self.turn = threading.Lock()
         self._pending = deque()
         self._link = None
-
-    # -- making --
-
-    def outgoing(self, envelope: Envelope, message_id: str) -> Outgoing:
-        """*envelope* as it is to be sent. TypeError or ValueError for what is no message."""
-        queue, headers, properties, body, priority, due, _ = envelope
-        if type(body) is not bytes:
-            raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
-        more = None if due is None or due <= self._now() else {DUE: float(due)}
-
-        def header(expiration: int | None) -> bytes:
-            return content_header(headers, properties, len(body), message_id, priority, more, expiration)
-
-        if properties is None and not more:  # then header() cannot fail: it may wait until it is wanted
-            return Outgoing(self._queues.prefix + queue, header, body)
-        return self.address(queue, due if more else None, header, body)
-
-    def address(
-        self, queue: str, due: float | None, header: Callable[[int | None], bytes], body: bytes
-    ) -> Outgoing:
-        """A message to *queue*, by way of a queue of delays if it is due later. header: makes it for an expiration."""
-        target = self._queues.prefix + queue
-        parked = None if due is None else delay(target, due, self._now())
-        if parked is None:
-            return Outgoing(target, header(None), body)
-        return Outgoing(parked.queue, header, body, parked)
 
     # -- sending --
 
@@ -183,6 +147,7 @@ class Publisher:
         error: Exception | None = None
         returned: set[str] = set()
         try:
+            batch = self._without_too_large(batch, deadline)
             self._deliver([message for pending in batch for message in pending.messages], deadline)
         except _ReturnedError as unroutable:
             returned = unroutable.queues
@@ -198,6 +163,19 @@ class Publisher:
         return QueueNotFound(
             f"RabbitMQ returned the message: there is no queue {names}, and it went away again"
         )
+
+    def _without_too_large(self, batch: list[_Pending], deadline: float) -> list[_Pending]:
+        """*batch* but for those pushes that the server would never take: their callers are told, and nothing is sent."""
+        found = []
+        for pending in batch:
+            if any(message.large for message in pending.messages):
+                self._opened(deadline)  # then we know how large frames may be
+                pending.error = too_large(pending.messages, self.frame_max)
+            if pending.error is None:
+                found.append(pending)
+            else:
+                pending.done = True
+        return found
 
     def _deliver(self, messages: Sequence[Outgoing], deadline: float) -> None:
         try:
@@ -319,6 +297,7 @@ class Publisher:
         if self._confirms:
             link.call(self._channel.confirm_select)
         self._link = link
+        self.frame_max = link.connection.frame_max
         return link
 
     def _declare(self, link: Link, message: Outgoing) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.amqp_delays import LONGEST_TIME
 from qworker.transports.amqp_link import Link
 
 DEAD = "qworker.dead"
@@ -25,15 +26,14 @@ REVOKED = "qworker.revoked"
 
 @dataclass(frozen=True)
 class Queues:
-    """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest: seconds, or a
-    number of messages, for the dead letters and the revocations."""
+    """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest: seconds, for
+    the dead letters and the revocations."""
 
     type: str = "classic"
     max_priority: int | None = None
     default: str = "celery"
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     dead_expires: float = 604800.0
-    dead_max: int = 10000
     revoke_expires: float = 86400.0
     prefix: str = ""
     """Before the names of all queues in the server: for those who share a virtual host and want to be apart."""
@@ -44,7 +44,8 @@ class Queues:
     def arguments(self, queue: str) -> dict[str, Any]:
         """What *queue* is made with."""
         if queue == DEAD:
-            return {"x-message-ttl": int(self.dead_expires * 1000), "x-max-length": self.dead_max}
+            expires = int(self.dead_expires * 1000)
+            return {"x-message-ttl": expires} if expires <= LONGEST_TIME else {}
         if queue == REVOKED:
             return {
                 "x-queue-type": "stream",

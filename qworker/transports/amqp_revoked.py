@@ -23,7 +23,8 @@ from qworker.errors import ConfigurationError
 from qworker.naming import task_id
 from qworker.transports.amqp_codec import Delivery, ack_frame, content_header, read_content
 from qworker.transports.amqp_link import Link
-from qworker.transports.amqp_publisher import Outgoing, Publisher
+from qworker.transports.amqp_outgoing import Outgoing
+from qworker.transports.amqp_publisher import Publisher
 from qworker.transports.amqp_queues import REVOKED, Queues
 from qworker.transports.lease import Revocation
 
@@ -48,10 +49,10 @@ class RevokedStream:
     def __init__(self, clock: Clock, expires: float) -> None:
         self._clock = clock
         self._expires = expires
-        self._next = 0  # the first offset that was not read yet over this link
-        self._number = (
-            0  # of the last that was heard, counted here: the offsets of a stream made anew begin anew
-        )
+        self._known: dict[str, float] = {}
+        """Ids of the messages that were read → until when they stand: over each new link all are read again."""
+        self._number = 0
+        """Of the last that was heard, counted here: the offsets of a stream made anew begin anew."""
         self._heard: list[tuple[int, float, Revocation]] = []
         self._marker = ""
         self._link: Link | None = None
@@ -60,7 +61,8 @@ class RevokedStream:
     def open(self, link: Link, queues: Queues, publisher: Publisher, timeout: float) -> None:
         """Read the stream over *link*, and return when all that stands in it was read."""
         try:
-            self._next = 0
+            now = self._clock.now()
+            self._known = {id: expires for id, expires in self._known.items() if expires > now}
             if queues.look(link, REVOKED) is None:
                 queues.declare(link, REVOKED)
             channel = link.channel()
@@ -87,7 +89,6 @@ class RevokedStream:
         if message.consumer != CONSUMER or self._link is None:
             return False
         self._link.write(ack_frame(self._channel, message.number, False))
-        offset = read_content(message).own.get("x-stream-offset", -1)
         try:
             value = json.loads(message.body)
             if value.get("marker"):
@@ -98,9 +99,10 @@ class RevokedStream:
             expires = float(value["expires"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return False  # a stranger's
-        if offset < self._next:
+        id = read_content(message).message_id or repr(message.body)
+        if id in self._known:
             return False
-        self._next = offset + 1
+        self._known[id] = expires
         self._number += 1
         self._heard.append((self._number, expires, found))
         return True

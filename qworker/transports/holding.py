@@ -149,6 +149,16 @@ def marked(marks: str) -> set[int] | None:
     return None if data is None else _tags(data)
 
 
+def left_by_the_dead(marks: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
+    """The names of dead holders whose files are beside *marks*, without those *known*, and the tags that each had marked."""
+    with contextlib.suppress(OSError):
+        for path in Path(marks).parent.glob("*.lock"):
+            if path.stem not in known and _is_free(str(path)):
+                tags = marked(str(path.with_suffix(".running")))
+                if tags is not None:  # else it is only about to take its lock, or ran nothing yet
+                    yield path.stem, tags
+
+
 def forget(path: str) -> None:
     """Delete a holder's file, if it is here."""
     with contextlib.suppress(OSError):

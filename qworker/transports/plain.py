@@ -24,16 +24,9 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
+from qworker.transports.own_headers import REDELIVERED
 from qworker.transports.plain_holder import DEAD, PlainHolder
-from qworker.transports.plain_messages import (
-    REDELIVERED,
-    Outgoing,
-    dead,
-    of_envelope,
-    outgoing,
-    read,
-    take_anything,
-)
+from qworker.transports.plain_messages import Outgoing, dead, of_envelope, outgoing, read, take_anything
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

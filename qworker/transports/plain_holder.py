@@ -30,7 +30,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.plain_messages import (
+from qworker.transports.own_headers import (
     DELIVERIES,
     DIED,
     DUE,
@@ -39,12 +39,8 @@ from qworker.transports.plain_messages import (
     QUEUE,
     REASON,
     REDELIVERED,
-    Outgoing,
-    leased,
-    of_leased,
-    read,
-    with_way_back,
 )
+from qworker.transports.plain_messages import Outgoing, leased, of_leased, read, with_way_back
 from qworker.transports.waker import Waker
 
 DEAD = "qworker.dead"

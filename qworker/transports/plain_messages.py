@@ -18,14 +18,19 @@ from qworker.naming import task_id
 from qworker.serialization import JSON
 from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Dead, Envelope, Leased
+from qworker.transports.own_headers import (
+    DELIVERIES,
+    DIED,
+    DUE,
+    PARKED,
+    QUEUE,
+    REASON,
+    REDELIVERED,
+    TEXT,
+    is_apart,
+)
 
 virtual: Any = import_module("kombu.transport.virtual")  # which has no types
-
-OWN = "x-qworker-"
-TEXT, DUE = OWN + "headers", OWN + "due"
-DELIVERIES, PARKED, REDELIVERED = OWN + "deliveries", OWN + "parked", OWN + "redelivered"
-QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
-KEPT = frozenset({DELIVERIES, PARKED, REDELIVERED, DUE})
 _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
 
 
@@ -107,7 +112,7 @@ def of_leased(
 def read(message: Any) -> Read:
     """What kombu's *message* says."""
     headers = _mapping(message.headers)
-    own = {name: headers.pop(name) for name in [name for name in headers if str(name).startswith("x-")]}
+    own = {name: headers.pop(name) for name in [name for name in headers if is_apart(str(name))]}
     given = _mapping(message.properties)
     found: dict[str, Any] = {
         "content_type": message.content_type or JSON,

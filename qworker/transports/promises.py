@@ -107,7 +107,7 @@ PROMISES: tuple[Promises, ...] = (
         priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
         fanout="a stream `qworker.revoked`, read by all workers, also those that start later (RabbitMQ 3.9)",
         dead_letters="the queue `qworker.dead`",
-        delivery_count="in a header, when a worker sees the death of a process; quorum queues count every delivery",
+        delivery_count="in a header, for what was running when a process died, or a worker on the same machine; quorum queues also count every return",
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 min): raise it for longer tasks.",
         lacks=frozenset({DELIVERY_COUNT}),
     ),

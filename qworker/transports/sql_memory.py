@@ -10,11 +10,10 @@ that is lost so leaves a message with a holder who lives and will never settle i
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from qworker.transports.lease import Leased, Settlement, Store
+from qworker.transports.recent import Recent
 
 SECONDS = 3.0
 """For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6 s."""
@@ -25,25 +24,22 @@ class Memory:
 
     def __init__(self) -> None:
         self.held: set[int] = set()
-        self._recent: deque[tuple[float, Sequence[Settlement]]] = deque()
+        self._recent: Recent[Settlement] = Recent(SECONDS)
 
     def took(self, messages: Iterable[Leased]) -> None:
         self.held.update([message.tag for message in messages])
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
         self.held.difference_update([each.tag for each in settlements if not isinstance(each, Store)])
-        now = time.monotonic()
-        self._recent.append((now, settlements))
-        while self._recent[0][0] < now - SECONDS:
-            self._recent.popleft()
+        self._recent.add(settlements)
 
     def all_recent(self) -> list[Settlement]:
         """What was settled lately."""
-        return [each for _, settlements in self._recent for each in settlements]
+        return [each for settlements in self._recent for each in settlements]
 
     def recent(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
         """What was settled lately of *tags*, and the results stored beside, oldest first."""
-        for _, settlements in self._recent:
+        for settlements in self._recent:
             found = [each for each in settlements if isinstance(each, Store) or each.tag in tags]
             if found:
                 yield found

@@ -24,9 +24,10 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.naming import install_command
 from qworker.transports.lease import Envelope, Leased, QueueInfo, Settlement
+from qworker.transports.own_headers import DUE
 from qworker.transports.plain import PlainStore
 from qworker.transports.plain_holder import DEAD, Held
-from qworker.transports.plain_messages import DUE, Outgoing, of_leased
+from qworker.transports.plain_messages import Outgoing, of_leased
 from qworker.transports.sqs_queue import FIFO, LongPoll, Received, SqsQueue, portions
 
 try:

@@ -21,6 +21,7 @@ from qworker.transports import open_store
 from qworker.transports.amqp import AMQPStore
 from qworker.transports.amqp_holder import GATHER_SECONDS
 from qworker.transports.amqp_link import Link, address_of
+from qworker.transports.amqp_outgoing import outgoing
 from qworker.transports.amqp_publisher import PORTION, Publisher
 from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
@@ -317,7 +318,7 @@ def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) ->
         lambda patience: SlowLink(address, patience), Queues(prefix=prefix), True, time.time
     )
     messages = [
-        publisher.outgoing(envelope(str(number), body=bytes(1000)), str(number))
+        outgoing(envelope(str(number), body=bytes(1000)), str(number), prefix, 0.0)
         for number in range(3 * PORTION)
     ]
     started = time.monotonic()

@@ -83,6 +83,17 @@ def test_messages_come_as_they_were_sent(open_: Open, queue: str) -> None:
     assert store.queues() == []
 
 
+def test_headers_that_begin_with_x_arrive(open_: Open, queue: str) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    given = {"id": "a", "x-tenant": "acme", "x-none": None}
+    store.push([Envelope(queue, json.dumps({**given, "x-qworker-deliveries": 1, "x-death": []}), None, b"")])
+    for deliveries in (1, 2):
+        (leased,) = store.lease([queue], 1)
+        assert (json.loads(leased.headers), leased.deliveries) == (given, deliveries)
+        store.settle(own, [Release(leased.tag, counted=True)])
+
+
 def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> None:
     store = open_()
     store.enlist("w", [queue, queue + "r"], 1)

@@ -1,0 +1,33 @@
+"""Headers that are about a message's way and not the task's: ours, and those that RabbitMQ adds.
+
+Comes from:  nothing; names.
+Goes to:     the transports that keep such things in headers: ``amqp_codec.py``, ``plain_messages.py``.
+Thread:      any; constants.
+
+All other headers belong to whoever sent the message, whatever they begin with, and arrive.
+"""
+
+from __future__ import annotations
+
+OWN = "x-qworker-"
+TEXT = OWN + "headers"
+"""Headers that the transport cannot hold, as text."""
+MOVED = OWN + "moved"
+"""How many bytes at the beginning of the body are headers that were too large for their place."""
+DUE, DELIVERIES, PARKED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + "parked", OWN + "redelivered"
+DEATHS = OWN + "deaths"
+"""The workers whose deaths are in the count of deliveries, by the names of their running files."""
+QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
+"""Of a dead letter."""
+KEPT = frozenset({DELIVERIES, PARKED, REDELIVERED, DUE, DEATHS})
+"""What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old one."""
+
+_SERVERS = frozenset(
+    {"x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset", "x-received-from"}
+)
+_SERVERS_BEGIN = (OWN, "x-first-death-", "x-last-death-")
+
+
+def is_apart(name: str) -> bool:
+    """Whether the header *name* is none of the sender's."""
+    return name[:2] == "x-" and (name in _SERVERS or name.startswith(_SERVERS_BEGIN))

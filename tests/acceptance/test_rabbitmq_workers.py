@@ -1,0 +1,89 @@
+"""Workers of RabbitMQ, which says little of what it heard and nothing of who died: here the worker has to know."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.brokers import Broken, RemoteSite, Stream
+from tests.acceptance.invariants import check
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.fault,
+    pytest.mark.timeout(120),
+    pytest.mark.parametrize("broken", ["rabbitmq"], indirect=True),
+]
+
+
+def repeats(site: RemoteSite) -> int:
+    starts = [record.id for record in site.records(kind=STARTED)]
+    return len(starts) - len(set(starts))
+
+
+def cut_often(broken: Broken, remote: RemoteSite) -> None:
+    for _ in range(8):
+        ran = len(remote.records(kind=STARTED))
+        remote.until(lambda ran=ran: len(remote.records(kind=STARTED)) >= ran + 20, "some tasks to run")
+        broken.proxy.cut()
+
+
+def test_no_broken_connection_makes_a_live_worker_run_again_what_it_finished(
+    broken: Broken, remote: RemoteSite
+) -> None:
+    worker = remote.start()
+    remote.send_many("work", [(number, 0.005) for number in range(400)])
+    cut_often(broken, remote)
+    remote.drained()
+    worker.stop()
+    check(remote)
+    assert repeats(remote) == 0
+
+
+def test_what_is_acknowledged_first_never_runs_twice(broken: Broken, remote: RemoteSite) -> None:
+    """It is lost where nobody can know whether its ack arrived, and only there."""
+    worker = remote.start()
+    remote.send_many("once", [(number, 0.005) for number in range(400)])
+    cut_often(broken, remote)
+    remote.until(lambda: not remote.waiting(), "the queue to be empty")
+    worker.stop()
+    assert repeats(remote) == 0
+    assert len(remote.records(kind=STARTED)) + worker.log.count("is not run: its lease was lost") >= 400
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_may_have_forgotten_acks(broken: Broken, remote: RemoteSite) -> None:
+    worker = remote.start()
+    remote.ended(remote.send("work"))
+    stream = Stream(remote)
+    for _ in range(2):
+        ran = len(remote.records(kind=STARTED))
+        remote.until(lambda ran=ran: len(remote.records(kind=STARTED)) >= ran + 20, "some tasks to run")
+        broken.server.kill()
+        broken.server.start()
+        broken.server.wait()
+    stream.stop()
+    remote.drained(but=remote.unsure)
+    worker.stop()
+    check(remote)
+    sure = [record.id for record in remote.records(kind=STARTED) if record.id not in remote.unsure]
+    assert len(sure) == len(set(sure))
+
+
+def test_a_poison_that_kills_the_main_process_is_given_up(remote: RemoteSite) -> None:
+    """Each worker dies while it runs the poison, and what else it holds is innocent."""
+    settings = {"task_max_deliveries": 3, "worker_prefetch_multiplier": 4}
+    poison = remote.send("until_file", str(remote.path / "never"))
+    good = [remote.send("work", number, 30.0) for number in range(2)]
+    for death in range(3):
+        worker = remote.start("-c", "1", name=f"victim{death}", **settings)
+        remote.started(poison, times=death + 1)
+        worker.kill()
+    last = remote.start("-c", "1", name="last", **settings)
+    remote.until(lambda: poison in remote.dead(), "the poison to be given up")
+    (reason,) = [reason for id, reason in remote.dead().items() if id == poison]
+    assert "3 deaths" in reason
+    assert remote.states()[poison] == "FAILURE"
+    assert set(remote.dead()) == {poison}
+    remote.started(good[0])
+    last.kill()
