@@ -98,10 +98,16 @@ class Declarations:
         kinds.BYTES, 1024**2, "Body size from which publishing logs a warning.", minimum=0
     )
     dead_letter_expires: float = declare(
-        kinds.DURATION, 604800.0, "How long dead letters are kept.", minimum=1
+        kinds.DURATION,
+        604800.0,
+        "How long dead letters are kept; on Amazon SQS and kombu's other transports until they are retried or discarded.",
+        minimum=1,
     )
     dead_letter_max: int = declare(
-        kinds.INTEGER, 10000, "How many dead letters a queue keeps; the oldest go first.", minimum=1
+        kinds.INTEGER,
+        10000,
+        "How many dead letters of each queue are kept; the oldest go first. Amazon SQS and kombu's other transports keep all.",
+        minimum=1,
     )
     revokes_max: int = declare(kinds.INTEGER, 50000, "How many revoked task ids are remembered.", minimum=1)
     revoke_expires: float = declare(

@@ -8,6 +8,7 @@ Thread:      whichever holds the lock.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -145,12 +146,12 @@ class Shelf:
 
     def sweep(self, dead_expires: float, dead_max: int, now: float) -> int:
         """Delete what is old or too much, a portion of it; return how many things went."""
-        newest = set(list(self.dead)[max(0, len(self.dead) - dead_max) :])  # who died last stands last
-        old = [
-            t
-            for t, (letter, _) in self.dead.items()
-            if t not in newest or letter.died_at < now - dead_expires
-        ]
+        kept: Counter[str] = Counter()
+        old = []
+        for tag, (letter, _) in reversed(self.dead.items()):  # who died last stands last
+            kept[letter.queue] += 1
+            if kept[letter.queue] > dead_max or letter.died_at < now - dead_expires:
+                old.append(tag)
         stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
         over = [entry for entry in self.revoked if entry[2] < now]
         for tag in old[:SWEPT_AT_ONCE]:

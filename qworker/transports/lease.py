@@ -248,7 +248,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def sweep(self, dead_expires: float, dead_max: int) -> int:
-        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max*, old
+        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max* of their queue, old
         revocations and expired results; return how many rows went. Writes nothing when nothing is due.
 
         Not more than some thousand at a time, so that nobody waits for it: call it again until it returns 0."""

@@ -100,12 +100,17 @@ SWEEP = Script(
     PRELUDE
     + FORGET
     + r"""
--- ARGV: epoch second before which dead letters are too old, how many are kept, how many go at a time.
+-- ARGV: epoch second before which dead letters are too old, how many a queue keeps, how many go at a time.
 local count, portion = 0, tonumber(ARGV[6])
 local function go(tags) for _, tag in ipairs(tags) do forget(tag); count = count + 1 end end
 go(redis.call('ZRANGEBYSCORE', P .. 'qworker.dead', '-inf', '(' .. ARGV[4], 'LIMIT', 0, portion))
-local excess = redis.call('ZCARD', P .. 'qworker.dead') - tonumber(ARGV[5])
-if excess > 0 then go(redis.call('ZRANGE', P .. 'qworker.dead', 0, math.min(excess, portion) - 1)) end
+if redis.call('ZCARD', P .. 'qworker.dead') > tonumber(ARGV[5]) then
+  for _, queue in ipairs(redis.call('SMEMBERS', P .. 'qworker.queues')) do
+    local key = P .. 'qworker.dead.' .. queue
+    local excess = redis.call('ZCARD', key) - tonumber(ARGV[5])
+    if excess > 0 and count < portion then go(redis.call('ZRANGE', key, 0, math.min(excess, portion) - 1)) end
+  end
+end
 for _, member in ipairs(redis.call('ZRANGE', P .. 'qworker.revoked', 0, portion - 1)) do
   if (tonumber(string.match(member, '^[%d.]+') or '') or 0) < WALL then
     redis.call('ZREM', P .. 'qworker.revoked', member)

@@ -81,15 +81,20 @@ def forget_silent(link: Link) -> int:
 
 
 def sweep(link: Link, results: ResultTable, now: float, died_before: float, most: int) -> int:
-    """Delete dead letters that died before then, or are beyond the newest *most*; revocations and results whose time is
+    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations and results whose time is
     over *now*. Returns how many rows went, of which there are never very many at once."""
     old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
     tags = {tag for (tag,) in link.ask(old, (died_before,))}
-    newest = "SELECT died_at, tag FROM qworker_dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"
-    for died_at, tag in link.ask(newest, (most,)):
-        beyond = f"""SELECT tag FROM qworker_dead WHERE died_at < %s OR (died_at = %s AND tag <= %s)
-        LIMIT {PORTION}"""
-        tags |= {tag for (tag,) in link.ask(beyond, (died_at, died_at, tag))}
+    crowded = "SELECT queue FROM qworker_dead GROUP BY queue HAVING count(*) > %s"
+    newest = """SELECT died_at, tag FROM qworker_dead WHERE queue = %s
+    ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"""
+    for (queue,) in link.ask(crowded, (most,)):
+        for died_at, tag in link.ask(newest, (queue, most)):
+            beyond = f"""SELECT tag FROM qworker_dead WHERE queue = %s AND (died_at < %s OR (died_at = %s AND tag <= %s))
+            LIMIT {PORTION}"""
+            tags |= {tag for (tag,) in link.ask(beyond, (queue, died_at, died_at, tag))}
+        if len(tags) >= PORTION:
+            break
     count = link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),)) if tags else 0
     count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
     if ids := results.expired(link, now):

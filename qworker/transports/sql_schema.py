@@ -40,7 +40,7 @@ POSTGRESQL = (
         tag bigint PRIMARY KEY, queue text NOT NULL, reason text NOT NULL, died_at double precision NOT NULL,
         deliveries integer NOT NULL, urgency smallint NOT NULL, headers text NOT NULL, properties text,
         body bytea NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS qworker_dead_died ON qworker_dead (died_at, tag)",
+    "CREATE INDEX IF NOT EXISTS qworker_dead_died ON qworker_dead (died_at, tag, queue)",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigserial PRIMARY KEY, name text NOT NULL, pid bigint NOT NULL, boot text NOT NULL, lock_path text NOT NULL,
         marks text NOT NULL, queues text NOT NULL, concurrency integer NOT NULL, started double precision NOT NULL,
@@ -65,7 +65,7 @@ MYSQL = (
     f"""CREATE TABLE IF NOT EXISTS qworker_dead (
         tag bigint PRIMARY KEY, queue varchar(255) NOT NULL, reason longtext NOT NULL, died_at double NOT NULL,
         deliveries integer NOT NULL, urgency smallint NOT NULL, headers longtext NOT NULL, properties longtext,
-        body longblob NOT NULL, KEY qworker_dead_died (died_at, tag)) {MYSQL_TABLE}""",
+        body longblob NOT NULL, KEY qworker_dead_died (died_at, tag, queue)) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigint AUTO_INCREMENT PRIMARY KEY, name varchar(255) NOT NULL, pid bigint NOT NULL,
         boot varchar(64) NOT NULL, lock_path text NOT NULL, marks text NOT NULL, queues text NOT NULL,

@@ -69,8 +69,8 @@ BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, 
 SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
 EXPIRED = (
     ("dead", "tag", "SELECT tag FROM dead WHERE died_at < ?"),
-    ("dead", "tag", """SELECT tag FROM dead WHERE (died_at, tag) <= (
-        SELECT died_at, tag FROM dead ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET ?)"""),
+    ("dead", "tag", """SELECT tag FROM (SELECT tag, row_number() OVER (
+        PARTITION BY queue ORDER BY died_at DESC, tag DESC) AS place FROM dead) WHERE place > ?"""),
     ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
     ("message", "tag", f"""SELECT tag FROM queue CROSS JOIN message ON message.queue = queue.name

@@ -132,7 +132,6 @@ class AMQPPlace:
         "test_live_workers_are_listed": "RabbitMQ does not tell of workers",
         "test_queues_say_how_they_stand": "nor of what is delayed or leased",
         "test_sweeping_takes_old_dead_letters": "the server removes them by itself",
-        "test_sweeping_keeps_those_that_died_last": "the server removes the oldest by itself",
         "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
     }
 

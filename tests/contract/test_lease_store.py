@@ -1125,6 +1125,19 @@ def test_sweeping_keeps_those_that_died_last(store: LeaseStore, clock: FakeClock
     assert [dead.headers for dead in store.dead()] == ["sent first, died last", "d"]
 
 
+def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(
+    store: LeaseStore, clock: FakeClock
+) -> None:
+    own = epoch(store)
+    store.push([message("rare", "r"), *(message(name) for name in "abcd")])
+    for leased in [*take(store, "r"), *take(store, "q")]:
+        clock.advance(1)
+        store.settle(own, [Bury(leased.tag, "why")])
+    assert store.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.dead()] == ["d", "c", "rare"]
+    assert store.sweep(1e9, 2) == 0
+
+
 def test_depths_are_told_of_every_queue_that_is_asked_for(store: LeaseStore) -> None:
     store.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
     until(lambda: store.depths(["a"])[0].ready == 2)  # RabbitMQ counts a moment later
