@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import translate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from qworker.errors import PublishError, QueueNotFound
 from qworker.naming import import_object, near, valid_queue_name
@@ -43,8 +43,9 @@ class Router:
         self._default_queue: str = conf.task_default_queue
         self._default_priority: int = conf.task_default_priority or 0
         self._max_priority: int = conf.task_queue_max_priority
-        routes = [import_object(route) if isinstance(route, str) else route for route in conf.task_routes]
-        self._routes = [_compile(route) if isinstance(route, Mapping) else route for route in routes]
+        self._routes = [
+            _compile(route) if isinstance(route, Mapping) else _router(route) for route in conf.task_routes
+        ]
         self.constant = all(isinstance(route, list) for route in self._routes)
 
     def route(
@@ -109,11 +110,23 @@ class Router:
 
     def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
         """The declared queue that *routing_key* on *exchange* leads to; without an exchange the key is the queue."""
+        exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange will do
         key = routing_key or exchange or ""
-        for queue, declared in self._queues.items():
-            home = declared.get("exchange") or queue
-            if (exchange or home) == home and _topic(str(declared.get("routing_key") or queue), key):
-                return queue
+        found = [
+            queue
+            for queue, declared in self._queues.items()
+            if any(
+                (exchange or home) == home and _topic(pattern, key)
+                for home, pattern in _bindings(queue, declared)
+            )
+        ]
+        if exchange and len(found) > 1:
+            raise PublishError(
+                f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues {', '.join(found)}, and a "
+                "message goes to one queue: name it"
+            )
+        if found:
+            return found[0]
         if not exchange or exchange == key:
             return key
         raise QueueNotFound(
@@ -142,6 +155,21 @@ def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapp
         else:
             exact.append((pattern.__eq__, options))
     return exact + patterns
+
+
+def _router(route: Any) -> Callable[..., Any]:
+    """The function that a route is: itself, what its dotted name leads to, or ``route_for_task`` of an object or class."""
+    found = import_object(route) if isinstance(route, str) else route
+    if not hasattr(found, "route_for_task"):
+        return cast(Callable[..., Any], found)
+    ask = (found() if isinstance(found, type) else found).route_for_task
+    return lambda name, args, kwargs, options, task=None: ask(name, args, kwargs)
+
+
+def _bindings(queue: str, declared: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(exchange, routing key) by which *queue* is reached, as ``task_queues`` says."""
+    several = [(str(exchange), str(key)) for exchange, _, key in declared.get("bindings") or ()]
+    return several or [(str(declared.get("exchange") or queue), str(declared.get("routing_key") or queue))]
 
 
 def _options(target: Any) -> Mapping[str, Any] | None:

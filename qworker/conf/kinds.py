@@ -9,7 +9,7 @@ A reader converts only what is unambiguous: "10" is ten and "false" is False, bu
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qworker.clock import seconds as to_seconds
@@ -212,12 +212,42 @@ def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
     name = getattr(queue, "name", None)  # a kombu.Queue, which people bring from Celery
     if not isinstance(name, str):
         raise ValueError('must name each queue: "mail", or {"name": "mail", "routing_key": "mail.#"}')
-    options = {"routing_key": getattr(queue, "routing_key", None) or name}
-    exchange = getattr(getattr(queue, "exchange", None), "name", "")
-    maximum = getattr(queue, "max_priority", None)
-    return name, options | ({"exchange": exchange} if exchange else {}) | (
-        {"max_priority": maximum} if maximum else {}
-    )
+    exchange = getattr(queue, "exchange", None)
+    if getattr(exchange, "type", None) == "fanout":
+        name = getattr(queue, "alias", None) or name  # Broadcast has an id as its name
+    bindings = [(each.exchange, each.routing_key) for each in getattr(queue, "bindings", None) or ()]
+    if len(bindings) == 1:
+        exchange, key = bindings.pop()
+    else:
+        key = getattr(queue, "routing_key", None)
+    arguments = dict(getattr(queue, "queue_arguments", None) or {})
+    for argument, attribute, factor in _QUEUE_ARGUMENTS:
+        if getattr(queue, attribute, None) is not None:
+            arguments.setdefault(argument, int(getattr(queue, attribute) * factor))
+    options = {
+        "routing_key": key or name,
+        "exchange": getattr(exchange, "name", ""),
+        "exchange_type": getattr(exchange, "type", "direct") if getattr(exchange, "name", "") else "direct",
+        "max_priority": getattr(queue, "max_priority", None) or arguments.get("x-max-priority"),
+        "queue_arguments": arguments,
+        "bindings": sorted((each.name, each.type, key or name) for each, key in bindings),
+    }
+    return name, {key: value for key, value in options.items() if value and value != "direct"}
+
+
+_QUEUE_ARGUMENTS = (
+    ("x-message-ttl", "message_ttl", 1000),
+    ("x-expires", "expires", 1000),
+    ("x-max-length", "max_length", 1),
+    ("x-max-length-bytes", "max_length_bytes", 1),
+)
+"""What RabbitMQ calls attributes of kombu.Queue, and its units in one of theirs."""
+
+
+def _to_all(options: Mapping[str, Any]) -> bool:
+    """Whether a queue is bound to an exchange that gives each message to every queue."""
+    kinds = [options.get("exchange_type"), *(kind for _, kind, _ in options.get("bindings") or ())]
+    return not {"fanout", "headers"}.isdisjoint(kinds)
 
 
 def _queues(value: Any) -> dict[str, dict[str, Any]]:
@@ -233,30 +263,49 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
     for name, options in pairs:
         if not isinstance(options, Mapping):
             raise ValueError(f"has options for queue {name!r} that are no mapping")
+        if _to_all(options):
+            raise ValueError(
+                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of the kinds fanout "
+                "and headers): each message goes to one queue; give every worker a queue of its own and call for each"
+            )
         if queues.setdefault(_queue(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")
     return queues
 
 
+def _pairs(router: Sequence[Any]) -> dict[Any, Any]:
+    """The mapping that a pair (pattern, route) makes, or a list of such pairs."""
+    pairs: list[Any] = (
+        [router] if len(router) == 2 and not isinstance(router[0], (tuple, list)) else list(router)
+    )
+    if not all(
+        isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], Hashable) for pair in pairs
+    ):
+        raise ValueError(f"has {router!r:.200}; a list in it must be of pairs (pattern, route)")
+    return dict(pairs)
+
+
 def _routes(value: Any) -> list[Any]:
-    """A list of routers, each a mapping pattern → queue name or options, a callable, or its dotted name."""
+    """A list of routers, each a mapping pattern → queue name or options, a list of such pairs, a callable, an object with
+    ``route_for_task``, or the dotted name of one."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
     routers: list[Any] = []
-    for router in [value] if isinstance(value, Mapping) or callable(value) else _list(value):
-        if isinstance(router, (tuple, list)) and len(router) == 2:
-            router = {router[0]: router[1]}  # Celery's pair (pattern, route)
+    one = isinstance(value, Mapping) or callable(value) or hasattr(value, "route_for_task")
+    for router in [value] if one else _list(value):
+        if isinstance(router, (tuple, list)):
+            router = _pairs(router)
         if isinstance(router, Mapping):
             for pattern, route in router.items():
                 if not isinstance(route, Mapping):
-                    _queue(route)
+                    _queue(getattr(route, "name", route))
                 elif "queue" in route:
                     _queue(getattr(route["queue"], "name", route["queue"]))
                 if not (isinstance(pattern, str) or hasattr(pattern, "match")):
                     raise ValueError(
                         f"has a pattern {pattern!r} that is neither text nor a regular expression"
                     )
-        elif not callable(router) and not isinstance(router, str):
+        elif not callable(router) and not isinstance(router, str) and not hasattr(router, "route_for_task"):
             raise ValueError(f"has a router {router!r}; use a mapping, a function, or its dotted name")
         routers.append(router)
     return [router for router in routers if router != {}]

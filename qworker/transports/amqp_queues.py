@@ -65,8 +65,8 @@ class Queues:
         """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in it."""
         found = self.look(link, queue)
         options = self.declared.get(queue, {})
-        exchange = options.get("exchange")
-        if found is not None and not exchange:
+        bindings = _bindings(queue, options)
+        if found is not None and not bindings:
             return found
         channel = link.channel()
         try:
@@ -77,19 +77,9 @@ class Queues:
                         arguments=self.arguments(queue),
                     ).message_count
                 )  # fmt: skip
-            if exchange:
-                name, kind = (
-                    str(getattr(exchange, "name", exchange)),
-                    str(options.get("exchange_type", "direct")),
-                )
-                if name:
-                    link.call(channel.exchange_declare, name, kind, durable=True, auto_delete=False)
-                    link.call(
-                        channel.queue_bind,
-                        self.prefix + queue,
-                        name,
-                        str(options.get("routing_key") or queue),
-                    )
+            for name, kind, key in bindings:
+                link.call(channel.exchange_declare, name, kind, durable=True, auto_delete=False)
+                link.call(channel.queue_bind, self.prefix + queue, name, key)
             link.call(channel.close)
         except AccessRefused as error:
             raise ConfigurationError(
@@ -116,3 +106,13 @@ class Queues:
             raise BrokerUnavailable(f"queue {queue!r} at {link.address.shown}: {error.reply_text}") from None
         link.call(channel.close)
         return count
+
+
+def _bindings(queue: str, options: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Name and kind of the exchanges that *queue* is bound to, each with the routing key."""
+    if options.get("bindings"):
+        return [(str(name), str(kind), str(key)) for name, kind, key in options["bindings"]]
+    name = str(getattr(options.get("exchange"), "name", options.get("exchange")) or "")
+    if not name:
+        return []
+    return [(name, str(options.get("exchange_type", "direct")), str(options.get("routing_key") or queue))]

@@ -592,6 +592,32 @@ def test_purging_is_counted(open_: Open) -> None:
     assert store.purge("unheard of") == 0
 
 
+def test_a_queue_of_kombu_is_bound_as_often_as_it_says(prefix: str) -> None:
+    from kombu import Exchange, Queue, binding
+
+    media = Exchange(prefix + "media", type="topic")
+    conf = Settings()
+    conf.update(
+        broker_url=require("rabbitmq"),
+        broker_transport_options={"queue_name_prefix": prefix},
+        task_queues=[
+            Queue("r", [binding(media, routing_key="video.#"), binding(media, routing_key="image")])
+        ],
+    )
+    store = open_store(conf.broker_url, conf)
+    assert isinstance(store, AMQPStore)
+    store.enlist("w", ["r"], 1)
+    link = Link(address_of(store.url), 5.0)
+    channel = link.channel()
+    for key in ("video.long", "image", "sound"):
+        message = amqp.Message("[]", application_headers={"id": key})
+        link.call(channel.basic_publish, message, prefix + "media", key)
+    assert {json.loads(leased.headers)["id"] for leased in receive(store, 2, "r")} == {"video.long", "image"}
+    link.call(channel.exchange_delete, prefix + "media")
+    link.close()
+    store.close()
+
+
 def test_settings_reach_the_server(prefix: str) -> None:
     conf = Settings()
     conf.update(

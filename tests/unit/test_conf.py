@@ -6,6 +6,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from kombu import Exchange, Queue, binding
+from kombu.common import Broadcast
 
 from qworker.conf import SETTINGS, Settings, mask, mask_urls, reference
 from qworker.errors import ConfigurationError
@@ -115,6 +117,27 @@ def test_later_code_wins_over_earlier_code_and_assignment_is_code(make):
         ("task_queues", ["a", "b"], {"a": {}, "b": {}}),
         ("task_queues", '{"a": {"max_priority": 3}}', {"a": {"max_priority": 3}}),
         ("task_queues", None, {}),
+        (
+            "task_queues",
+            [
+                Queue(
+                    "t",
+                    Exchange("e", type="topic"),
+                    "t.#",
+                    queue_arguments={"x-max-priority": 10},
+                    message_ttl=1.5,
+                )
+            ],
+            {
+                "t": {
+                    "routing_key": "t.#",
+                    "exchange": "e",
+                    "exchange_type": "topic",
+                    "max_priority": 10,
+                    "queue_arguments": {"x-max-priority": 10, "x-message-ttl": 1500},
+                }
+            },
+        ),
         ("task_routes", {"a.*": "x"}, [{"a.*": "x"}]),
         ("task_routes", [("a.*", {"queue": "x"}), "proj.route"], [{"a.*": {"queue": "x"}}, "proj.route"]),
         (
@@ -177,6 +200,14 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
         ("task_queues", [5], "name each queue"),
         ("task_queues", "{", "JSON"),
         ("task_routes", [5], "router"),
+        ("task_routes", [[("a", "b"), "c"]], "must be of pairs"),
+        ("task_routes", [[["a"], ["b"]]], "must be of pairs"),
+        ("task_routes", [[({}, "b"), ("c", "d")]], "must be of pairs"),
+        ("task_routes", [("a", "b", "c")], "must be of pairs"),
+        ("task_queues", [Broadcast("news")], "broadcast queue 'news', and there are none"),
+        ("task_queues", [Queue("x", Exchange("e", type="fanout"))], "broadcast queue 'x'"),
+        ("task_queues", [Queue("x", [binding(Exchange("e", type="headers"))])], "kinds fanout and headers"),
+        ("task_queues", {"x": {"exchange": "e", "exchange_type": "fanout"}}, "broadcast queue 'x'"),
         ("task_routes", {"a": ""}, "not empty"),
         ("task_default_rate_limit", "fast", "rate"),
         ("task_default_rate_limit", "0/s", "rate"),

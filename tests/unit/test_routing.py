@@ -42,6 +42,25 @@ def test_without_anything_it_is_the_default_queue() -> None:
         ([lambda name, args, kwargs, options, task=None: "called" if name == "proj.add" else None], "called"),
         ([lambda *args, **kwargs: None, {"proj.add": "after"}], "after"),
         ({"proj.add": {"routing_key": "by.key"}}, "by.key"),
+        # Celery's list of pairs, as one router.
+        (([("feed.*", {"queue": "feeds"}), ("proj.*", {"queue": "pairs"})],), "pairs"),
+        (
+            (
+                [
+                    ("feed.*", {"queue": "feeds"}),
+                    (re.compile(r"(proj|x)\..*"), {"queue": "three"}),
+                    ("web", "w"),
+                ],
+            ),
+            "three",
+        ),
+        (([("proj.*", "one")],), "one"),
+        ((("proj.*", "one"),), "one"),
+        (([["proj.*", "json"], ["web", "w"]],), "json"),
+        ([[]], "celery"),
+        ("tests.unit.test_routing.Old", "old"),
+        (["tests.unit.test_routing:Old"], "old"),
+        ("tests.unit.test_routing.route_by_name", "by-name"),
     ],
 )
 def test_routes(routes: Any, expected: str) -> None:
@@ -56,6 +75,26 @@ def test_a_route_may_be_a_dotted_name() -> None:
 
 def route_by_argument(name: str, args: tuple[Any, ...], kwargs: Any, options: Any, task: Any = None) -> Any:
     return {"queue": args[0]} if args else None
+
+
+def route_by_name(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **more: Any) -> Any:
+    return "by-name"
+
+
+class Old:
+    """A router as Celery had them before 4.0."""
+
+    def route_for_task(self, task: str, args: Any = None, kwargs: Any = None) -> Any:
+        return {"queue": "old"} if task == "proj.add" else None
+
+
+def test_a_router_may_be_an_object() -> None:
+    class New:
+        def __call__(self, name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
+            return "new" if args else None
+
+    assert queue_of(task_routes=Old()) == queue_of(task_routes=[New(), Old()]) == "old"
+    assert router(task_routes=[New(), Old()]).route("proj.add", {}, (1,), {}).queue == "new"
 
 
 def test_a_route_may_set_other_options() -> None:
@@ -90,6 +129,36 @@ def test_exchange_and_key_lead_to_the_queue_bound_there(options: dict[str, Any],
         "plain": {},
     }
     assert queue_of(options, task_queues=queues) == expected
+
+
+def test_a_queue_of_kombu_keeps_its_bindings() -> None:
+    from kombu import Exchange, Queue, binding
+
+    media = Exchange("media")
+    queues = [
+        Queue(
+            "media", [binding(media, routing_key="media.video"), binding(media, routing_key="media.image")]
+        ),
+        Queue("feeds", [binding(Exchange("feeds", type="topic"), routing_key="feed.#")]),
+        Queue("web", Exchange("web"), routing_key="web.page"),
+    ]
+    for exchange, key, expected in [
+        (media, "media.video", "media"),
+        ("media", "media.image", "media"),
+        ("feeds", "feed.import", "feeds"),
+        ("web", "web.page", "web"),
+    ]:
+        assert queue_of({"exchange": exchange, "routing_key": key}, task_queues=queues) == expected
+    with pytest.raises(QueueNotFound, match="bound to exchange 'media'"):
+        queue_of({"exchange": "media", "routing_key": "media.sound"}, task_queues=queues)
+
+
+def test_a_key_that_leads_to_several_queues_is_refused() -> None:
+    """Celery's broker would copy the message into each."""
+    queues = {"a": {"exchange": "x", "routing_key": "x.#"}, "b": {"exchange": "x", "routing_key": "x.y"}}
+    with pytest.raises(PublishError, match="lead to the queues a, b, and a message goes to one"):
+        queue_of({"exchange": "x", "routing_key": "x.y"}, task_queues=queues)
+    assert queue_of({"queue": "b"}, task_queues=queues) == "b"
 
 
 def test_a_key_that_leads_nowhere() -> None:
