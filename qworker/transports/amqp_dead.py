@@ -13,7 +13,6 @@ Headers that fill a frame leave no room there for a reason. They are moved to th
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 from amqp.exceptions import AccessRefused
 
 from qworker.errors import BrokerUnavailable
-from qworker.json_dialect import dumps
 from qworker.naming import task_id
 from qworker.transports.amqp_codec import (
     Content,
@@ -40,7 +38,7 @@ from qworker.transports.amqp_link import Link
 from qworker.transports.amqp_outgoing import Outgoing
 from qworker.transports.amqp_queues import DEAD, Queues
 from qworker.transports.lease import Dead
-from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED
+from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED, outline
 
 logger = logging.getLogger(__name__)
 
@@ -202,23 +200,11 @@ def buried(
     header = content_header(text, dead.properties, len(body), message_id, priority, own)
     if len(header) > most:
         moved = text.encode("utf-8", "surrogatepass")
-        text, body = _outline_of_headers(text), moved + body
+        text, body = outline(text), moved + body
         header = content_header(
             text, dead.properties, len(body), message_id, priority, {**own, MOVED: len(moved)}
         )
     return Outgoing(queues.prefix + DEAD, header, body)
-
-
-def _outline_of_headers(text: str) -> str:
-    """What is left of the headers *text* in their place, for those who look at the queue with other tools."""
-    try:
-        headers = json.loads(text)
-    except (ValueError, RecursionError):
-        return "{}"
-    if type(headers) is not dict:
-        return "{}"
-    found = {name: headers.get(name) for name in ("id", "task")}
-    return dumps({name: value for name, value in found.items() if type(value) is str and len(value) < 256})
 
 
 def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:

@@ -2,18 +2,24 @@
 
 Comes from:  nothing; names.
 Goes to:     the transports that keep such things in headers: ``amqp_codec.py``, ``plain_messages.py``.
-Thread:      any; constants.
+Thread:      any; pure.
 
 All other headers belong to whoever sent the message, whatever they begin with, and arrive.
 """
 
 from __future__ import annotations
 
+import json
+
+from qworker.json_dialect import dumps
+
 OWN = "x-qworker-"
 TEXT = OWN + "headers"
 """Headers that the transport cannot hold, as text."""
 MOVED = OWN + "moved"
 """How many bytes at the beginning of the body are headers that were too large for their place."""
+PACKED = OWN + "packed"
+"""The same, of a body that was compressed with them."""
 DUE, DELIVERIES, PARKED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + "parked", OWN + "redelivered"
 DEATHS = OWN + "deaths"
 """The workers whose deaths are in the count of deliveries, by the names of their running files."""
@@ -31,3 +37,15 @@ _SERVERS_BEGIN = (OWN, "x-first-death-", "x-last-death-")
 def is_apart(name: str) -> bool:
     """Whether the header *name* is none of the sender's."""
     return name[:2] == "x-" and (name in _SERVERS or name.startswith(_SERVERS_BEGIN))
+
+
+def outline(text: str) -> str:
+    """What is left of the headers *text* in their place when they are moved, for those who look with other tools."""
+    try:
+        headers = json.loads(text)
+    except (ValueError, RecursionError):
+        return "{}"
+    if type(headers) is not dict:
+        return "{}"
+    found = {name: headers.get(name) for name in ("id", "task")}
+    return dumps({name: value for name, value in found.items() if type(value) is str and len(value) < 256})

@@ -11,7 +11,7 @@ beyond that goes to the end of its queue, and nothing more is got for a moment.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
@@ -196,7 +196,7 @@ class PlainHolder:
                     lost.add(settlement.tag)
                     continue
                 if isinstance(settlement, Bury):
-                    self._send([self._buried(held, settlement)])
+                    self._bury(held, settlement)
                 if isinstance(settlement, Release):
                     self._release(held, settlement)
                 else:
@@ -232,7 +232,10 @@ class PlainHolder:
             held.message.requeue()
         self._here.discard(old.tag)
 
-    def _buried(self, held: Held, bury: Bury) -> Outgoing:
+    def _bury(self, held: Held, bury: Bury) -> None:
+        self._send([self._buried(held, bury, of_leased)])
+
+    def _buried(self, held: Held, bury: Bury, make: Callable[..., Outgoing]) -> Outgoing:
         old = held.leased
         own = {
             QUEUE: old.queue,
@@ -240,7 +243,7 @@ class PlainHolder:
             DIED: self._clock.now(),
             DELIVERIES: old.deliveries + bury.counted,
         }
-        return of_leased(old, own, held.message_id, DEAD)
+        return make(old, own, held.message_id, DEAD)
 
     def extend(self) -> None:
         with self._leasing():

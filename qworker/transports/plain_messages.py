@@ -8,6 +8,8 @@ Thread:      any; pure.
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b85decode, b85encode
 from collections.abc import Mapping
 from hashlib import blake2b
 from importlib import import_module
@@ -22,15 +24,18 @@ from qworker.transports.own_headers import (
     DELIVERIES,
     DIED,
     DUE,
+    PACKED,
     PARKED,
     QUEUE,
     REASON,
     REDELIVERED,
     TEXT,
     is_apart,
+    outline,
 )
 
 virtual: Any = import_module("kombu.transport.virtual")  # which has no types
+MOST_UNPACKED = 64 * 1024**2
 _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
 
 
@@ -107,6 +112,28 @@ def of_leased(
         own,
         message_id,
     )
+
+
+def packed(
+    leased: Leased, own: Mapping[str, Any], message_id: str | None, queue: str | None = None
+) -> Outgoing:
+    """As of_leased(), as small as can be: for brokers that count bytes. Only dead() can read it."""
+    text = leased.headers.encode("utf-8", "surrogatepass")
+    body = b85encode(zlib.compress(text + leased.body, 9))
+    small = leased._replace(headers=outline(leased.headers), body=body)
+    return of_leased(small, {**own, PACKED: len(text)}, message_id, queue)
+
+
+def _unpacked(content: Read) -> tuple[str, bytes]:
+    """The headers, as text, and the body of a dead letter."""
+    size = content.own.get(PACKED)
+    if type(size) is int:
+        try:
+            whole = zlib.decompressobj().decompress(b85decode(content.body), MOST_UNPACKED)
+            return whole[:size].decode("utf-8", "surrogatepass"), whole[size:]
+        except (ValueError, zlib.error):
+            pass  # a stranger's
+    return content.text, content.body
 
 
 def read(message: Any) -> Read:
@@ -211,13 +238,14 @@ def leased(queue: str, content: Read, tag: int) -> Leased:
 
 def dead(content: Read) -> Dead:
     own = content.own
+    text, body = _unpacked(content)
     return Dead(
         content.tag,
         str(own.get(QUEUE, "")),
         str(own.get(REASON, "not put here by qworker")),
         instant(own.get(DIED)) or 0.0,
         count(own.get(DELIVERIES)),
-        content.text,
+        text,
         content.properties,
-        content.body,
+        body,
     )

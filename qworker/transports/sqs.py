@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.naming import install_command
-from qworker.transports.lease import Envelope, Leased, QueueInfo, Settlement
+from qworker.transports.lease import Bury, Leased, QueueInfo, Settlement
 from qworker.transports.own_headers import DUE
 from qworker.transports.plain import PlainStore
 from qworker.transports.plain_holder import DEAD, Held
-from qworker.transports.plain_messages import Outgoing, of_leased
+from qworker.transports.plain_messages import Outgoing, of_leased, packed
 from qworker.transports.sqs_queue import FIFO, LongPoll, Received, SqsQueue, portions
 
 try:
@@ -135,7 +135,12 @@ class SqsStore(PlainStore):
                         raise BrokerUnavailable(
                             f"{mask_urls(self.url)} took not all messages within {timeout:g} s"
                         )
-                    queue.send(portion)
+                    try:
+                        queue.send(portion)
+                    except ClientError as error:
+                        if _code(error) in UNFIT:
+                            raise PublishError(f"{mask_urls(self.url)}: {error}") from error
+                        raise
         self._ring()
 
     def _delay(self, message: Outgoing) -> int:
@@ -143,13 +148,11 @@ class SqsStore(PlainStore):
         due = message.options["headers"].get(DUE)
         return 0 if due is None else max(0, min(LONGEST_DELAY, int(due - self._clock.now())))
 
-    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+    def _bury(self, held: Held, bury: Bury) -> None:
         try:
-            super().push(envelopes, timeout)
-        except BrokerUnavailable as error:
-            if _code(error.__cause__) in UNFIT:
-                raise PublishError(str(error)) from error
-            raise
+            super()._bury(held, bury)
+        except PublishError:  # with its reason it is larger than what SQS took before
+            self._send([self._buried(held, bury, packed)])
 
     # -- leasing --
 
@@ -207,7 +210,7 @@ class SqsStore(PlainStore):
             with self._leasing():
                 lost = super().settle(epoch, settlements)
                 self._delete()
-        except BrokerUnavailable:
+        except (BrokerUnavailable, PublishError):
             # What was not deleted is still ours, and its settlement will come again.
             undone = {one for poll in self._polls for one in poll.queue.finished}
             again = {tag: held for tag, held in before.items() if held.message in undone}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from qworker.json_dialect import dumps
 from qworker.naming import task_id
+from qworker.transports.own_headers import PACKED
 from qworker.transports.plain_messages import Outgoing
 
 FIFO = ".fifo"
@@ -95,7 +96,10 @@ class SqsQueue:
             name: options.pop(name) for name in ("priority", "content_type", "content_encoding", "headers")
         }
         content = self.channel.prepare_message(message.body, properties=options, **given)
-        content["body"], encoding = self.channel.encode_body(content["body"], "base64")
+        if PACKED in given["headers"]:  # it is text, and as small as can be
+            content["body"], encoding = message.body.decode("ascii"), None
+        else:
+            content["body"], encoding = self.channel.encode_body(content["body"], "base64")
         content["properties"] |= {
             "body_encoding": encoding,
             "delivery_tag": options["message_id"],

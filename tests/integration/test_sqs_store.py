@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import kombu
 import pytest
+from moto.sqs.models import MAXIMUM_MESSAGE_LENGTH
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
@@ -149,6 +152,39 @@ def test_many_and_large_messages(open_: Open, queue: str) -> None:
     assert store.settle(own, [Ack(message.tag) for message in found]) == set()
     with pytest.raises(PublishError):
         store.push([envelope(queue, "large", body=b"x" * 2_000_000)])
+
+
+@pytest.mark.parametrize("large", ["body", "headers"])
+def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, large: str) -> None:
+    """With its reason it is larger than SQS takes, as it was with its count when it should have gone back."""
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    noise = random.Random(1).randbytes(1_200_000)
+    text = base64.b64encode(noise).decode()
+
+    def message(size: int) -> Envelope:
+        if large == "body":
+            return envelope(queue, "a", body=noise[:size])
+        return Envelope(queue, json.dumps({"id": "a", "noise": text[:size]}), None, b"[]")
+
+    def bytes_sent(size: int) -> int:
+        return len(store._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
+
+    store.push([message(0)])
+    store.settle(own, [Ack(leased(store, queue, 1)[0].tag)])
+    fits = bisect_right(range(len(noise)), MAXIMUM_MESSAGE_LENGTH, key=bytes_sent) - 1
+    with pytest.raises(PublishError):
+        store.push([message(fits + 10)])
+    store.push([message(fits)])
+    (one,) = leased(store, queue, 1)
+    with pytest.raises(PublishError):
+        store.settle(own, [Release(one.tag, counted=True)])
+    assert store.settle(own, [Bury(one.tag, "why " * 100)]) == set()
+    (letter,) = store.dead()
+    assert (letter.reason, letter.headers, letter.body) == ("why " * 100, one.headers, one.body)
+    with pytest.raises(PublishError):
+        store.dead_retry()
+    assert store.dead_discard() == 1
 
 
 def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
