@@ -22,6 +22,7 @@ from qworker.components.ack_buffer import AckBuffer
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch import FetchWindow
+from qworker.components.housekeeping import Housekeeping
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.ready_queue import ReadyQueue
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECLAIM_SECONDS = 1.0
-SWEEP_SECONDS = 60.0
 LONGEST_REST = 1.0
 
 
@@ -97,14 +96,16 @@ class Listener(ThreadComponent):
         self._lease_seconds: float = conf.worker_lease_seconds
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit
-        self._dead_limits = (conf.dead_letter_expires, conf.dead_letter_max)
+        self._housekeeping = Housekeeping(
+            app.clock, store, conf.worker_lease_seconds, (conf.dead_letter_expires, conf.dead_letter_max)
+        )
         self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
         self._quiet = False  # set by quiet(), a flag
         self._give_up_at = 0.0  # set by end_by()
         self._holds_until = 0.0
         """Time (as clock.uptime() has it) until which nobody can have taken us for dead. The listener writes."""
         self._epoch = 0  # listener only, as all below
-        self._reclaim_at = self._sweep_at = self._extend_at = 0.0
+        self._extend_at = 0.0
         self._cursor = 0
         self._rang = True
         self._unheard = True
@@ -142,6 +143,8 @@ class Listener(ThreadComponent):
         except BrokerUnavailable:
             if not self._retry_on_startup:
                 raise
+        else:
+            self._housekeeping.answered(self.clock.monotonic())
 
     def _enlist(self) -> None:
         asked = self.clock.uptime()
@@ -180,6 +183,7 @@ class Listener(ThreadComponent):
             self.failing = None
             self.reconnects += 1
         self.last_turn = now
+        self._housekeeping.answered(now)
         return rest
 
     def wait(self, seconds: float | None) -> None:
@@ -206,7 +210,9 @@ class Listener(ThreadComponent):
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
                 self._acks.flush(self._epoch)
             elif (
-                not self._rang and not self._wants_to_fetch() and now < min(self._reclaim_at, self._extend_at)
+                not self._rang
+                and not self._wants_to_fetch()
+                and now < min(self._housekeeping.due_at, self._extend_at)
             ):
                 # Only a few acks, and nothing else to do: they wait for others to come along.
                 self.mailbox.armed = True
@@ -216,7 +222,7 @@ class Listener(ThreadComponent):
             self._store.extend()
             self._extend_at = now + self._lease_seconds / 3
             self._renewed(asked, self._lease_seconds)
-        if now >= self._reclaim_at:
+        if now >= self._housekeeping.due_at:
             self._housekeep(now)
         if self._rang:
             self._rang = False
@@ -233,7 +239,7 @@ class Listener(ThreadComponent):
         """How long nothing will have to be done, unless something wakes us."""
         if self._wants_to_fetch() or (self._quiet and self._acks.waiting):
             return 0
-        rest = max(0.0, self._reclaim_at - now)
+        rest = max(0.0, self._housekeeping.due_at - now)
         if self._acks.waiting:
             self.mailbox.armed = True
             rest = min(rest, self._acks.rest(now))
@@ -342,21 +348,11 @@ class Listener(ThreadComponent):
     # -- now and then --
 
     def _housekeep(self, now: float) -> None:
-        self._reclaim_at = now + RECLAIM_SECONDS
         self._backlog = True  # look once in a while: who published may have died before it could ring
-        for dead in self._store.reclaim():
-            logger.warning(
-                "worker %s is dead: %d of its messages are back, %d of them were running",
-                dead.name,
-                dead.returned,
-                dead.counted,
-            )
-            self._rang = True
+        self._rang = self._housekeeping.reclaim(now) or self._rang
         self._window.reweigh()
         self._give_back_surplus()
-        if now >= self._sweep_at:
-            swept = self._store.sweep(*self._dead_limits)
-            self._sweep_at = now + (RECLAIM_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
+        self._housekeeping.sweep(now)
 
     def _hear_revocations(self) -> None:
         self._cursor, revocations = self._store.revoked_since(self._cursor)

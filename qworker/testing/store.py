@@ -191,13 +191,13 @@ class MemoryStore(LeaseStore):
             )
         owner.lease_until = self._uptime() + self._lease_seconds
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._reached() as shelf:
             now = self._uptime()
             found = []
             for epoch, owner in list(shelf.owners.items()):
                 held = shelf.held_by(epoch)
-                if epoch == self._epoch or owner.lease_until >= now or not held:
+                if not silent or epoch == self._epoch or owner.lease_until >= now or not held:
                     continue
                 for message in held:
                     message.redelivered = True

@@ -239,7 +239,7 @@ class Holder:
         with self._held() as link:
             link.tick()
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         """The server gives back what the dead held; here the own connection is looked after."""
         with self._held() as link:
             self._read(link)

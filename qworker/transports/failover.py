@@ -188,8 +188,8 @@ class FailoverStore(LeaseStore):
     def extend(self) -> None:
         self._at(lambda store: store.extend())
 
-    def reclaim(self) -> list[Reclaimed]:
-        return self._at(lambda store: store.reclaim())
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        return self._at(lambda store: store.reclaim(silent))
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._at(lambda store: store.next_due(queues))

@@ -27,6 +27,9 @@ try:
 except ImportError:  # Windows: a holder's death is known by its lease alone
     fcntl = None  # type: ignore[assignment]
 
+PROMPT_SECONDS = 1.0
+"""A look at the leases of others that takes longer met a server that stood still. They could not renew them either, so
+what it saw of their silence says nothing."""
 LONG_DEAD = 86400.0
 """Seconds after which nobody will ask for the files of a holder whose broker is a server."""
 

@@ -219,8 +219,11 @@ class LeaseStore(ABC):
         """Renew the lease on everything held. Raises LeaseLost as lease() does."""
 
     @abstractmethod
-    def reclaim(self) -> list[Reclaimed]:
-        """Put back what dead holders held; [] when all are well. Cheap enough for once a second."""
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        """Put back what dead holders held; [] when all are well. Cheap enough for once a second.
+
+        silent: whether those count as dead, too, whose lease has run out; otherwise only those whose process is known to
+        have ended."""
 
     @abstractmethod
     def next_due(self, queues: Sequence[str]) -> float | None:

@@ -249,7 +249,7 @@ class PlainHolder:
         with self._leasing():
             pass
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._leasing():
             return []
 

@@ -288,13 +288,13 @@ class Holder(Letters):
 
     # -- now and then --
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         self._require()
         if self._uptime() >= self._renew_at:
             with contextlib.suppress(LeaseLost):  # the next claim will say so
                 self.extend()
         now = None if self._leases_on is None else self._leases_on()
-        found = self._watch.reclaim(self._link, self._epoch, self._clock.now(), now)
+        found = self._watch.reclaim(self._link, self._epoch, self._clock.now(), now, silent)
         if self._uptime() >= self._restore_at:
             self._restore_at = self._uptime() + RESTORE_SECONDS
             self._watch.restore(self._link, self._clock.now())

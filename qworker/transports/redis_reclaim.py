@@ -12,6 +12,7 @@ for other hosts.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from qworker.embedded import boot_id
@@ -61,19 +62,23 @@ class Watch:
         self._records = {epoch: self._records[epoch] for epoch in leases}
         return [(epoch, lease, self._records[epoch]) for epoch, lease in leases.items()]
 
-    def reclaim(self, link: Link, own: int, wall: float, now: float | None) -> list[Reclaimed]:
-        """Put back what the dead held. now: on the clock of the leases, None for the server's."""
+    def reclaim(
+        self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
+    ) -> list[Reclaimed]:
+        """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too: see LeaseStore."""
         found = []
+        began = time.monotonic()
         owners = self.owners(link)
         if not any(int(epoch) != own for epoch, _, _ in owners):
             return []
         current = server_time(link) if now is None else now
+        silent_too = silent_too and time.monotonic() - began < holding.PROMPT_SECONDS
         for epoch, lease, record in owners:
             if int(epoch) == own:
                 continue
             dead = died(record)
             forgotten = float(lease) < current - FORGET_SECONDS
-            silent = float(lease) < current and (forgotten or self._idle.get(epoch) != lease)
+            silent = silent_too and float(lease) < current and (forgotten or self._idle.get(epoch) != lease)
             if not dead and not silent:
                 continue
             reply = self._layout.run(

@@ -302,9 +302,9 @@ class Holder:
 
     # -- now and then --
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         now = None if self._uptime is None else self._uptime()
-        return self._run(lambda link: reclaim(link, self._epoch, now))
+        return self._run(lambda link: reclaim(link, self._epoch, now, silent))
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         seen, self._revoked = self._revoked, None

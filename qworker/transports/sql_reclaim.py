@@ -11,6 +11,8 @@ that is not to be had, the copy of it in its row.
 
 from __future__ import annotations
 
+import time
+
 from qworker.embedded import boot_id
 from qworker.transports import holding
 from qworker.transports.lease import Reclaimed
@@ -26,14 +28,18 @@ SILENT_SECONDS = 3600.0
 """After so long without a word, the row of a holder of nothing goes as well."""
 
 
-def reclaim(link: Link, epoch: int, now: float | None) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the database's."""
+def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the database's.
+    silent_too: see LeaseStore."""
     found = []
-    for owner in link.ask(OWNERS, (epoch,)):
+    began = time.monotonic()
+    owners = link.ask(OWNERS, (epoch,))
+    silent_too = silent_too and time.monotonic() - began < holding.PROMPT_SECONDS
+    for owner in owners:
         id, lock, marks, lease_until = owner[0], owner[3], owner[4], owner[6]
         current = float(owner[7]) if now is None else now
         dead = holding.died(lock, owner[2])
-        silent = lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
+        silent = silent_too and lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
         if not dead and not silent:
             continue
         with link.transaction():

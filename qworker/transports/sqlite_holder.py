@@ -275,9 +275,9 @@ class Holder:
 
     # -- now and then --
 
-    def reclaim(self) -> list[Reclaimed]:
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._held() as connection:
-            found = reclaim(connection, self._database, self._epoch, self._uptime())
+            found = reclaim(connection, self._database, self._epoch, self._uptime(), silent)
         if any(dead.returned for dead in found):
             self._messages.ring()
         self._listened = False  # who revoked something may have died before it could ring

@@ -23,8 +23,10 @@ from qworker.transports.sqlite_bindings import drop_queues_of
 HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
 
 
-def reclaim(connection: sqlite3.Connection, database: Database, epoch: int, now: float) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held. now: on the clock of the leases."""
+def reclaim(
+    connection: sqlite3.Connection, database: Database, epoch: int, now: float, silent_too: bool
+) -> list[Reclaimed]:
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see LeaseStore."""
     found = []
     owners = connection.execute(
         "SELECT id, name, boot, lease_until, marks FROM owner WHERE id <> ?", (epoch,)
@@ -34,7 +36,11 @@ def reclaim(connection: sqlite3.Connection, database: Database, epoch: int, now:
         lock = holding.lock_beside(marks)
         dead = boot != boot_id() or holding.died(lock, boot)
         forgotten = lease_until < now - holding.LONG_DEAD
-        silent = lease_until < now and (forgotten or connection.execute(HELD, (id,)).fetchone() is not None)
+        silent = (
+            silent_too
+            and lease_until < now
+            and (forgotten or connection.execute(HELD, (id,)).fetchone() is not None)
+        )
         if not dead and not silent:
             continue
         with transaction(connection):

@@ -297,6 +297,24 @@ def test_a_frozen_worker_falls_silent_for_rabbitmq(remote: RemoteSite) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_an_outage_longer_than_the_lease(broken: Broken, remote: RemoteSite) -> None:
+    """Both workers live through it, and neither takes the other for dead: nothing runs twice."""
+    remote.settings["worker_lease_seconds"] = 3
+    workers = [remote.start(name=name) for name in ("one", "two")]
+    ids = remote.send_many("work", [(number, 9.0) for number in range(4)])
+    remote.started(*ids)
+    broken.server.freeze()
+    time.sleep(5.0)
+    broken.server.thaw()
+    remote.drained()
+    remote.ended(*ids)
+    assert repeated(remote) == 0
+    for worker in workers:
+        assert "is dead" not in worker.log
+        worker.stop()
+
+
 def test_a_task_longer_than_the_lease(remote: RemoteSite) -> None:
     """F-64, F-57: a live worker renews; nobody else takes what it runs, or what it holds for later."""
     remote.settings["worker_lease_seconds"] = 1

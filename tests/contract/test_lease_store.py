@@ -428,6 +428,7 @@ def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
     time_of_leases.now += 15.0
     assert well.reclaim() == []
     time_of_leases.now += 0.1
+    assert well.reclaim(silent=False) == []
     assert well.reclaim() == [Reclaimed("frozen", 1, 0)]
     (again,) = take(well)
     assert (again.tag, again.redelivered, again.deliveries) == (leased.tag, True, 0)

@@ -104,6 +104,12 @@ class Ears:
                 return rest
         raise AssertionError("it never rests")
 
+    def pass_time(self, seconds: int) -> None:
+        """Let time go by as it does for a worker that is well: it looks around every second."""
+        for _ in range(seconds):
+            self.clock.advance(1)
+            self.turns()
+
     def take(self, count: int = 99) -> list[Request]:
         """What the mediator would take; held by nobody then."""
         return self.ready.get_many(Slots(count, count))
@@ -768,10 +774,40 @@ def test_what_a_dead_worker_held_is_taken_over(caplog: pytest.LogCaptureFixture)
     assert len(victim.lease(["celery"], 9)) == 2
     ears.turns()
     assert len(ears.ready) == 0
-    ears.clock.advance(20)
-    ears.turns()
+    ears.pass_time(20)
     assert len(ears.ready) == 2
     assert "worker victim@h is dead: 2 of its messages are back" in caplog.text
+
+
+def test_who_was_cut_off_itself_gives_the_others_a_lease_to_speak() -> None:
+    """After an outage for all, the first one back must not take the others for dead."""
+    ears = Ears(worker_lease_seconds=15)
+    other = ears.store.another()
+    epoch = other.enlist("other@h", ["celery"], 1)
+    ears.push(2)
+    held = other.lease(["celery"], 9)
+    ears.turns()
+    ears.clock.advance(60)  # nobody reaches the broker, or this process stands still
+    ears.turns()
+    ears.pass_time(5)
+    assert len(ears.ready) == 0
+    other.extend()
+    ears.pass_time(14)
+    assert len(ears.ready) == 0
+    assert other.settle(epoch, [Ack(held[0].tag)]) == set()
+
+
+def test_who_stays_silent_after_an_outage_is_dead() -> None:
+    ears = Ears(worker_lease_seconds=15)
+    other = ears.store.another()
+    other.enlist("other@h", ["celery"], 1)
+    ears.push(2)
+    other.lease(["celery"], 9)
+    ears.turns()
+    ears.clock.advance(60)
+    ears.turns()
+    ears.pass_time(16)
+    assert len(ears.ready) == 2
 
 
 def test_dead_letters_are_swept() -> None:

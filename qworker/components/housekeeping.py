@@ -1,0 +1,71 @@
+"""Housekeeping: what each worker does about once a second for all: it takes over from the dead, and sweeps.
+
+Comes from:  Listener, at a turn of its own.
+Goes to:     the store.
+Thread:      listener.
+
+A worker is dead when its process has ended, or when its lease has run out. But who was cut off from the broker, or stood
+still, cannot tell whether the others were as well: they have a lease's time to renew theirs before their silence counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from qworker.clock import Clock
+from qworker.transports.lease import LeaseStore
+
+logger = logging.getLogger(__name__)
+
+ROUND_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+USUAL_SILENCE = 2.0
+"""Seconds that may pass between two turns of a listener that is well: it rests no longer than one."""
+
+
+class Housekeeping:
+    """dead_limits: seconds for which dead letters are kept, and how many of a queue."""
+
+    def __init__(
+        self, clock: Clock, store: LeaseStore, lease_seconds: float, dead_limits: tuple[float, int]
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._lease_seconds = lease_seconds
+        self._dead_limits = dead_limits
+        self.due_at = 0.0
+        """Monotonic time of the next round, as all times here."""
+        self._sweep_at = 0.0
+        self._answered_at = -math.inf
+        self._believe_at = 0.0
+        """From when on the silence of other workers means that they are dead."""
+
+    def answered(self, now: float) -> None:
+        """The broker answered in a turn that began at *now*."""
+        self._answered_at = now
+
+    def reclaim(self, now: float) -> bool:
+        """Put back what dead workers held; whether there were any."""
+        self.due_at = now + ROUND_SECONDS
+        found = self._store.reclaim(silent=self._others_could_speak(now))
+        for dead in found:
+            logger.warning(
+                "worker %s is dead: %d of its messages are back, %d of them were running",
+                dead.name,
+                dead.returned,
+                dead.counted,
+            )
+        return bool(found)
+
+    def _others_could_speak(self, now: float) -> bool:
+        now = max(now, self._clock.monotonic())  # what this turn has done may have taken long
+        if now - self._answered_at > max(self._lease_seconds / 3, USUAL_SILENCE):
+            self._believe_at = now + self._lease_seconds
+        return now >= self._believe_at
+
+    def sweep(self, now: float) -> None:
+        """Delete what is too old, or too much, once a minute."""
+        if now >= self._sweep_at:
+            swept = self._store.sweep(*self._dead_limits)
+            self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions
