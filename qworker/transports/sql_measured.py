@@ -36,7 +36,7 @@ class MeasuredConnection(Connection):  # type: ignore[misc]  # PyMySQL has no ty
         if size * 4 > self.longest > 0:
             if isinstance(sql, str):
                 size = len(sql.encode(self.encoding, "surrogateescape")) + 1
-            if size > self.longest:
+            if size >= self.longest:
                 raise pymysql.err.DataError(
                     TOO_LARGE,
                     f"it takes {size:,} bytes to send, and the server takes {self.longest:,} (max_allowed_packet)",

@@ -1,0 +1,227 @@
+"""What SQL servers do not take as it is: texts, sizes, long ids; and sessions that are set up otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from qworker import QWorker, states
+from qworker.backends.sql_rows import LONGEST_ID, key_of, pack
+from qworker.components.settlements import Settlements
+from qworker.errors import EncodeError, PublishError
+from qworker.testing.worker import StepWorker
+from qworker.transports.lease import Ack
+from qworker.transports.sql import SQLStore
+from tests.contract.lease_places import message
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+
+pytestmark = pytest.mark.integration
+
+HOSTILE = ("bob\0", "bob\ud800", "bob\U0001f600", "'\\\"%s;--\\", "\x7f\x1b[31m\u202e")
+
+
+@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
+    made: SQLPlace = request.param(tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def mysql(tmp_path: Path) -> Iterator[SQLPlace]:
+    made = MySQLPlace(tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def app(place: SQLPlace) -> Iterator[QWorker]:
+    """Broker and results in one database."""
+    app = QWorker(
+        "limits", broker=place.url, backend=f"db+{place.url}", set_as_current=False, result_extended=True
+    )
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def worker(app: QWorker) -> Iterator[StepWorker]:
+    with StepWorker(app) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_no_text_of_an_exception_stops_a_worker(app: QWorker, worker: StepWorker, text: str) -> None:
+    @app.task(name="fails")
+    def fails(value: str) -> None:
+        raise ValueError(f"unknown user {value}")
+
+    @app.task(name="fine")
+    def fine(number: int) -> int:
+        return number
+
+    culprit = fails.delay(text)
+    others = [fine.delay(number) for number in range(5)]
+    worker.run()
+    assert [other.get(timeout=10) for other in others] == list(range(5))
+    with pytest.raises(ValueError, match="unknown user") as caught:
+        culprit.get(timeout=10)
+    assert caught.value.args == (f"unknown user {text}",)
+    assert "ValueError: unknown user" in (culprit.traceback or "")
+    assert app.broker.queues() == []
+
+
+def test_a_state_of_the_task_is_stored_where_the_broker_made_the_table(
+    app: QWorker, worker: StepWorker
+) -> None:
+    seen = []
+
+    @app.task(name="progress", bind=True)
+    def progress(self: Any) -> int:
+        self.update_state(state="PROGRESS", meta={"done": 1})
+        seen.append(self.AsyncResult(self.request.id).state)
+        return 7
+
+    first = progress.delay()
+    worker.run()  # the broker has the table now
+    second = progress.delay()
+    worker.run()
+    assert [first.get(timeout=10), second.get(timeout=10)] == [7, 7]
+    assert seen == ["PROGRESS", "PROGRESS"]
+
+
+@pytest.mark.parametrize("length", [LONGEST_ID, LONGEST_ID + 1, 200, 255])
+def test_long_ids_are_found_again(app: QWorker, worker: StepWorker, length: int) -> None:
+    @app.task(name="fine")
+    def fine(number: int) -> int:
+        return number
+
+    ids = [f"{number}-".ljust(length - 1, "x") + last for number, last in enumerate("ab", 1)]
+    ids.append(ids[0][:-1] + "b")  # another one that differs in what does not fit
+    results = [fine.apply_async((number,), task_id=id) for number, id in enumerate(ids)]
+    worker.run()
+    assert [result.get(timeout=10) for result in results] == [0, 1, 2]
+    assert [result.id for result in results] == ids
+    found = app.backend.get_many(ids)
+    assert {id: meta["task_id"] for id, meta in found.items()} == {id: id for id in ids}
+    results[0].forget()
+    assert app.backend.get(ids[0]) is None
+    assert app.backend.get(ids[2]) is not None
+
+
+def test_ids_that_differ_little_are_different_tasks(app: QWorker, worker: StepWorker) -> None:
+    @app.task(name="fine")
+    def fine(number: int) -> int:
+        return number
+
+    ids = ["id-a", "id-A", "id-\u00e4", "id-a "]
+    results = [fine.apply_async((number,), task_id=id) for number, id in enumerate(ids)]
+    worker.run()
+    assert [result.get(timeout=10) for result in results] == [0, 1, 2, 3]
+
+
+def test_what_a_key_is() -> None:
+    assert key_of("x" * LONGEST_ID) == "x" * LONGEST_ID
+    assert len(key_of("ü" * 255)) == LONGEST_ID
+    assert key_of("x" * 156) != key_of("x" * 157)
+
+
+# -- max_allowed_packet --
+
+
+def longest_of(store: SQLStore) -> int:
+    link: Any = store._handle.open()
+    return int(link._connection.longest)
+
+
+def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLPlace) -> None:
+    with closing(mysql.open()) as store:
+        assert isinstance(store, SQLStore)
+        link: Any = store._handle.open()
+        start = "SELECT length('"
+        text = "x" * (longest_of(store) - 2 - len(start) - len("')"))
+        assert link.ask(f"{start}{text}')") == [(len(text),)]
+        with pytest.raises(pymysql.err.DataError, match="max_allowed_packet"):
+            link.ask(f"{start}{text}x')")
+        assert link.ask("SELECT 1") == [(1,)], "the connection is as good as before"
+
+
+def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQLPlace) -> None:
+    app = QWorker("limits", broker=mysql.url, backend=f"db+{mysql.url}", set_as_current=False)
+    with closing(mysql.open()) as store:
+        assert isinstance(store, SQLStore)
+        epoch = store.enlist("w@test", ["q"], 2)
+        store.push([message(str(number)) for number in range(3)])
+        tags = [leased.tag for leased in store.lease(["q"], 3)]
+        large = pack({"status": "SUCCESS", "result": b"'" * (longest_of(store) * 2 // 3), "traceback": None,
+                      "children": None, "date_done": None})  # fmt: skip
+        good = [app.backend.row(name, app.backend.meta(name, "SUCCESS", name)) for name in ("one", "two")]
+        generation = store._handle.generation
+        Settlements(app, store).carry_out(
+            epoch,
+            [Ack(tags[0], good[0]), Ack(tags[1], ("large", "SUCCESS", large, None)), Ack(tags[2], good[1])],
+        )
+        assert store._handle.generation == generation, "nothing was sent at which the server hangs up"
+        assert store.queues() == []
+    meta = app.backend.get("large")
+    assert meta is not None
+    assert meta["status"] == states.FAILURE
+    assert "max_allowed_packet" in meta["result"]["exc_message"][0]
+    assert [app.backend.get(name)["result"] for name in ("one", "two")] == ["one", "two"]  # type: ignore[index]
+    app.close()
+
+
+def test_a_message_over_the_packet_is_refused_at_once(mysql: SQLPlace) -> None:
+    with closing(mysql.open()) as store:
+        assert isinstance(store, SQLStore)
+        store.push([message("small")])
+        began = time.monotonic()
+        with pytest.raises(PublishError, match="max_allowed_packet"):
+            store.push([message("large", body=b"'" * longest_of(store)), message("beside")])
+        assert time.monotonic() - began < 20, "it was not tried again and again"
+        store.push([message("small")])
+        assert [info.ready for info in store.queues()] == [2]
+
+
+def test_the_result_store_refuses_what_is_over_the_packet(mysql: SQLPlace) -> None:
+    app = QWorker("limits", backend=f"db+{mysql.url}", set_as_current=False, message_max_bytes=64 * 1024**2)
+    meta = app.backend.meta("large", "SUCCESS", '"' * 9_000_000)
+    with pytest.raises(EncodeError, match="max_allowed_packet"):
+        app.backend.store("large", meta)
+    with pytest.raises(EncodeError, match="max_allowed_packet"):
+        app.backend.store_rows([app.backend.row("large", meta)])
+    assert app.backend.store("small", app.backend.meta("small", "SUCCESS", 1))
+    app.close()
+
+
+# -- sessions --
+
+
+@pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", ""])
+def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str) -> None:
+    """Our sessions have a mode of their own; should one be changed under us, PyMySQL hears of it and escapes otherwise."""
+    with closing(mysql.open()) as store:
+        assert isinstance(store, SQLStore)
+        epoch = store.enlist("w@test", ["q"], 2)
+        for link in (store._handle.open(), store._publisher.open()):
+            (found,) = link.ask("SELECT @@sql_mode")[0]
+            assert "STRICT_ALL_TABLES" in found
+            assert "NO_BACKSLASH_ESCAPES" not in found
+            link.do(f"SET SESSION sql_mode = '{mode}'")
+        body = bytes(range(256)) * 4 + b"'\\'' OR 1=1 -- \\"
+        headers = "'\\'\"\\\\; DROP TABLE x; -- \U0001f600\\"
+        store.push([message(headers, body=body, properties=headers) for _ in range(50)])
+        for leased in store.lease(["q"], 100):
+            assert (leased.headers, leased.properties, leased.body) == (headers, headers, body)
+            store.settle(epoch, [Ack(leased.tag, (f"id-{leased.tag}'\\", "SUCCESS", body, None))])
+        assert store.queues() == []
+        ((count,),) = store._handle.open().ask(
+            "SELECT count(*) FROM celery_taskmeta WHERE result = %s", (body,)
+        )
+        assert count == 50
