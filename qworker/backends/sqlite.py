@@ -31,8 +31,9 @@ from qworker.embedded import (
 )
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 
-SELECT = "SELECT payload, expires FROM result WHERE task_id = ?"
-SELECT_MANY = "SELECT task_id, payload, expires FROM result WHERE task_id IN (SELECT value FROM json_each(?))"
+SELECT = "SELECT CAST(payload AS BLOB), CAST(expires AS REAL) FROM result WHERE task_id = ?"
+SELECT_MANY = """SELECT task_id, CAST(payload AS BLOB), CAST(expires AS REAL) FROM result
+WHERE task_id IN (SELECT value FROM json_each(?))"""
 ADD = """
 INSERT INTO key_value (key, value, expires) VALUES (?, '1', ?)
 ON CONFLICT (key) DO UPDATE SET value = '1', expires = excluded.expires WHERE key_value.expires <= ?

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ NEW_FILE_MODE = 0o600
 """Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the file."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_STRICT = sqlite3.sqlite_version_info >= (3, 37)
+_STRICTLY = re.compile(r" STRICT(,(?= WITHOUT)|$)")
 _UNFIT = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _TEXT = partial(str, encoding="utf-8", errors="surrogateescape")
@@ -156,7 +159,7 @@ def _create(connection: sqlite3.Connection) -> None:
     with transaction(connection):
         if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
             for statement in SCHEMA.split(";\n"):
-                connection.execute(statement)
+                connection.execute(statement if _STRICT else _STRICTLY.sub("", statement))
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

@@ -153,7 +153,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         with self._publisher as connection:
             rows = connection.execute(QUEUES).fetchall()
         found: dict[str, QueueInfo] = {}
-        for queue, state, count, oldest in rows:
+        for name, state, count, oldest in rows:
+            queue = name if isinstance(name, str) else repr(name)
             info = found.get(queue) or QueueInfo(queue, 0, 0, 0, 0, None)
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
@@ -167,7 +168,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         with self._publisher as connection:
             rows = connection.execute(
-                "SELECT tag, queue, reason, died_at, deliveries, headers, properties, body FROM dead "
+                "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries AS INTEGER), "
+                "CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM dead "
                 "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
                 (queue, queue, limit),
             ).fetchall()
@@ -210,7 +212,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
     def workers(self) -> list[dict[str, object]]:
         with self._publisher as connection:
             rows = connection.execute(
-                "SELECT name, pid, queues, concurrency, started, boot, marks FROM owner "
+                "SELECT CAST(name AS TEXT), pid, CAST(queues AS TEXT), concurrency, started, CAST(boot AS TEXT), "
+                "CAST(marks AS TEXT) FROM owner "
                 "WHERE concurrency > 0 AND lease_until > ?",
                 (self._uptime() - self._lease_seconds,),
             ).fetchall()
@@ -223,7 +226,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
                 "started": started,
             }
             for name, pid, queues, concurrency, started, boot, marks in rows
-            if boot == boot_id() and not died(lock_beside(str(self._database.owners / marks)), boot)
+            if boot == boot_id()
+            and not died(lock_beside(str(self._database.owners / marks.replace("\0", ""))), boot)
         ]
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.sqlite_bindings import drop_queues_of
+from qworker.transports.sqlite_damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sqlite_reclaim import reclaim
 from qworker.transports.waker import Waker
 
@@ -107,6 +108,8 @@ class Holder:
     def _new_holder(self) -> None:
         self._bell: Bell | None = None
         self._epoch = 0  # 0: no holder
+        self._strict = False
+        """Whether the file keeps what it is given to the types of its columns."""
         self._listened = False
         """Nobody can have revoked anything since the last look without our having heard of it."""
         self._revoked = False
@@ -139,6 +142,9 @@ class Holder:
             now = self._uptime()
             with transaction(connection):
                 self._give_back(connection)
+                self._strict = is_strict(connection)
+                if not self._strict:
+                    mend_dues(connection)
                 cursor = connection.execute(
                     NEW_OWNER,
                     (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
@@ -148,7 +154,7 @@ class Holder:
                 if CRASHING:
                     crash_point("enlisting")
                 self._holding.take()
-                known = [marks for (marks,) in connection.execute("SELECT marks FROM owner")]
+                known = [marks for (marks,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
                 # There is no lock whose row is still to come: who makes one has the turn to write, as we have.
                 self._holding.tidy(known, age=0.0)
             self._epoch, self._handle.pinned = epoch, self._handle.file
@@ -173,6 +179,9 @@ class Holder:
         with self._held() as connection, transaction(connection):
             for queue in order:
                 due = _earliest(connection, queue)
+                if due == NO_TIME:
+                    mend_dues(connection)
+                    due = _earliest(connection, queue)
                 if due is not None and due <= now:
                     connection.execute(RIPEN, (queue, now))
                     due = _earliest(connection, queue)
@@ -186,10 +195,15 @@ class Holder:
                     found = connection.execute(CLAIM, (self._epoch, queue, limit)).fetchall()
                     limit -= len(found)
                     rows.extend(map(_leased, found))
+            claimed = len(rows)
+            if rows and not self._strict:
+                rows = without_damaged(connection, rows, now)
             if CRASHING and rows:
                 crash_point("claiming")
             if rows and self._uptime() >= self._renew_at:
                 self._renew(connection)
+        if len(rows) < claimed:  # there may be more in the place of what was damaged
+            rows += self.lease(queues, claimed - len(rows))
         rows.sort(key=_urgency)
         return rows
 
@@ -290,7 +304,7 @@ class Holder:
         self._revoked = False
         with self._held() as connection:
             rows = connection.execute(
-                "SELECT seq, task_id, terminate, signal FROM revoked WHERE seq > ? AND expires > ? ORDER BY seq",
+                "SELECT seq, CAST(task_id AS TEXT), terminate, CAST(signal AS TEXT) FROM revoked WHERE seq > ? AND expires > ? ORDER BY seq",
                 (cursor, self._clock.now()),
             ).fetchall()
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], bool(row[2]), row[3]) for row in rows]
@@ -371,10 +385,13 @@ def _leased(row: tuple[Any, ...]) -> Leased:
 
 
 def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
+    """When the first of the delayed messages is due: None when there is none, NO_TIME when its row does not say."""
     row = connection.execute(
         "SELECT due FROM message WHERE queue = ? AND state = 1 ORDER BY due LIMIT 1", (queue,)
     ).fetchone()
-    return row[0] if row else None
+    if row is None:
+        return None
+    return row[0] if isinstance(row[0], float | int) else NO_TIME
 
 
 def _urgency(leased: Leased) -> tuple[int, int]:

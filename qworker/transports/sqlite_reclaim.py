@@ -16,6 +16,7 @@ import sqlite3
 
 from qworker.crash_points import CRASHING, crash_point
 from qworker.embedded import READY, Database, boot_id, transaction
+from qworker.safe_repr import printable
 from qworker.transports import holding
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sqlite_bindings import drop_queues_of
@@ -29,10 +30,12 @@ def reclaim(
     """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see LeaseStore."""
     found = []
     owners = connection.execute(
-        "SELECT id, name, boot, lease_until, marks FROM owner WHERE id <> ?", (epoch,)
+        "SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT) FROM owner "
+        "WHERE id <> ?",
+        (epoch,),
     )
     for id, name, boot, lease_until, marks_name in owners.fetchall():
-        marks = str(database.owners / marks_name)
+        marks = str(database.owners / marks_name.replace("\0", ""))
         lock = holding.lock_beside(marks)
         dead = boot != boot_id() or holding.died(lock, boot)
         forgotten = lease_until < now - holding.LONG_DEAD
@@ -70,4 +73,4 @@ def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[in
         (id,),
     )
     drop_queues_of(connection, id)
-    return Reclaimed(name, len(tags), len(running))
+    return Reclaimed(printable(name), len(tags), len(running))

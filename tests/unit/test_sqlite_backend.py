@@ -56,12 +56,12 @@ def test_a_damaged_row_says_so(tmp_path: Path) -> None:
     backend = opened(tmp_path / "r.db")
     backend.store("x", backend.meta("x", "SUCCESS", 1))
     with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
-        connection.execute("UPDATE result SET payload = '[1, 2'")
+        connection.execute("UPDATE result SET payload = CAST('[1, 2' AS BLOB)")
     connection.close()
     with pytest.raises(BackendError, match="cannot be read as json"):
         backend.get("x")
     with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
-        connection.execute("UPDATE result SET payload = '[1, 2]'")
+        connection.execute("UPDATE result SET payload = CAST('[1, 2]' AS BLOB)")
     connection.close()
     with pytest.raises(BackendError, match="is no metadata"):
         backend.get("x")
