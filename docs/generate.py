@@ -127,7 +127,9 @@ def task_options_page() -> str:
         "|---|---|---|",
         "| `name` | what messages call it | `module.function` |",
         "| `bind` | give the task itself to the function, as first argument | `False` |",
-        "| `base` | the class it is made of, a subclass of `Task` | `Task` |",
+        "| `base` | the class it is made of, a subclass of `Task` | the app's, `Task` |",
+        "| `pydantic` | arguments annotated with pydantic's models come as models, and a result of the annotated class is stored as its "
+        "data; with `pydantic_strict`, `pydantic_context` and `pydantic_dump_kwargs` for pydantic | `False` |",
     ]
     for name in task_options.OPTIONS:
         setting = task_options.FROM_SETTINGS.get(name)

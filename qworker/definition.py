@@ -15,6 +15,7 @@ from qworker import task_options
 from qworker.annotations import annotations_for
 from qworker.arguments import argument_checker, is_coroutine_function
 from qworker.errors import ConfigurationError
+from qworker.models import Models
 from qworker.naming import import_object
 from qworker.task import AsyncTask, Task
 
@@ -34,9 +35,15 @@ def make_task(
     name: str | None = None,
     bind: bool = False,
     base: type[AnyTask] | None = None,
+    pydantic: bool = False,
+    pydantic_strict: bool = False,
+    pydantic_context: Mapping[str, Any] | None = None,
+    pydantic_dump_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AnyTask:
     """Make the task of *function*, of the class *base* (None: the app's own).
+
+    pydantic: arguments that are annotated with models come as such, and a model may be returned; the others: see Models.
 
     options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their first argument), and
     attributes that *base* has.
@@ -54,7 +61,11 @@ def make_task(
     is_async = is_coroutine_function(function)
     own, options = _split(name, base or app.Task, options)
     task = _class(name, base or app.Task, is_async, own)()
-    run = MethodType(function, task) if bind else function
+    body = function
+    if pydantic:
+        models = Models(app, function, name, bind, pydantic_strict, pydantic_context, pydantic_dump_kwargs)
+        body, task.dump_arguments = models.around(), models.dump
+    run = MethodType(body, task) if bind else body
     task.__dict__.update(
         name=name,
         app=app,

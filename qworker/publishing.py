@@ -198,6 +198,8 @@ class Publisher:
         identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
         if (identity, retries) != (request.id, request.retries + 1):
             raise PublishError(f"calling {task.name}: only self.retry() counts retries")
+        if task.dump_arguments is not None:
+            args, kwargs = task.dump_arguments(args, kwargs)
         if self.app.conf._resolution is not self._resolution:
             self.renew()
         check_options(self.app, task.name, options)
@@ -231,6 +233,7 @@ class Publisher:
             and app.conf.result_backend != "rpc://"
             and task.expires is None
             and not task.renames
+            and task.dump_arguments is None
             and not any(overrides(middleware, "publish") for middleware in app.middleware)
         )
         plan = _Plan(False, "", 0, False, None, None)
@@ -256,6 +259,8 @@ class Publisher:
         check_options(self.app, name, options)
         if task is not None and task.typing and task.check_arguments is not None:
             task.check_arguments(*args, **kwargs)
+        if task is not None and task.dump_arguments is not None:
+            args, kwargs = task.dump_arguments(args, kwargs)
         return make_call(self._router, task, name, args, kwargs, options, self.app)  # type: ignore[arg-type]
 
     def _through_middleware(self, call: Call, final: Callable[[TaskMessage], Any]) -> None:

@@ -82,6 +82,8 @@ class Task(Generic[P, R]):
 
     check_arguments: Callable[..., None] | None = None
     """Raises the TypeError that calling the function with these arguments would raise."""
+    dump_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]] | None = None
+    """Makes of the arguments of a call what can be sent, where the task takes models."""
     given: tuple[dict[str, Any], dict[str, Any]] | None = None
     """The methods and the options that the decorator was given, where the class was left to the app."""
     renames: bool = False
