@@ -5,39 +5,86 @@ Goes to:     Mediator, each limited task no faster than its rate; through *overf
 Thread:      as ReadyQueue.
 
 Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
-to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. What would wait here
-for over HORIZON seconds goes back to the broker until then, so that it holds neither a slot nor anybody up.
+to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Who comes is promised
+the first moment that nobody before it was promised. What would wait here for over HORIZON seconds goes back to the
+broker until that moment, so that it holds neither a slot nor anybody up; when it returns it stands where it was
+promised to stand, before all who came later. So the order is kept, and nobody waits for ever.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from qworker.clock import Clock
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.request import Request
 
 HORIZON = 1.0
+MOST_LATE = 256
+"""How many may wait beyond what fits into HORIZON: who returned in time while there was no slot to run in."""
+MOST_REMEMBERED = 10_000
+"""Of those in the broker, that their promises are known of; later ones are promised anew when they return."""
+FORGET_SECONDS = 60.0
+"""Who has not returned so long after its moment is with another worker."""
 
 Overflow = Callable[[Request, float], None]
 """Called with a request and the epoch second at which it may come back."""
 
 
-class _Bucket:
-    """Of one task: its line, when the next token drops, and until when tokens are promised to what went back."""
+class _Place(NamedTuple):
+    """In a line: the monotonic time that was promised, and a number that makes equal ones stand as they came."""
 
-    __slots__ = ("interval", "line", "next_token", "promised")
+    promised: float
+    number: int
+    request: Request
+
+
+class _Bucket:
+    """Of one task: its line, when the next token drops, and what was promised."""
+
+    __slots__ = ("_away", "_last", "_number", "interval", "line", "most", "next_token")
 
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
-        self.line: deque[Request] = deque()
+        self.most = int(HORIZON * rate) + MOST_LATE
+        self.line: list[_Place] = []
         self.next_token = 0.0
-        self.promised = 0.0
+        self._last: float | None = None
+        """The latest moment that was promised."""
+        self._away: dict[str, float] = {}
+        """Task id → what was promised to those that went back, the earliest first."""
+        self._number = 0
 
-    def wait(self, now: float) -> float:
-        """Seconds that one more request would wait."""
-        return max(0.0, self.next_token - now) + len(self.line) * self.interval
+    def promise(self, now: float) -> float:
+        """The first moment that nobody has."""
+        moment = max(now, self.next_token) + len(self.line) * self.interval
+        if self._last is not None:
+            moment = max(moment, self._last + self.interval)
+        self._last = moment
+        return moment
+
+    def enter(self, request: Request, promised: float) -> _Place | None:
+        """Have *request* stand in line; return the last one if it is one too many."""
+        self._number += 1
+        insort(self.line, _Place(promised, self._number, request))
+        return self.line.pop() if len(self.line) > self.most else None
+
+    def sent_away(self, request: Request, promised: float, now: float) -> None:
+        """Remember what was promised to *request*, which goes back to the broker."""
+        away = self._away
+        while away and away[first := next(iter(away))] < now - FORGET_SECONDS:
+            del away[first]
+        if len(away) < MOST_REMEMBERED:
+            away[request.id] = promised
+
+    def returned(self, request: Request, now: float, wall: float) -> float | None:
+        """What was promised to *request* before, here or by another worker; None when it is new."""
+        promised = self._away.pop(request.id, None)
+        if promised is None and request.leased.due is not None and request.eta is None:
+            return now + min(0.0, request.leased.due - wall)
+        return promised
 
 
 class TaskBucket(ReadyQueue):
@@ -56,22 +103,31 @@ class TaskBucket(ReadyQueue):
 
     def put_many(self, requests: Iterable[Request]) -> None:
         too_far: list[tuple[Request, float]] = []
-        now = self._clock.monotonic()
+        now, wall = self._clock.monotonic(), self._clock.now()
         with self._lock:
             for request in requests:
                 bucket = self._buckets.get(request.name)
                 if bucket is None:
                     self._add(request)
-                elif (wait := bucket.wait(now)) > HORIZON:
-                    bucket.promised = max(bucket.promised, now + wait) + bucket.interval
-                    too_far.append((request, bucket.promised - now))
-                else:
-                    bucket.line.append(request)
-                    self._waiting += 1
+                elif (away := self._stand(bucket, request, now, wall)) is not None:
+                    bucket.sent_away(*away, now)
+                    too_far.append(away)
             self._changed()
-        wall = self._clock.now()
-        for request, seconds in too_far:
-            self._overflow(request, wall + seconds)
+        for request, promised in too_far:
+            self._overflow(request, wall + promised - now)
+
+    def _stand(
+        self, bucket: _Bucket, request: Request, now: float, wall: float
+    ) -> tuple[Request, float] | None:
+        """Have *request* stand in its line; return who has to go back to the broker, and until when."""
+        promised = bucket.returned(request, now, wall)
+        if promised is None:
+            promised = bucket.promise(now)
+            if promised - now > HORIZON:
+                return request, promised
+        last = bucket.enter(request, promised)
+        self._waiting += last is None
+        return None if last is None else (last.request, bucket.promise(now))
 
     def _take(self, slots: Slots) -> list[Request]:
         if not self._waiting:
@@ -81,11 +137,12 @@ class TaskBucket(ReadyQueue):
         left = [slots.sync, slots.asynchronous]
         for bucket in self._buckets.values():
             line = bucket.line
-            if line and bucket.next_token <= now and left[line[0].is_async] > 0:
+            if line and bucket.next_token <= now and left[line[0].request.is_async] > 0:
+                request = line.pop(0).request
                 bucket.next_token = now + bucket.interval
-                left[line[0].is_async] -= 1
+                left[request.is_async] -= 1
                 self._waiting -= 1
-                taken.append(line.popleft())
+                taken.append(request)
         taken.extend(super()._take(Slots(*left)))
         taken.sort(key=lambda request: -self._sign * request.leased.priority)
         return taken
@@ -96,7 +153,7 @@ class TaskBucket(ReadyQueue):
 
     def clear(self) -> list[Request]:
         with self._lock:
-            waiting = [request for bucket in self._buckets.values() for request in bucket.line]
+            waiting = [place.request for bucket in self._buckets.values() for place in bucket.line]
             for bucket in self._buckets.values():
                 bucket.line.clear()
             self._waiting = 0

@@ -295,7 +295,7 @@ def test_little_is_lost_that_must_not_run_twice(site: Site) -> None:
 
 
 def test_who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
-    who_wakes_after_its_lease_starts_nothing(site)
+    who_wakes_after_its_lease_starts_nothing(site, freeze)
 
 
 def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:

@@ -280,6 +280,37 @@ def test_a_limited_task_keeps_its_rate_and_holds_nobody_up(house: House) -> None
     assert times[-1] - times[0] < 12
 
 
+def test_limited_tasks_keep_their_order_however_many_come_after(house: House) -> None:
+    """Twice as many come as may run: the oldest go back to the broker, and return to their places."""
+    slow = house.task(rate_limit="2/s")
+    worker = house.worker()
+    for n in range(100):
+        slow.delay(n)
+        house.clock.advance(0.25)
+        worker.run()
+    assert 45 <= len(house.ran) <= 51
+    for _ in range(120):
+        house.clock.advance(0.25)
+        worker.run()
+    assert house.ran == list(range(100))
+
+
+def test_of_two_workers_neither_lets_a_limited_task_starve(house: House) -> None:
+    slow = house.task(rate_limit="2/s")
+    workers = [house.worker(), house.worker()]
+    for n in range(120):
+        for _ in range(2):
+            slow.delay(n)
+        house.clock.advance(0.25)
+        for worker in workers:
+            worker.run()
+    oldest = sorted(set(range(120)) - set(house.ran))[0]
+    latest = max(house.ran)
+    assert latest - oldest < 30, (
+        "a quarter of them, which is what has run beside it while it went from one to the other"
+    )
+
+
 # -- time --
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.components.ready_queue import Slots
-from qworker.components.task_bucket import HORIZON, TaskBucket
+from qworker.components.task_bucket import FORGET_SECONDS, HORIZON, MOST_LATE, TaskBucket
 from qworker.request import Request
 from tests.unit.rooms import Rooms, tags
 
@@ -107,8 +107,103 @@ def test_what_would_wait_too_long_goes_back_to_the_broker() -> None:
     assert [tag for tag, _ in bucket.parked] == [3, 4, 5]
     waits = [wait for _, wait in bucket.parked]
     assert waits == pytest.approx(
-        [3.0, 4.0, 5.0]
+        [2.0, 3.0, 4.0]
     )  # one interval apart, so that they do not all come back at once
+
+
+def test_a_late_call_does_not_overtake_what_went_back() -> None:
+    bucket = Bucket(rate=1)
+    bucket.put(*bucket.rooms.requests(4))
+    assert bucket.take() == [1]
+    bucket.clock.advance(1)
+    assert bucket.take() == [2]
+    bucket.clock.advance(0.5)
+    bucket.put(bucket.rooms.request(5))
+    assert (bucket.take(), bucket.parked[-1]) == ([], (5, pytest.approx(2.5))), "behind 3 and 4"
+
+
+def test_what_returns_stands_before_all_who_came_later() -> None:
+    bucket = Bucket(rate=8)
+    bucket.put(*bucket.rooms.requests(30))
+    assert [tag for tag, _ in bucket.parked] == list(range(10, 31))
+    bucket.clock.advance(1.25)  # nobody had a slot
+    bucket.put(bucket.rooms.request(10))
+    bucket.put(bucket.rooms.request(11))
+    ran: list[int] = []
+    while len(ran) < 11:
+        bucket.put(bucket.rooms.request(100 + len(ran)))
+        ran += bucket.take()
+        bucket.clock.advance(0.125)
+    assert ran == list(range(1, 12))
+
+
+def test_what_another_worker_has_put_back_stands_before_the_new_ones() -> None:
+    """A plain delay says nothing of the like: such a call begins to wait when it is due."""
+    bucket = Bucket(rate=10)
+    due = bucket.clock.now()
+    bucket.clock.advance(1)
+    eta = "2023-11-14T22:13:20+00:00"
+    bucket.put(*bucket.rooms.requests(2), bucket.rooms.request(8, due=due, eta=eta))
+    bucket.put(bucket.rooms.request(9, due=due))
+    ran = []
+    for _ in range(4):
+        ran += bucket.take()
+        bucket.clock.advance(0.11)
+    assert ran == [9, 1, 2, 8]
+
+
+def test_a_line_that_gets_too_long_sends_its_last_away() -> None:
+    bucket = Bucket(rate=8)
+    bucket.put(*bucket.rooms.requests(9))
+    due = bucket.clock.now()
+    bucket.clock.advance(1)
+    bucket.put(*[bucket.rooms.request(tag, due=due) for tag in range(101, 101 + MOST_LATE)])
+    assert bucket.parked == [(9, pytest.approx(33.0))]
+    assert bucket.take() == [1]
+    assert len(bucket.queue) == HORIZON * 8 + MOST_LATE - 1
+
+
+def test_who_never_returns_is_forgotten() -> None:
+    bucket = Bucket(rate=1)
+    bucket.put(*bucket.rooms.requests(5))
+    line = bucket.queue._buckets["add"]
+    assert set(line._away) == {"id-3", "id-4", "id-5"}
+    bucket.clock.advance(FORGET_SECONDS + 10)
+    bucket.put(*bucket.rooms.requests(5, first=6))
+    assert set(line._away) == {"id-6", "id-7", "id-8", "id-9", "id-10"}
+
+
+@given(
+    rate=st.floats(0.5, 50),
+    arrivals=st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 6)), max_size=25),
+)
+def test_the_order_is_kept_whatever_comes(rate: float, arrivals: list[tuple[float, int]]) -> None:
+    """With a broker that gives back in time what went there, tasks start in the order of their arrival."""
+    bucket = Bucket(rate)
+    at_broker: list[tuple[float, int]] = []
+    bucket.queue._overflow = lambda request, due: at_broker.append((due, request.tag))
+    ran: list[int] = []
+    came = 0
+
+    def pass_time(seconds: float) -> None:
+        end = bucket.clock.now() + seconds
+        while bucket.clock.now() < end:
+            nearest = min((due for due, _ in at_broker), default=end)
+            step = min(end, max(nearest, bucket.clock.now() + 0.01)) - bucket.clock.now()
+            bucket.clock.advance(max(0.0, min(step, 0.25 / rate)))
+            back = sorted(one for one in at_broker if one[0] <= bucket.clock.now())
+            for one in back:
+                at_broker.remove(one)
+            bucket.put(*[bucket.rooms.request(tag) for _, tag in back])
+            ran.extend(bucket.take())
+
+    for pause, count in arrivals:
+        pass_time(pause)
+        bucket.put(*bucket.rooms.requests(count, first=came + 1))
+        came += count
+        ran.extend(bucket.take())
+    pass_time((came + 3) * 1.6 / rate)
+    assert ran == list(range(1, came + 1))
 
 
 def test_the_wait_ends_with_the_next_token() -> None:
