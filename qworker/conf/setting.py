@@ -12,7 +12,8 @@ from qworker.conf.kinds import Kind
 
 
 class Setting(NamedTuple):
-    """The declaration of one setting. `minimum` is inclusive; `nullable`: None may be given and means the default."""
+    """The declaration of one setting. `minimum` is inclusive; `nullable`: None may be given and means the
+    default, or `none` where that is set."""
 
     name: str
     kind: Kind
@@ -22,6 +23,7 @@ class Setting(NamedTuple):
     minimum: float | None = None
     maximum: float | None = None
     nullable: bool = False
+    none: Any = None
 
     def read(self, value: Any) -> Any:
         """The value this setting takes for a raw value of any source; ValueError says what it must be."""
@@ -29,7 +31,7 @@ class Setting(NamedTuple):
             self.nullable and isinstance(value, str) and value.strip().lower() in ("none", "null")
         ):
             if self.nullable:
-                return self.fresh_default()
+                return self.fresh_default() if self.none is None else self.none
             raise ValueError("must not be None; leave it out to get the default")
         result = self.kind.read(value)
         if self.choices and result not in self.choices:

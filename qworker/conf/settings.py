@@ -242,7 +242,9 @@ class Declarations:
         kinds.NAMES, None, "Serializers accepted in results; None: as `accept_content`."
     )
     result_compression: str | None = declare(kinds.TEXT, None, "Compression of results.")
-    result_expires: float = declare(kinds.DURATION, 86400.0, "How long results are kept.", minimum=1)
+    result_expires: float = declare(
+        kinds.DURATION, 86400.0, "How long results are kept; 0 or None: for ever.", nullable=True, none=0.0
+    )
     result_extended: bool = declare(
         kinds.BOOLEAN, False, "Store name, arguments, worker, retries and queue with each result."
     )

@@ -488,6 +488,19 @@ def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
 # -- locks, counters, groups --
 
 
+@pytest.mark.parametrize("for_ever", [None, 0, "0s"])
+def test_results_are_kept_for_ever_where_that_is_asked_for(open_: Open, kind: str, for_ever: Any) -> None:
+    clock = FakeClock(SYSTEM_CLOCK.now())
+    backend = open_(clock, result_expires=for_ever)
+    assert store(backend, "x", states.SUCCESS, 1)
+    backend.store_rows([backend.row("y", backend.meta("y", states.SUCCESS, 2))])  # type: ignore[list-item]
+    backend.save_group("g", ["x", "y"])
+    pass_time(backend, clock, 50 * 365 * 86400)
+    assert backend.sweep(clock.now()) == 0
+    assert {name: meta["result"] for name, meta in backend.get_many(["x", "y"]).items()} == {"x": 1, "y": 2}
+    assert backend.get_group("g") == ["x", "y"]
+
+
 def test_a_lock_is_taken_once_until_it_is_given_back_or_expires(open_: Open) -> None:
     clock = FakeClock()
     backend, key = open_(clock), new_id()
