@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from qworker.clock import isoformat
 from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
 from qworker.foreign import from_kombu, from_v1, to_kombu
+from qworker.interrupts import let_pass
 from qworker.json_dialect import MAX_DEPTH, dumps, too_deep
 from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
@@ -292,6 +293,7 @@ class HeaderTemplate:
         try:
             arguments = dumps((args, kwargs))
         except Exception as error:  # __json__ and registered encoders are the user's code
+            let_pass(error)
             raise explain({"args": args, "kwargs": kwargs}, error) from error
         body = (arguments[:-1] + _NO_EMBED_JSON).encode()
         if len(body) > MAX_DEPTH and too_deep(body):

@@ -20,6 +20,7 @@ from qworker.call_options import Call, check_options, make_call, next_call, read
 from qworker.current import Context, current_context
 from qworker.eager import call_eagerly
 from qworker.errors import BrokerUnavailable, PublishError
+from qworker.interrupts import deferred, let_pass
 from qworker.middleware import compose, overrides
 from qworker.naming import task_id, task_ids
 from qworker.protocol import (
@@ -333,9 +334,10 @@ class Publisher:
         store, timeout, clock = sink(self.app), conf.task_publish_timeout, self.app.clock
         deadline = clock.monotonic() + timeout
         try:
-            store.push(envelopes, timeout)
+            deferred(store.push, envelopes, timeout)
             return
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
+            let_pass(error)
             if not (conf.task_publish_retry if retry is None else retry):
                 raise
             patience = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
@@ -348,9 +350,10 @@ class Publisher:
             final = left <= 0 or not patience.allows(attempt + 1)
             clock.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
             try:
-                store.push(envelopes, max(left, 0.05))
+                deferred(store.push, envelopes, max(left, 0.05))
                 return
-            except BrokerUnavailable:
+            except BrokerUnavailable as error:
+                let_pass(error)
                 if final:
                     raise
             attempt += 1

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from qworker.interrupts import let_pass
+
 LIMIT = 1024
 MAX_DEPTH = 6
 _MANY = 64  # items of one container that are looked at
@@ -57,7 +59,8 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
         return None
     try:
         text = repr(container)
-    except Exception:  # an int of too many digits; a key whose repr() is the user's
+    except Exception as error:  # an int of too many digits; a key whose repr() is the user's
+        let_pass(error)
         return None
     return text if len(text) <= limit else None
 
@@ -96,7 +99,8 @@ def _bounded(value: object, limit: int) -> str:
         _write(value, write, 0, set())
     except _Full:
         pass
-    except Exception:  # a hostile container: whatever its methods raise, the task goes on
+    except Exception as error:  # a hostile container: whatever its methods raise, the task goes on
+        let_pass(error)
         pieces.append("...")
     text = printable("".join(pieces))
     return text if len(text) <= limit else _cut(text, limit)
@@ -157,6 +161,7 @@ def _leaf(value: Any) -> str:
     try:
         return repr(value)
     except Exception as error:  # repr() is the user's code: whatever it raises, the task goes on
+        let_pass(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"
         return f"<{type(value).__name__} whose repr() raised {type(error).__name__}>"

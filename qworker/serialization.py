@@ -15,6 +15,7 @@ from typing import Any
 
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
 from qworker.exceptions import exception_from_dict, exception_to_dict
+from qworker.interrupts import let_pass
 from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
 from qworker.naming import install_command, near
 
@@ -59,6 +60,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
     except SerializerNotInstalled:
         raise _unknown_serializer(serializer) from None
     except Exception as error:  # serializers are third-party code and raise what they like
+        let_pass(error)
         raise EncodeError(
             f"{what} cannot be serialised with {serializer}: {_short(error)}", what, type(value).__name__
         ) from error
@@ -70,6 +72,7 @@ def encode_json(value: Any, parts: Mapping[str, Any]) -> bytes:
     try:
         data = dumps(value).encode()
     except Exception as error:  # __json__ and registered encoders are the user's code
+        let_pass(error)
         raise explain(parts, error) from error
     if too_deep(data):
         raise explain(parts, RecursionError())
@@ -119,6 +122,7 @@ def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None]
     except TypeError:
         return path, value, None
     except Exception as error:  # __json__ and registered encoders are the user's code
+        let_pass(error)
         return path, value, _short(error)
     return None
 
@@ -144,6 +148,7 @@ def decode(
     try:
         return serialization.loads(data, content_type, content_encoding, accept={content_type})  # type: ignore[no-untyped-call]
     except Exception as error:  # decoders are third-party code and raise what they like
+        let_pass(error)
         raise InvalidTaskMessage(f"body is not valid {content_type}: {_short(error)}") from error
 
 
@@ -163,6 +168,7 @@ def _decode_json(data: bytes, content_encoding: str) -> Any:
     except InvalidTaskMessage:
         raise
     except Exception as error:  # decoders of registered types are the user's code
+        let_pass(error)
         raise InvalidTaskMessage(f"body is not valid JSON: {_short(error)}") from error
 
 
@@ -244,6 +250,7 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
         plain: bytes = stream.decompress(data, limit + 1)
         complete = stream.eof
     except Exception as error:  # zlib, bz2, lzma and zstd each have their own, and lzma a memory limit
+        let_pass(error)
         raise InvalidTaskMessage(f"body does not decompress as {mime}: {_short(error)}") from error
     if len(plain) > limit:
         raise InvalidTaskMessage(f"body decompresses to more than the limit of {limit} bytes")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.absent import SIGNALS
 from qworker.errors import ConfigurationError
+from qworker.interrupts import let_pass
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Signal:
             try:
                 answer = receiver(signal=self, sender=sender, **arguments)
             except Exception as error:  # an observer must not change what it observes
+                let_pass(error)
                 logger.exception("a receiver of signal %s raised: %r", self.name, receiver)
                 answer = error
             answers.append((receiver, answer))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qworker import states
 from qworker.current import current_context
 from qworker.errors import ResultTimeout
+from qworker.interrupts import let_pass
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -137,6 +138,7 @@ def hint(app: QWorker, task_id: str, queue: str | None) -> None:
             return
         workers = app.broker.workers()
     except Exception as error:  # a hint must not break what it comments on
+        let_pass(error)
         logger.debug("cannot tell whether workers are there: %s", error)
         return
     consumed = {name for worker in workers for name in cast("list[str]", worker["queues"])}

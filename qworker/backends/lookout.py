@@ -187,9 +187,9 @@ class Lookout:
 
     def stay(self) -> None:
         """Start the thread if it is not there, and anybody waits."""
-        if self._watch is None:
+        if self._watch is None or not self._watch.alive:
             with self._lock:
-                if self._watch is None and self._waiting:
+                if self._waiting and (self._watch is None or not self._watch.alive):
                     self._watch = Watch(self)
                     self._watch.start()
 
@@ -248,6 +248,11 @@ class Watch:
         self._look_at = 0.0
         self._pause = QUICKEST
         self._thread = threading.Thread(target=self._run, name="qworker-results", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """False when it has not begun, too, because who was to start it was interrupted."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()

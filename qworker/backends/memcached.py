@@ -19,6 +19,7 @@ from qworker.backends.base import Backend, Meta
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
+from qworker.interrupts import apart
 from qworker.naming import install_command
 
 try:
@@ -55,6 +56,9 @@ class MemcachedBackend(Backend):
 
     def _do(self, work: Callable[[Any], T], tries: int = 2) -> T:
         """Return what *work* makes of a client. tries: 1 for what must not be done twice."""
+        return apart(lambda: self._try(work, tries))
+
+    def _try(self, work: Callable[[Any], T], tries: int) -> T:
         if self._pid != os.getpid():
             options = {
                 "connect_timeout": CONNECT_TIMEOUT,

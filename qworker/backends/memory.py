@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from qworker.backends.base import Meta
@@ -29,20 +30,18 @@ class MemoryBackend(KeyValueBackend):
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._lock = threading.RLock()
-        self._stored = threading.Condition(self._lock)
+        self._waiting: list[SimpleQueue[None]] = []
+        """Of those who wait. Any thread: append, remove and a copy are atomic."""
         self._values: dict[str, tuple[bytes, float | None]] = {}  # under _lock
-        self._changes = 0  # under _lock
         _stores.add(self)
 
     def _after_fork(self) -> None:
         """In a forked child: another thread of the parent's may have held the lock, and will never let go of it here."""
         self._lock = threading.RLock()
-        self._stored = threading.Condition(self._lock)
+        self._waiting = []
 
-    @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
-        with self._lock:
-            yield
+    def locked(self, key: str) -> AbstractContextManager[Any]:
+        return self._lock
 
     def read(self, key: str) -> bytes | None:
         with self._lock:
@@ -52,8 +51,8 @@ class MemoryBackend(KeyValueBackend):
     def write(self, key: str, value: bytes, ttl: float | None) -> None:
         with self._lock:
             self._values[key] = (value, None if ttl is None else self.clock.now() + ttl)
-            self._changes += 1
-            self._stored.notify_all()
+        for waiting in list(self._waiting):
+            waiting.put(None)
 
     def remove(self, key: str) -> None:
         with self._lock:
@@ -61,16 +60,20 @@ class MemoryBackend(KeyValueBackend):
 
     @contextmanager
     def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        seen = self._changes
+        stored: SimpleQueue[None] = SimpleQueue()
 
         def listen(seconds: float) -> None:
-            nonlocal seen
-            with self._lock:
-                if self._changes == seen:
-                    self._stored.wait(seconds)
-                seen = self._changes
+            with suppress(Empty):
+                stored.get(timeout=seconds)
+                while True:
+                    stored.get_nowait()
 
-        yield listen
+        try:
+            self._waiting.append(stored)
+            yield listen
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(stored)
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         with self._lock:

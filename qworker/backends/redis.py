@@ -21,6 +21,7 @@ from qworker.backends.redis_bell import RedisBell
 from qworker.backends.redis_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import deferred, let_pass
 from qworker.transports.redis_connection import Link, Links, Script, checked, pack
 from qworker.transports.redis_url import endpoint
 
@@ -73,12 +74,16 @@ class RedisBackend(Backend):
         if self._pid != os.getpid():
             self._links.abandon()  # the connections are the parent's
             self._pid = os.getpid()
+        return deferred(self._try, work, tries)
+
+    def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
         while True:
             tries -= 1
             try:
                 with self._links.lent() as link:
                     return work(link)
             except BrokerUnavailable as error:
+                let_pass(error)
                 if tries <= 0:
                     raise BackendError(str(error)) from error
 

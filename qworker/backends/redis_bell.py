@@ -38,11 +38,17 @@ class RedisBell:
             return self._follow(set(ids))
         except BrokerUnavailable:
             self._followed.clear()
+        except BaseException:  # an interrupt: what was confirmed is not known
+            self._link.close()
+            raise
         try:  # the server may have closed a connection that was at rest
             return self._follow(set(ids))
         except BrokerUnavailable as error:
             self._followed.clear()
             raise BackendError(str(error)) from error
+        except BaseException:  # an interrupt: what was confirmed is not known
+            self._link.close()
+            raise
 
     def _follow(self, wanted: set[str]) -> list[str]:
         if self._link.fileno() < 0:

@@ -25,6 +25,7 @@ from qworker.backends.base import Backend, Meta, Row
 from qworker.backends.memory import MemoryBackend
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import apart
 from qworker.transports.tls import for_kombu
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class RpcBackend(MemoryBackend):
         known = self._reply_to
         if known is not None and known[0] == os.getpid():
             return known[1]
+        return apart(self._open_replies)
+
+    def _open_replies(self) -> str:
         with self._opening:
             if self._reply_to is None or self._reply_to[0] != os.getpid():
                 queue = kombu.Queue(
@@ -195,6 +199,9 @@ class RpcBackend(MemoryBackend):
         return row is not None
 
     def store_rows(self, rows: Sequence[Row]) -> None:
+        apart(lambda: self._send(rows))
+
+    def _send(self, rows: Sequence[Row]) -> None:
         with self._sender() as producer:
             for _, _, payload, _ in rows:
                 queue, correlation, body = marshal.loads(payload)

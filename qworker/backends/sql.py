@@ -33,6 +33,7 @@ from qworker.backends.sql_upserts import COUNTING, UPSERTS, channel_of, lock_of
 from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
+from qworker.interrupts import apart
 from qworker.safe_repr import storable
 from qworker.transports.reaching import MYSQL, POSTGRESQL, explained
 from qworker.transports.sql_refusals import passing, refused
@@ -72,6 +73,9 @@ class SQLBackend(Backend):
 
     def _run(self, work: Callable[[sa.Connection], T]) -> T:
         """Return what *work* makes of a connection; errors of the database come out as ours."""
+        return apart(lambda: self._try(work))
+
+    def _try(self, work: Callable[[sa.Connection], T]) -> T:
         if self._pid != os.getpid():
             self._engine.dispose(close=False)  # the connections are the parent's
             self._pid = os.getpid()

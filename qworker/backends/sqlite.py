@@ -14,7 +14,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from qworker import states
 from qworker.backends.base import Backend, Meta, Row
@@ -27,9 +27,11 @@ from qworker.embedded import (
     Handle,
     Ringer,
     database_path,
-    transaction,
 )
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
+
+T = TypeVar("T")
 
 SELECT = "SELECT CAST(payload AS BLOB), CAST(expires AS REAL) FROM result WHERE task_id = ?"
 SELECT_MANY = """SELECT task_id, CAST(payload AS BLOB), CAST(expires AS REAL) FROM result
@@ -61,14 +63,16 @@ class SQLiteBackend(Backend):
         self._handle = Handle(self._database)
         self._ringer = Ringer(self._database.bells, "result")
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """The connection of this process; errors of the file come out as BackendError."""
+    def _do(self, work: Callable[[], T]) -> T:
+        """What *work* returns; errors of the file come out as BackendError."""
         try:
-            with self._handle as connection:
-                yield connection
+            return work()
         except (BrokerUnavailable, ConfigurationError) as error:
+            let_pass(error)
             raise BackendError(str(error)) from error
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        return self._do(lambda: self._handle.read(statement, values))
 
     def same_store(self, store_url: str) -> bool:
         return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
@@ -80,25 +84,24 @@ class SQLiteBackend(Backend):
         self._store(rows)
 
     def _store(self, rows: Sequence[Row]) -> int:
-        with self._connection() as connection:
-            with transaction(connection):
-                stored = connection.executemany(UPSERT_RESULT, rows).rowcount
-            if stored and any(status in states.READY_STATES for _, status, _, _ in rows):
-                self._ringer.ring()
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.executemany(UPSERT_RESULT, rows).rowcount
+
+        stored = self._do(lambda: self._handle.write(work))
+        if stored and any(status in states.READY_STATES for _, status, _, _ in rows):
+            self._ringer.ring()
         return stored
 
     def get(self, task_id: str) -> Meta | None:
-        with self._connection() as connection:
-            row = connection.execute(SELECT, (task_id,)).fetchone()
-        if row is None or (row[1] is not None and row[1] <= self.clock.now()):
-            return None
-        return self.decode(row[0])
+        for payload, expires in self._read(SELECT, (task_id,)):
+            if expires is None or expires > self.clock.now():
+                return self.decode(payload)
+        return None
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         if len(ids) == 1:
             return super().get_many(ids)
-        with self._connection() as connection:
-            rows = connection.execute(SELECT_MANY, (json.dumps(list(ids)),)).fetchall()
+        rows = self._read(SELECT_MANY, (json.dumps(list(ids)),))
         now = self.clock.now()
         return {row[0]: self.decode(row[1]) for row in rows if row[2] is None or row[2] > now}
 
@@ -112,8 +115,8 @@ class SQLiteBackend(Backend):
         yield bell.wait
 
     def bell(self) -> Bell:
-        with self._connection():
-            return Bell(self._database.bells, "result")
+        self._read("SELECT 1", ())  # its directory is there, too
+        return Bell(self._database.bells, "result")
 
     def add(self, key: str, ttl: float | None = None) -> bool:
         now = self.clock.now()
@@ -122,8 +125,11 @@ class SQLiteBackend(Backend):
     def incr(self, key: str, ttl: float | None = None) -> int:
         now = self.clock.now()
         values = {"key": LOCK_PREFIX + key, "expires": None if ttl is None else now + ttl, "now": now}
-        with self._connection() as connection, transaction(connection):
+
+        def work(connection: sqlite3.Connection) -> int:
             return int(connection.execute(INCREMENT, values).fetchone()[0])
+
+        return self._do(lambda: self._handle.write(work))
 
     def delete(self, key: str) -> None:
         self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
@@ -136,19 +142,20 @@ class SQLiteBackend(Backend):
         )
 
     def get_group(self, group_id: str) -> Any:
-        with self._connection() as connection:
-            row = connection.execute(
-                "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
-                (GROUP_PREFIX + group_id, self.clock.now()),
-            ).fetchone()
-        return None if row is None else self.decode_value(row[0])["result"]
+        rows = self._read(
+            "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
+            (GROUP_PREFIX + group_id, self.clock.now()),
+        )
+        return self.decode_value(rows[0][0])["result"] if rows else None
 
     def delete_group(self, group_id: str) -> None:
         self._write("DELETE FROM key_value WHERE key = ?", (GROUP_PREFIX + group_id,))
 
     def _write(self, statement: str, values: tuple[Any, ...]) -> int:
-        with self._connection() as connection, transaction(connection):
+        def work(connection: sqlite3.Connection) -> int:
             return connection.execute(statement, values).rowcount
+
+        return self._do(lambda: self._handle.write(work))
 
     def sweep(self, now: float) -> int:
         total = 0

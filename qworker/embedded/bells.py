@@ -13,6 +13,7 @@ import select
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 NEWS, REVOKED = b"!", b"r"
@@ -26,8 +27,9 @@ class Bell:
     Where the system or this file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
     """
 
+    _fd = -1
+
     def __init__(self, directory: Path, kind: str) -> None:
-        self._fd = -1
         self._path = directory / f"{kind}.{os.getpid()}.{os.urandom(4).hex()}"
         self._pid = os.getpid()
         # Made under another name and opened first: who rings must never see a pipe that nobody reads.
@@ -64,6 +66,11 @@ class Bell:
             self._fd = -1
             if self._pid == os.getpid():
                 self._path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        """Who was to close it may have been interrupted."""
+        with suppress(OSError):
+            self.close()
 
 
 def _make_pipe(path: Path) -> bool:

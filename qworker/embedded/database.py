@@ -245,6 +245,7 @@ def transaction(
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        with suppress(sqlite3.ProgrammingError):  # it is closed already
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         raise

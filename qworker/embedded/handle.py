@@ -19,14 +19,20 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
-from qworker.embedded.database import BUSY_SECONDS, Database, broken, explained
-from qworker.errors import LeaseLost
+from qworker.embedded.database import BUSY_SECONDS, Database, broken, explained, transaction
+from qworker.errors import LeaseLost, QWorkerError
+from qworker.interrupts import in_turn
+
+T = TypeVar("T")
 
 
 class Handle:
-    """The connection to *database*: ``with handle as connection`` in our turn, with its errors explained.
+    """The connection to *database*: ``handle.run(work)`` in our turn, with its errors explained; ``with handle as
+    connection`` does the same on a thread that no signal interrupts, as the listener's.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
     look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
@@ -34,7 +40,7 @@ class Handle:
 
     def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
         self.turn = threading.Lock()
-        """Who holds this has the connection: take it by ``with handle``, or by hand for opened() and failed()."""
+        """Who holds this has the connection."""
         self._database = database
         self._synchronous = synchronous
         self._place = str(database.path)  # a Path would be turned into text at each look
@@ -48,8 +54,40 @@ class Handle:
         with _registry:
             _handles.add(self)
 
-    def opened(self) -> sqlite3.Connection:
-        """The connection, for who holds the turn."""
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled back."""
+        return in_turn(self.turn, None, self.use, work)
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """run() in a write transaction."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            with transaction(connection):
+                return work(connection)
+
+        return self.run(whole)
+
+    def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The rows of *statement*."""
+        return self.run(lambda connection: connection.execute(statement, values).fetchall())
+
+    def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """run(), for who holds the turn."""
+        connection = self._opened()
+        try:
+            return work(connection)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        except QWorkerError:
+            raise
+        except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+            self._drop()
+            raise
+        finally:
+            if connection is self._connection and connection.in_transaction:
+                connection.rollback()
+
+    def _opened(self) -> sqlite3.Connection:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + self._look_seconds
@@ -68,11 +106,11 @@ class Handle:
         except OSError:
             return 0
 
-    def failed(self, error: Exception) -> Exception:
-        """The error to raise for *error*, for who holds the turn; what is broken is opened anew next time."""
+    def _failed(self, error: sqlite3.Error | OSError) -> QWorkerError:
+        """The error to raise for *error*; what is broken is opened anew next time."""
         if broken(error):
             self._drop()
-        return explained(error, self._database.path) if isinstance(error, sqlite3.Error | OSError) else error
+        return explained(error, self._database.path)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -82,7 +120,7 @@ class Handle:
     def __enter__(self) -> sqlite3.Connection:
         self.turn.acquire()
         try:
-            return self.opened()
+            return self._opened()
         except BaseException:
             self.turn.release()
             raise
@@ -92,14 +130,13 @@ class Handle:
     ) -> None:
         try:
             if isinstance(error, sqlite3.Error | OSError):
-                raise self.failed(error) from error
+                raise self._failed(error) from error
         finally:
             self.turn.release()
 
     def close(self) -> None:
         """Close the connection; the next use opens another. Safe to call twice."""
-        with self.turn:
-            self._drop()
+        in_turn(self.turn, None, self._drop)
 
 
 _registry = threading.Lock()

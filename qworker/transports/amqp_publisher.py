@@ -15,7 +15,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +22,12 @@ from amqp.exceptions import ChannelError
 
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, QueueNotFound
+from qworker.interrupts import apart, in_turn
 from qworker.transports.amqp_codec import message_frames, publish_method
 from qworker.transports.amqp_link import Link
 from qworker.transports.amqp_outgoing import Outgoing, too_large
 from qworker.transports.amqp_queues import Queues
+from qworker.transports.group_commit import Line, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +42,6 @@ PORTION = 2000
 PARKED_TOGETHER = 1000
 """Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted from when the
 server gets it, so they must not lie about on the way."""
-
-
-class _Pending:
-    """Messages of one push that wait for their turn."""
-
-    __slots__ = ("done", "error", "messages")
-
-    def __init__(self, messages: Sequence[Outgoing]) -> None:
-        self.messages = messages
-        self.done = False
-        self.error: Exception | None = None
 
 
 class _ReturnedError(Exception):
@@ -82,8 +72,10 @@ class Publisher:
         self.frame_max = 131072
         """Bytes, as agreed upon with the server; until then, its default."""
         self.turn = threading.Lock()
-        self._pending: deque[_Pending] = deque()  # filled by any thread, emptied by who has the turn
+        self._line: Line[Outgoing] = Line(self, self._serve, "RabbitMQ")
         self._link: Link | None = None  # under the turn, as all below
+        self._whole = True
+        """Nobody was interrupted in the midst of sending."""
         self._channel: Any = None
         self._sent = self._confirmed = 0
         self._above: set[int] = set()
@@ -97,7 +89,7 @@ class Publisher:
         if self._link is not None:
             self._link.abandon()
         self.turn = threading.Lock()
-        self._pending = deque()
+        self._line.forget()
         self._link = None
 
     # -- sending --
@@ -107,7 +99,7 @@ class Publisher:
         *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none could be made."""
         for start in range(0, len(messages), PORTION):
             try:
-                self._send(messages[start : start + PORTION], timeout)
+                self._line.push(messages[start : start + PORTION], timeout)
             except BrokerUnavailable as error:
                 if not start:
                     raise
@@ -115,46 +107,19 @@ class Publisher:
                     f"{start} of {len(messages)} messages were published; of the rest: {error}"
                 ) from error
 
-    def _send(self, messages: Sequence[Outgoing], timeout: float) -> None:
-        mine = _Pending(messages)
-        self._pending.append(mine)
-        deadline = time.monotonic() + timeout
-        if not self.turn.acquire(timeout=timeout):
-            try:
-                self._pending.remove(mine)
-            except ValueError:
-                pass  # it is being sent: only that can tell
-            else:
-                raise BrokerUnavailable(
-                    f"RabbitMQ took no message within {timeout:g} s; nothing was published"
-                )
-            self.turn.acquire()
-        try:
-            if not mine.done:
-                self._take_turn(mine, deadline)
-        finally:
-            self.turn.release()
-        if mine.error is not None:
-            raise mine.error
-
-    def _take_turn(self, mine: _Pending, deadline: float) -> None:
-        """Send all that is pending: the caller's, and what others brought meanwhile."""
-        batch = [mine]
-        while self._pending:
-            pending = self._pending.popleft()
-            if pending is not mine:
-                batch.append(pending)
+    def _serve(self, batch: list[Pending[Outgoing]], deadline: float) -> None:
+        """Send the whole batch, and mark each with what became of it."""
         error: Exception | None = None
         returned: set[str] = set()
         try:
             batch = self._without_too_large(batch, deadline)
-            self._deliver([message for pending in batch for message in pending.messages], deadline)
+            self._deliver([message for pending in batch for message in pending.items], deadline)
         except _ReturnedError as unroutable:
             returned = unroutable.queues
         except Exception as failure:  # every caller is to hear of it
             error = failure
         for pending in batch:
-            lost = returned & {message.queue for message in pending.messages}
+            lost = returned & {message.queue for message in pending.items}
             pending.error = error or (self._not_found(lost) if lost else None)
             pending.done = True
 
@@ -164,13 +129,13 @@ class Publisher:
             f"RabbitMQ returned the message: there is no queue {names}, and it went away again"
         )
 
-    def _without_too_large(self, batch: list[_Pending], deadline: float) -> list[_Pending]:
+    def _without_too_large(self, batch: list[Pending[Outgoing]], deadline: float) -> list[Pending[Outgoing]]:
         """*batch* but for those pushes that the server would never take: their callers are told, and nothing is sent."""
         found = []
         for pending in batch:
-            if any(message.large for message in pending.messages):
+            if any(message.large for message in pending.items):
                 self._opened(deadline)  # then we know how large frames may be
-                pending.error = too_large(pending.messages, self.frame_max)
+                pending.error = too_large(pending.items, self.frame_max)
             if pending.error is None:
                 found.append(pending)
             else:
@@ -188,6 +153,24 @@ class Publisher:
 
     def _transmit(self, messages: Sequence[Outgoing], deadline: float) -> None:
         link = self._opened(deadline)
+        self._whole = False
+        try:
+            self._transmit_on(link, messages, deadline)
+        except (BrokerUnavailable, QueueNotFound):
+            self._whole = True  # or it is closed
+            raise
+        except BaseException:  # an interrupt: nobody goes on with what is half sent, or half confirmed
+            link.drop()
+            raise
+        self._whole = True
+        if self._refused:
+            raise BrokerUnavailable(
+                f"RabbitMQ at {link.address.shown} refused a message (nack): its queue is full or failing"
+            )
+        if self._returned:
+            raise _ReturnedError(self._returned)
+
+    def _transmit_on(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
         for message in messages:
             if message.queue not in self._declared:
                 link.timeout = max(0.1, deadline - time.monotonic())
@@ -223,8 +206,6 @@ class Publisher:
             self._await_confirms(link, deadline)
         if CRASHING:
             crash_point("published")
-        if self._returned:
-            raise _ReturnedError(self._returned)
 
     def _write(self, link: Link, data: bytes, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -251,10 +232,6 @@ class Publisher:
                 raise BrokerUnavailable(silence)
             if link.read(min(deadline, dead) - now):
                 heard = time.monotonic()
-        if self._refused:
-            raise BrokerUnavailable(
-                f"RabbitMQ at {link.address.shown} refused a message (nack): its queue is full or failing"
-            )
 
     def _silence(self, link: Link) -> str:
         why = f": {link.blocked}" if link.blocked else ""
@@ -265,6 +242,8 @@ class Publisher:
     def _opened(self, deadline: float) -> Link:
         """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*."""
         link = self._link
+        if link is not None and not self._whole:
+            link.drop()
         if link is not None and link.alive:
             try:
                 while link.read(0):
@@ -284,13 +263,14 @@ class Publisher:
 
     def _open(self, deadline: float) -> Link:
         self._link = None
-        link = self._connect(max(0.1, deadline - time.monotonic()))
+        link = apart(lambda: self._connect(max(0.1, deadline - time.monotonic())))
         link.on_confirm = self._confirm
         link.on_return = self._note_return
         self._sent = self._confirmed = 0
         self._above = set()
         self._declared = set()
         self._methods = {}
+        self._whole = True
         self._channel = link.channel()
         if self._channel.channel_id != 1:
             raise BrokerUnavailable("RabbitMQ gave an unexpected channel")
@@ -344,12 +324,13 @@ class Publisher:
 
     def targets(self) -> set[str]:
         """The queues that were published to."""
-        with self.turn:
-            return {name.removeprefix(self._queues.prefix) for name in self._methods}
+        return {name.removeprefix(self._queues.prefix) for name in list(self._methods)}
 
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
-        with self.turn:
-            link, self._link = self._link, None
-            if link is not None:
-                link.close()
+        in_turn(self.turn, None, self._let_go)
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()

@@ -1,19 +1,24 @@
-"""Group commit: callers that wait for one connection together share one commit.
+"""Group commit: callers that wait for one connection together are served together by the one who has its turn.
 
-Comes from:  ``push`` of the brokers that are databases, on any thread.
-Goes to:     their ``store(items, deadline)``, called by whoever has the connection's turn.
-Thread:      any; ``_pending`` is filled by any thread and emptied by who has the turn.
+Comes from:  ``push`` of the brokers that publish on one connection, on any thread.
+Goes to:     their function that writes or sends, called by whoever has the connection's turn.
+Thread:      any; what is pending is put there by any thread, and taken out by who has the turn.
+
+Who has the turn may be interrupted (see ``interrupts.py``), and gives it back all the same. He could not tell the others
+what became of theirs: so the main thread, which is the one that signals interrupt, serves nobody but itself.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from qworker.errors import BrokerUnavailable
+from qworker.interrupts import NotOurTurn, in_turn, interruptible
 
 T = TypeVar("T")
 
@@ -24,8 +29,8 @@ class Turns(Protocol):
     turn: Lock
 
 
-class _Pending(Generic[T]):
-    """Items of one caller that wait for the next commit."""
+class Pending(Generic[T]):
+    """Items of one caller that wait to be served. done: they were, and *error* is what became of it."""
 
     __slots__ = ("done", "error", "items")
 
@@ -35,75 +40,86 @@ class _Pending(Generic[T]):
         self.error: Exception | None = None
 
 
-class GroupCommit(Generic[T]):
-    """place: the connection's turn. store: writes items in one transaction by a deadline (monotonic seconds), and
-    returns the error for which nothing of it was written, or None. name: of the place, for messages."""
+class Line(Generic[T]):
+    """Callers that wait for the turn of *place*. serve: with a batch, the first of which is the caller's own, and a
+    deadline (monotonic seconds); it is done with those that it marks so. name: of the place, for messages."""
 
-    def __init__(
-        self, place: Turns, store: Callable[[Sequence[T], float], Exception | None], name: str
-    ) -> None:
+    def __init__(self, place: Turns, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
         self._place = place
-        self._store = store
+        self._serve = serve
         self._name = name
-        self._pending: deque[_Pending[T]] = deque()
+        self._pending: deque[Pending[T]] = deque()
 
     def forget(self) -> None:
         """In a forked child: what the parent's threads were about to write is theirs."""
         self._pending = deque()
 
     def push(self, items: Sequence[T], timeout: float) -> None:
-        """Write *items*, alone or with what others bring; return when they are safe.
+        """Have *items* served, alone or with what others bring; return when they are.
 
-        Raises what ``store`` returned; BrokerUnavailable when it was not our turn within *timeout* seconds: then
-        nothing was written.
+        Raises the error that they were marked with; BrokerUnavailable when it was not our turn within *timeout* seconds:
+        then nothing was written.
         """
         deadline = time.monotonic() + timeout
-        turn = self._place.turn
-        if not self._pending and turn.acquire(False):
-            try:  # nobody else is here
-                error = self._store(items, deadline)
-            finally:
-                turn.release()
-        else:
-            error = self._push_with_others(items, turn, timeout, deadline)
-        if error is not None:
-            raise error
-
-    def _push_with_others(
-        self, items: Sequence[T], turn: Lock, timeout: float, deadline: float
-    ) -> Exception | None:
-        mine = _Pending(items)
-        self._pending.append(mine)
-        if not turn.acquire(timeout=timeout):
-            try:
-                self._pending.remove(mine)
-            except ValueError:
-                pass  # its commit is under way: only that can tell
-            else:
-                return BrokerUnavailable(
-                    f"{self._name} took no message within {timeout:g} s; nothing was published"
-                )
-            turn.acquire()
+        mine = Pending(items)
+        turn, pending = self._place.turn, self._pending
         try:
-            if not mine.done:
-                self._write_all(mine, deadline)
+            pending.append(mine)
+            try:
+                in_turn(turn, timeout, self._take_turn, mine, deadline)
+            except NotOurTurn:
+                try:
+                    pending.remove(mine)
+                except ValueError:  # it is under way: only that can tell
+                    in_turn(turn, None, self._take_turn, mine, deadline)
+                else:
+                    raise BrokerUnavailable(
+                        f"{self._name} took no message within {timeout:g} s; nothing was published"
+                    ) from None
         finally:
-            turn.release()
-        return mine.error
+            if not mine.done:  # we were interrupted, perhaps: then nobody else is to send it
+                with suppress(ValueError):
+                    pending.remove(mine)
+        if mine.error is not None:
+            raise mine.error
 
-    def _write_all(self, mine: _Pending[T], deadline: float) -> None:
-        """Write all that is pending in one transaction: the caller's, and what others brought meanwhile."""
-        others: list[_Pending[T]] = []
-        while self._pending:
-            pending = self._pending.popleft()
-            if pending is not mine:
-                others.append(pending)
-        batch = [mine, *others]
+    def _take_turn(self, mine: Pending[T], deadline: float) -> None:
+        """Serve all that is pending: the caller's, and what others brought meanwhile."""
+        if mine.done:
+            return
+        batch = [mine]
+        if interruptible():
+            with suppress(ValueError):
+                self._pending.remove(mine)
+        else:
+            while self._pending:
+                pending = self._pending.popleft()
+                if pending is not mine:
+                    batch.append(pending)
+        self._serve(batch, deadline)
+
+    def put_back(self, batch: Iterable[Pending[T]]) -> None:
+        """For who has the turn: let these be served by themselves."""
+        self._pending.extendleft(batch)
+
+
+class GroupCommit(Line[T]):
+    """store: writes items in one transaction by a deadline (monotonic seconds), and returns the error for which nothing of
+    it was written, or None."""
+
+    def __init__(
+        self, place: Turns, store: Callable[[Sequence[T], float], Exception | None], name: str
+    ) -> None:
+        super().__init__(place, self._write_all, name)
+        self._store = store
+
+    def _write_all(self, batch: list[Pending[T]], deadline: float) -> None:
+        """Write the whole batch in one transaction."""
         error = self._store([item for pending in batch for item in pending.items], deadline)
-        if error is not None and others:
+        if error is not None and len(batch) > 1:
             # One bad message, or one caller's short patience, is not the others' failure: they try for themselves.
-            self._pending.extendleft(reversed(others))
-            batch = [mine]
-            error = self._store(mine.items, deadline)
+            self.put_back(reversed(batch[1:]))
+            batch = batch[:1]
+            error = self._store(batch[0].items, deadline)
         for pending in batch:
             pending.error, pending.done = error, True

@@ -22,6 +22,7 @@ import kombu as untyped_kombu
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
+from qworker.interrupts import apart, let_pass
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
 from qworker.transports.own_headers import REDELIVERED
@@ -109,7 +110,8 @@ class PlainStore(PlainHolder, LeaseStore):
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         now = self._clock.now()
-        self._send([of_envelope(envelope, now) for envelope in envelopes], timeout)
+        messages = [of_envelope(envelope, now) for envelope in envelopes]
+        apart(lambda: self._send(messages, timeout))  # what kombu's transports lock is not ours to give back
 
     def _send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
         if not messages:
@@ -142,7 +144,7 @@ class PlainStore(PlainHolder, LeaseStore):
             try:
                 with self._errors(self._connection):
                     yield
-            except BrokerUnavailable:
+            except BaseException:
                 self._drop()
                 raise
         finally:
@@ -262,8 +264,8 @@ class PlainStore(PlainHolder, LeaseStore):
 def _close(connection: Any) -> None:
     try:
         connection.release()
-    except Exception:  # whatever the transport raises: it is given up
-        pass
+    except Exception as error:  # whatever the transport raises: it is given up
+        let_pass(error)
 
 
 def open_store(url: str | None, conf: Settings) -> PlainStore:

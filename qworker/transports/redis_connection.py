@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.interrupts import apart
 from qworker.naming import install_command
 from qworker.transports.reaching import REDIS, explained
 from qworker.transports.redis_url import SOCKET_TIMEOUT, Endpoint
@@ -66,6 +67,8 @@ class Link:
         self._socket: socket.socket | None = None
         self._reader: Any = None
         self._timeout = 0.0
+        self._whole = True
+        """Nobody was interrupted in the midst of using it."""
 
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
         """Send packed commands; return that many replies, of which errors are ``hiredis.ReplyError``.
@@ -74,7 +77,7 @@ class Link:
         carried out is then not known.
         """
         try:
-            connected = self._socket or self._connect(timeout)
+            connected = self._usable(timeout)
             if timeout != self._timeout:
                 connected.settimeout(timeout)
                 self._timeout = timeout
@@ -91,6 +94,7 @@ class Link:
                     continue
                 found.append(reply)
                 if len(found) == replies:
+                    self._whole = True
                     return found
         except BaseException as error:
             self.close()
@@ -101,17 +105,18 @@ class Link:
     def send(self, data: bytes) -> None:
         """Send packed commands whose replies come later; see received()."""
         try:
-            (self._socket or self._connect()).sendall(data)
+            self._usable().sendall(data)
+            self._whole = True
         except (OSError, redis.RedisError) as error:
             self.close()
             raise unavailable(self._where, error) from error
 
     def received(self) -> list[Any]:
         """The replies that have come, without waiting for more. Raises BrokerUnavailable when it broke."""
-        connected = self._socket
-        if connected is None:
+        if self._socket is None:
             return []
         try:
+            connected = self._usable()
             connected.setblocking(False)
             self._timeout = 0.0
             try:
@@ -132,6 +137,7 @@ class Link:
             found = []
             while (reply := self._reader.gets()) is not False:
                 found.append(reply)
+            self._whole = True
             return found
         except (OSError, hiredis.HiredisError) as error:
             self.close()
@@ -143,11 +149,19 @@ class Link:
             self.close()
 
     def fileno(self) -> int:
-        """Of the socket; -1 when it is not connected."""
-        return -1 if self._socket is None else self._socket.fileno()
+        """Of the socket; -1 when it is not connected, or whoever used it was interrupted."""
+        return -1 if self._socket is None or not self._whole else self._socket.fileno()
+
+    def _usable(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
+        """The socket, another one if the last use of it was interrupted; whoever is done with it says so by _whole."""
+        if not self._whole:
+            self.close()
+        connected = self._socket or self._connect(timeout)
+        self._whole = False
+        return connected
 
     def _connect(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
-        self._connection = self._where.connect(max(timeout, 0.001))
+        self._connection = apart(lambda: self._where.connect(max(timeout, 0.001)))
         connected: socket.socket = self._connection._sock
         self._socket, self._reader, self._timeout = connected, hiredis.Reader(), 0.0
         self._ready = select.poll()

@@ -138,7 +138,7 @@ class SQLStore(Holder, LeaseStore):
         try:
             if CRASHING:
                 crash_point("publishing")
-            self._publisher.run(work)
+            self._publisher.run_at_rest(work)
         except Exception as error:
             return error
         if CRASHING:
@@ -147,8 +147,7 @@ class SQLStore(Holder, LeaseStore):
 
     def join(self, connection: Any) -> Sink:
         execute = executor(connection, self.family)
-        with self._publisher.taken(TURN_SECONDS):
-            table, bell = self._publisher.run(lambda link: link.place())
+        table, bell = self._publisher.run_in_turn(lambda link: link.place(), TURN_SECONDS)
         return Joined(execute, table, bell, self.rows_of)
 
     def _ask(self, work: Callable[[Link], Any]) -> Any:
@@ -158,8 +157,7 @@ class SQLStore(Holder, LeaseStore):
             with link.transaction():
                 return work(link)
 
-        with self._publisher.taken(TURN_SECONDS):
-            return self._publisher.run(whole)
+        return self._publisher.run_in_turn(whole, TURN_SECONDS)
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires

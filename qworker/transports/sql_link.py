@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
+from qworker.interrupts import NotOurTurn, apart, in_turn
 from qworker.transports.lease import Leased
 from qworker.transports.sql_schema import VERSION
 
@@ -179,6 +180,10 @@ class Link(ABC):
         """Store results of different tasks by ``sql_upserts.py``. makes_ids: the server gives a new row its id."""
 
     @abstractmethod
+    def gone(self) -> bool:
+        """Whether the server has closed it since it was last used. Costs no exchange."""
+
+    @abstractmethod
     def trouble(self, error: Exception) -> Trouble: ...
 
     @abstractmethod
@@ -198,14 +203,18 @@ class Handle:
         self._connect = connect
         self._url = url
         self._link: Link | None = None  # who has the turn
+        self._whole = True
+        """Nobody was interrupted in the midst of using it."""
         self.generation = 0
         """Counts the connections: what was set up on an older one is gone."""
 
     def open(self) -> Link:
         """The connection, made if need be, with the tables in place."""
+        if not self._whole and self._link is not None:
+            self._drop(self._link)
         if self._link is None:
             try:
-                link = self._connect()
+                link = apart(self._connect)
             except ConfigurationError as error:
                 raise self._waited_out(error) from error
             try:
@@ -218,7 +227,7 @@ class Handle:
             except BaseException:
                 link.close()
                 raise
-            self._link = link
+            self._link, self._whole = link, True
             self.generation += 1
         return self._link
 
@@ -229,14 +238,26 @@ class Handle:
         """
         for attempt in range(TRIES):
             link = self.open()
+            self._whole = False
             try:
-                return work(link)
+                found = work(link)
+                self._whole = True
+                return found
             except link.errors as error:
                 self._settle_trouble(link, error, attempt)
-            except BaseException:
+            except QWorkerError:
                 self._undo(link)
                 raise
+            except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+                self._drop(link)
+                raise
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def run_at_rest(self, work: Callable[[Link], T]) -> T:
+        """run() on a connection that may have been at rest for long: where the server has closed it, on another."""
+        if self._link is not None and self._whole and self._link.gone():
+            self._drop(self._link)
+        return self.run(work)
 
     def _settle_trouble(self, link: Link, error: Exception, attempt: int) -> None:
         """Return when it is worth another try; raise what is wrong otherwise."""
@@ -258,6 +279,7 @@ class Handle:
     def _undo(self, link: Link) -> None:
         try:
             link.rollback()
+            self._whole = True
         except Exception:  # whatever it is, this connection is of no more use
             self._drop(link)
 
@@ -266,15 +288,12 @@ class Handle:
             self._link = None
         link.close()
 
-    @contextmanager
-    def taken(self, timeout: float) -> Iterator[None]:
-        """Have the turn within the block."""
-        if not self.turn.acquire(timeout=timeout):
-            raise BrokerUnavailable(f"{self._url} was kept busy by other threads for {timeout:g} s")
+    def run_in_turn(self, work: Callable[[Link], T], timeout: float) -> T:
+        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for so long."""
         try:
-            yield
-        finally:
-            self.turn.release()
+            return in_turn(self.turn, timeout, self.run_at_rest, work)
+        except NotOurTurn:
+            raise BrokerUnavailable(f"{self._url} was kept busy by other threads for {timeout:g} s") from None
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another. Safe to call twice."""

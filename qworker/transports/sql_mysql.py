@@ -14,9 +14,11 @@ waits looks at the sum: often when there was traffic lately, rarely when not.
 from __future__ import annotations
 
 import random
+import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ssl import SSLSocket, SSLWantReadError
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -130,6 +132,8 @@ class MySQLLink(Link):
                 ) from error
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
+        self._rest = select.poll()
+        self._rest.register(self._connection._sock, select.POLLIN)
         self._wait_at_most(PATIENCE)
         self._texts: dict[str, str] = {}
         self._rung = 0
@@ -319,6 +323,23 @@ class MySQLLink(Link):
                 cursor.execute(statement, values)
 
     # -- trouble --
+
+    def gone(self) -> bool:
+        if not self._rest.poll(0):
+            return False
+        sock = self._connection._sock
+        if isinstance(sock, SSLSocket):
+            patience = sock.gettimeout()
+            sock.setblocking(False)
+            try:
+                sock.recv(1)
+            except SSLWantReadError:
+                return False  # TLS itself had something to say
+            except OSError:
+                pass
+            finally:
+                sock.settimeout(patience)
+        return True  # it says something, though nothing was asked: good-bye
 
     def trouble(self, error: Exception) -> Trouble:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0

@@ -11,6 +11,7 @@ disk at once (``synchronous_commit = off``): losing the last of them only means 
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -79,6 +80,8 @@ class PostgreSQLLink(Link):
             raise BrokerUnavailable(f"PostgreSQL cannot be reached: {explained(str(error), TLS)}") from error
         self._connection.add_notify_handler(self._note)
         self._relaxed = relaxed
+        self._rest = select.poll()
+        self._rest.register(self._connection.fileno(), select.POLLIN)
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
@@ -221,6 +224,9 @@ class PostgreSQLLink(Link):
             self.do(statement, values)
 
     # -- trouble --
+
+    def gone(self) -> bool:
+        return bool(self._rest.poll(0))  # it says something, though nothing was asked: good-bye
 
     def trouble(self, error: Exception) -> Trouble:
         code = getattr(error, "sqlstate", None) or ""

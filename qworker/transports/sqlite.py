@@ -15,6 +15,7 @@ taken for dead too. Leases run on the clock that all processes of one boot share
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -111,21 +112,21 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
     def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
         """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
         now = self._clock.now()
-        try:
-            connection = self._publisher.opened()
-            rows = [
-                (
-                    queue,
-                    priority,
-                    due,
-                    READY if due is None or due <= now else DELAYED,
-                    now,
-                    headers,
-                    properties,
-                    body,
-                )
-                for queue, headers, properties, body, priority, due, _ in envelopes
-            ]
+        rows = [
+            (
+                queue,
+                priority,
+                due,
+                READY if due is None or due <= now else DELAYED,
+                now,
+                headers,
+                properties,
+                body,
+            )
+            for queue, headers, properties, body, priority, due, _ in envelopes
+        ]
+
+        def work(connection: sqlite3.Connection) -> None:
             if CRASHING:
                 crash_point("publishing")
             if len(rows) == 1:
@@ -133,8 +134,11 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             else:
                 with transaction(connection, deadline - time.monotonic()):
                     connection.executemany(INSERT, rows)
+
+        try:
+            self._publisher.use(work)
         except Exception as error:
-            return self._publisher.failed(error)
+            return error
         if CRASHING:
             crash_point("published")
         self._messages.ring()
@@ -143,15 +147,14 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         now = self._clock.now()
         number, until = int(now * 1_000_000), now + self._revoke_expires
-        with self._publisher as connection, transaction(connection):
-            connection.executemany(REVOKE, [(number, task_id, terminate, signal, until) for task_id in ids])
+        rows = [(number, task_id, terminate, signal, until) for task_id in ids]
+        self._publisher.write(lambda connection: connection.executemany(REVOKE, rows))
         self._messages.ring(REVOKED)
 
     # -- administration --
 
     def queues(self) -> list[QueueInfo]:
-        with self._publisher as connection:
-            rows = connection.execute(QUEUES).fetchall()
+        rows = self._publisher.read(QUEUES)
         found: dict[str, QueueInfo] = {}
         for name, state, count, oldest in rows:
             queue = name if isinstance(name, str) else repr(name)
@@ -160,38 +163,37 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         return sorted(found.values())
 
     def purge(self, queue: str) -> int:
-        with self._publisher as connection, transaction(connection):
-            return connection.execute(
-                f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})", (queue,)
-            ).rowcount
+        statement = f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})"
+        return self._publisher.write(lambda connection: connection.execute(statement, (queue,)).rowcount)
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with self._publisher as connection:
-            rows = connection.execute(
-                "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries AS INTEGER), "
-                "CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM dead "
-                "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
-                (queue, queue, limit),
-            ).fetchall()
+        rows = self._publisher.read(
+            "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries AS INTEGER), "
+            "CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM dead "
+            "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
+            (queue, queue, limit),
+        )
         return [Dead(*row) for row in rows]
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
-        with self._publisher as connection, transaction(connection):
+        def work(connection: sqlite3.Connection) -> None:
             (first,) = connection.execute(f"SELECT {NEXT_TAG}").fetchone()
             rows = [(first + offset, *letter[1:]) for offset, letter in enumerate(letters)]
             connection.executemany(INSERT_DEAD, rows)
             if rows:  # no message is to get the tag of a dead letter: it would replace it when it dies
                 connection.execute("UPDATE highest SET tag = ?", (rows[-1][0],))
 
+        self._publisher.write(work)
+
     def flush_delayed(self, queue: str) -> int:
-        with self._publisher as connection, transaction(connection):
-            count = connection.execute(FLUSH, (queue,)).rowcount
+        count = self._publisher.write(lambda connection: connection.execute(FLUSH, (queue,)).rowcount)
         self._messages.ring()
         return count
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         now = self._clock.now()
-        with self._publisher as connection, transaction(connection):
+
+        def work(connection: sqlite3.Connection) -> int:
             count = 0
             for where, values in _selections(tags):
                 connection.execute(f"{FORGET_FAILURE} {where})", values)
@@ -199,24 +201,27 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
                 connection.executemany(TO_MESSAGE, [(now, tag) for (tag,) in found])
                 count += len(found)
                 connection.execute(f"DELETE FROM dead {where}", values)
+            return count
+
+        count = self._publisher.write(work)
         self._messages.ring()
         return count
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with self._publisher as connection, transaction(connection):
-            return sum(
+        return self._publisher.write(
+            lambda connection: sum(
                 connection.execute(f"DELETE FROM dead {where}", values).rowcount
                 for where, values in _selections(tags)
             )
+        )
 
     def workers(self) -> list[dict[str, object]]:
-        with self._publisher as connection:
-            rows = connection.execute(
-                "SELECT CAST(name AS TEXT), pid, CAST(queues AS TEXT), concurrency, started, CAST(boot AS TEXT), "
-                "CAST(marks AS TEXT) FROM owner "
-                "WHERE concurrency > 0 AND lease_until > ?",
-                (self._uptime() - self._lease_seconds,),
-            ).fetchall()
+        rows = self._publisher.read(
+            "SELECT CAST(name AS TEXT), pid, CAST(queues AS TEXT), concurrency, started, CAST(boot AS TEXT), "
+            "CAST(marks AS TEXT) FROM owner "
+            "WHERE concurrency > 0 AND lease_until > ?",
+            (self._uptime() - self._lease_seconds,),
+        )
         return [
             {
                 "name": name,

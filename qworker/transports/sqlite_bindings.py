@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from qworker.embedded import DELAYED, READY, Handle, transaction
+from qworker.embedded import DELAYED, READY, Handle
 
 Binding = tuple[str, str, str]
 """``(routing_key, pattern, queue)``: a row of an exchange's table as kombu has it."""
@@ -29,57 +29,51 @@ class Bindings:
     def declare_queue(self, queue: str, owner: int = FOREVER, ttl: float | None = None) -> None:
         """Make *queue*. owner: the epoch that it is to go with. ttl: seconds after which its messages may go."""
         row = (queue, owner, ttl)
-        with self._publisher as connection:
-            known = "SELECT 1 FROM queue WHERE name = ? AND owner = ? AND ttl IS ?"
-            if connection.execute(known, row).fetchone() is None:
-                with transaction(connection):
-                    connection.execute(
-                        "INSERT OR REPLACE INTO queue (name, owner, ttl) VALUES (?, ?, ?)", row
-                    )
+        known = "SELECT 1 FROM queue WHERE name = ? AND owner = ? AND ttl IS ?"
+        if not self._publisher.read(known, row):
+            make = "INSERT OR REPLACE INTO queue (name, owner, ttl) VALUES (?, ?, ?)"
+            self._publisher.write(lambda connection: connection.execute(make, row))
 
     def has_queue(self, queue: str) -> bool:
         """Whether *queue* was declared, or holds anything."""
         known = "SELECT 1 FROM queue WHERE name = ? UNION ALL SELECT 1 FROM message WHERE queue = ? LIMIT 1"
-        with self._publisher as connection:
-            return connection.execute(known, (queue, queue)).fetchone() is not None
+        return bool(self._publisher.read(known, (queue, queue)))
 
     def drop_queue(self, queue: str) -> None:
         """Unmake *queue*, with its bindings and all that waits in it. What is on lease can still be settled."""
-        with self._publisher as connection, transaction(connection):
+
+        def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM queue WHERE name = ?", (queue,))
             _clear(connection, queue)
 
+        self._publisher.write(work)
+
     def size(self, queue: str) -> int:
         """How many messages of *queue* could be leased now."""
-        with self._publisher as connection:
-            ready = f"SELECT count(*) FROM message WHERE queue = ? AND state = {READY}"
-            return int(connection.execute(ready, (queue,)).fetchone()[0])
+        ready = f"SELECT count(*) FROM message WHERE queue = ? AND state = {READY}"
+        return int(self._publisher.read(ready, (queue,))[0][0])
 
     def bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Let *queue* have what is published to *exchange* with such a routing key."""
         row = (exchange, routing_key, pattern, queue)
-        with self._publisher as connection:
-            known = (
-                "SELECT 1 FROM binding WHERE exchange = ? AND routing_key = ? AND pattern = ? AND queue = ?"
-            )
-            if connection.execute(known, row).fetchone() is None:
-                with transaction(connection):
-                    connection.execute("INSERT OR IGNORE INTO binding VALUES (?, ?, ?, ?)", row)
+        known = "SELECT 1 FROM binding WHERE exchange = ? AND routing_key = ? AND pattern = ? AND queue = ?"
+        if not self._publisher.read(known, row):
+            make = "INSERT OR IGNORE INTO binding VALUES (?, ?, ?, ?)"
+            self._publisher.write(lambda connection: connection.execute(make, row))
 
     def unbind(self, exchange: str, routing_key: str | None = None, queue: str | None = None) -> None:
         """End bindings of *exchange*; None: whatever the routing key or queue is."""
-        with self._publisher as connection, transaction(connection):
-            connection.execute(
-                "DELETE FROM binding WHERE exchange = :exchange AND (:routing_key IS NULL OR "
-                "routing_key = :routing_key) AND (:queue IS NULL OR queue = :queue)",
-                {"exchange": exchange, "routing_key": routing_key, "queue": queue},
-            )
+        statement = (
+            "DELETE FROM binding WHERE exchange = :exchange AND (:routing_key IS NULL OR "
+            "routing_key = :routing_key) AND (:queue IS NULL OR queue = :queue)"
+        )
+        values = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
+        self._publisher.write(lambda connection: connection.execute(statement, values))
 
     def bindings(self, exchange: str) -> list[Binding]:
         """The table of *exchange*; [] when nothing is bound to it."""
-        with self._publisher as connection:
-            table = "SELECT routing_key, pattern, queue FROM binding WHERE exchange = ?"
-            return connection.execute(table, (exchange,)).fetchall()
+        table = "SELECT routing_key, pattern, queue FROM binding WHERE exchange = ?"
+        return self._publisher.read(table, (exchange,))
 
 
 def drop_queues_of(connection: sqlite3.Connection, owner: int) -> None:

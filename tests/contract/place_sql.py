@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,14 @@ class PostgreSQLPlace(SQLPlace):
         # By what only stores hold: other tests have connections to this database too.
         with closing(self._connect()) as connection:
             rows = connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+                "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
                 (self._name,),
             ).fetchall()
-        assert rows
+            assert rows
+            alive = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND pid = ANY(%s)"
+            ended = [pid for (pid, _) in rows]
+            while connection.execute(alive, (self._name, ended)).fetchall():
+                time.sleep(0.002)
 
 
 class MySQLPlace(SQLPlace):

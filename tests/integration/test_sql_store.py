@@ -74,9 +74,7 @@ def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQL
     store.push([message("a")])
     assert store.wait(30)
     place.end_connections()
-    with pytest.raises(BrokerUnavailable):
-        store.push([message("b")])
-    store.push([message("b")])
+    store.push([message("b")])  # it looks first
     with pytest.raises(BrokerUnavailable):
         store.lease(["q"], 10)
     assert [leased.headers for leased in store.lease(["q"], 10)] == ["a", "b"]

@@ -1,0 +1,221 @@
+"""An interrupt leaves no turn taken, waits for what is deferred, and is not taken for the fault of what it hit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from qworker import interrupts
+from qworker.interrupts import NotOurTurn, apart, conclude, deferred, in_turn, interrupt, let_pass
+
+
+class Stray(Exception):
+    """What an alarm raises."""
+
+
+@pytest.fixture
+def body() -> Iterator[None]:
+    """As if a task's body were on the stack of this thread."""
+    interrupts.begin()
+    yield
+    interrupts.end()
+
+
+def strike() -> None:
+    interrupt(Stray())
+
+
+# -- turns --
+
+
+def test_a_turn_is_given_back_however_the_work_ends() -> None:
+    turn = threading.Lock()
+    assert in_turn(turn, 1.0, lambda: turn.locked())
+    for error in (Stray, KeyboardInterrupt):
+
+        def fail(error: type[BaseException] = error) -> None:
+            raise error
+
+        with pytest.raises(error):
+            in_turn(turn, 1.0, fail)
+        assert not turn.locked()
+
+
+def test_who_does_not_get_the_turn_gives_nothing_back() -> None:
+    turn = threading.Lock()
+    with turn:
+        with pytest.raises(NotOurTurn):
+            in_turn(turn, 0.01, strike)
+        assert turn.locked()
+
+
+# -- deferring --
+
+
+def test_without_a_body_there_is_nothing_to_interrupt() -> None:
+    strike()
+
+
+@pytest.mark.usefixtures("body")
+def test_an_interrupt_waits_for_what_is_deferred() -> None:
+    done: list[str] = []
+
+    def outer() -> None:
+        deferred(strike)
+        done.append("all")
+
+    with pytest.raises(Stray):
+        strike()
+    with pytest.raises(Stray):
+        deferred(outer)
+    assert done == ["all"]
+    assert deferred(lambda: 1) == 1
+
+
+@pytest.mark.usefixtures("body")
+def test_it_comes_in_place_of_the_error_of_what_was_deferred() -> None:
+    def work() -> None:
+        strike()
+        raise OSError
+
+    with pytest.raises(Stray) as told:
+        deferred(work)
+    assert isinstance(told.value.__context__, OSError)
+
+
+@pytest.mark.usefixtures("body")
+def test_after_the_last_thing_it_is_too_late() -> None:
+    assert conclude(lambda: strike() or 7) == 7
+    strike()
+
+
+@pytest.mark.usefixtures("body")
+def test_when_the_last_thing_fails_it_is_not() -> None:
+    def work() -> None:
+        strike()
+        raise OSError
+
+    with pytest.raises(Stray):
+        conclude(work)
+
+
+@pytest.mark.usefixtures("body")
+def test_other_threads_defer_nothing() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        go_on.wait(10)
+
+    thread = threading.Thread(target=deferred, args=(wait,))
+    thread.start()
+    started.wait(10)
+    with pytest.raises(Stray):
+        strike()
+    go_on.set()
+    thread.join(10)
+
+
+# -- whose fault --
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Sets the alarm clock, as a user's timeout decorator does."""
+
+    def ring(*args: object) -> None:
+        raise Stray("time is up")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def raised_by(work: Callable[[], object]) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_what_a_handler_raises_passes_whatever_was_made_of_it(alarm: Callable[[float], None]) -> None:
+    def work() -> None:
+        try:
+            alarm(0.01)
+            time.sleep(5)
+        except Exception as error:
+            raise OSError("the server has gone") from error
+
+    with pytest.raises(Stray):
+        let_pass(raised_by(work))
+
+
+def test_other_errors_are_what_they_are() -> None:
+    let_pass(raised_by(lambda: 1 / 0))
+
+
+def test_an_error_made_while_an_interrupt_is_handled_is_no_interrupt(alarm: Callable[[float], None]) -> None:
+    def ours() -> None:
+        let_pass(raised_by(lambda: 1 / 0))  # its context is what is being handled
+
+    try:
+        alarm(0.01)
+        time.sleep(5)
+    except Stray:
+        ours()
+
+
+@pytest.mark.usefixtures("body")
+def test_our_own_interrupt_passes_too() -> None:
+    with pytest.raises(Stray):
+        let_pass(raised_by(strike))
+
+
+# -- apart --
+
+
+def test_the_main_thread_has_it_done_by_another() -> None:
+    assert apart(threading.get_ident) != threading.get_ident()
+    with pytest.raises(Stray):
+        apart(lambda: (_ for _ in ()).throw(Stray))
+
+
+def test_other_threads_do_it_themselves() -> None:
+    found: list[bool] = []
+    thread = threading.Thread(
+        target=lambda: found.append(apart(threading.get_ident) == threading.get_ident())
+    )
+    thread.start()
+    thread.join(10)
+    assert found == [True]
+
+
+def test_what_is_done_apart_goes_on_when_we_are_interrupted(alarm: Callable[[float], None]) -> None:
+    done, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait(10)
+        done.set()
+
+    alarm(0.02)
+    with pytest.raises(Stray):
+        apart(work)
+    go_on.set()
+    assert done.wait(10)
+    assert apart(lambda: 1) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_helpers_of_its_own() -> None:
+    apart(lambda: None)
+    child = os.fork()
+    if child == 0:
+        os._exit(apart(lambda: 3))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
