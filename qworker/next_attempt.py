@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.arguments import keywords, positional
 from qworker.errors import MaxRetriesExceeded, Retry
+from qworker.interrupts import conclude, deferred
 from qworker.signature import Signature
 
 if TYPE_CHECKING:
@@ -54,16 +55,28 @@ def retry(
     options = {**options, "eta": eta, "countdown": countdown}
     if request.is_eager:
         directive.sig = Signature(task.name, *attempt, options, app=task.app)
-    elif task.own_apply_async:
+    else:
+        # Once it is sent, a time limit must not make a failure of this one.
+        publish = conclude if throw else deferred
+        publish(_publish, task, request, attempt, options)
+    if throw:
+        raise directive from cause
+    return directive
+
+
+def _publish(
+    task: Task[..., Any],
+    request: Context,
+    attempt: tuple[tuple[Any, ...], dict[str, Any]],
+    options: dict[str, Any],
+) -> None:
+    if task.own_apply_async:
         headers = {**(request.headers or {}), **(options.pop("headers", None) or {})}
         task.apply_async(
             *attempt, task_id=request.id, retries=request.retries + 1, headers=headers, **options
         )
     else:
         task.app.publisher.next_attempt(task, request, *attempt, options)
-    if throw:
-        raise directive from cause
-    return directive
 
 
 def _arguments(

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from qworker import execution, protocol, signals
+from qworker import execution, interrupts, protocol, signals
 from qworker.async_execution import execute_async
 from qworker.components.event_loop import AsyncRun, EventLoop
 from qworker.components.frames import (
@@ -36,6 +36,7 @@ from qworker.components.frames import (
 )
 from qworker.components.marks import Marks
 from qworker.components.preparation import Prepared, prepare, tracks_start
+from qworker.components.soft_limit import SIGNAL, SoftLimit
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 
@@ -49,8 +50,7 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
     child = Child(app, jobs, tokens, orders, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, child.interrupt)
-    signal.signal(signal.SIGALRM, _soft_time_limit)
+    signal.signal(SIGNAL, child.interrupt)
     signals.worker_process_init.send(app)
     try:
         child.run()
@@ -64,10 +64,6 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
-
-
-def _soft_time_limit(signum: int, frame: object) -> None:
-    raise SoftTimeLimitExceeded()
 
 
 class Child:
@@ -84,9 +80,11 @@ class Child:
         self._settings = settings
         self._pid = os.getpid()
         self._token = 0  # main thread: a token taken for a job that is still to come
-        self._running = False  # main thread: a sync task's body is on the stack
         self._send_lock = threading.Lock()
         self._loop: EventLoop | None = None
+        self._limit = SoftLimit()
+        self._alarms_are_tasks = True
+        """Whoever sets the system's alarm clock is a task: nobody had when this process was ready."""
         self._marks = Marks(settings.get("running_path"), settings["index"])
         self._hostname = settings["hostname"]
         self._accept = frozenset(app.conf.accept_content)
@@ -94,6 +92,7 @@ class Child:
 
     def run(self) -> None:
         buffer = FrameBuffer()
+        self._alarms_are_tasks = not any(signal.getitimer(signal.ITIMER_REAL))
         self._send((UP,))
         while data := self._socket.recv(RECEIVE_BYTES):
             for frame in buffer.feed(data):
@@ -147,15 +146,21 @@ class Child:
         self._marks.set(0, tag)
         if CRASHING:
             crash_point("running")
-        self._running = True
         try:
+            interrupts.begin()
             if soft:
-                signal.setitimer(signal.ITIMER_REAL, soft)
-                outcome = execution.execute(app, task, context, body, self._over_in_time)
-            else:
-                outcome = execution.execute(app, task, context, body, self._over)
-        except SoftTimeLimitExceeded as error:  # it fired just as the body ended
-            outcome = execution.cut_short(app, task, context, error)
+                signal.signal(SIGNAL, self.interrupt)  # a task before this one may have had its own
+                self._limit.begin(soft)
+            outcome = execution.execute(app, task, context, body, self._over)
+        except BaseException as error:  # a signal's, which came just as the body began or ended
+            last = error
+            try:
+                if self._alarms_are_tasks:
+                    signal.setitimer(signal.ITIMER_REAL, 0)  # first: they may come in quick succession
+            except BaseException as later:
+                last = later
+            self._over()
+            outcome = execution.cut_short(app, task, context, last)
         if CRASHING:
             crash_point("ran")
         self._marks.set(0, 0)
@@ -197,21 +202,23 @@ class Child:
             self._socket.sendall(data)
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """SIGUSR1: the worker shuts down and does not wait any longer."""
-        if self._loop is not None:
-            self._loop.cancel_all(execution.Interrupted())
-        if self._running:
-            raise execution.Interrupted()
+        """SIGUSR1: the soft limit has passed, or the worker shuts down and does not wait any longer."""
+        exceeded = self._limit.struck()
+        if exceeded:
+            interrupts.interrupt(SoftTimeLimitExceeded())
+        elif exceeded is None:
+            if self._loop is not None:
+                self._loop.cancel_all(execution.Interrupted())
+            interrupts.interrupt(execution.Interrupted())
 
     def _over(self) -> None:
-        """The body has ended: nothing may interrupt what follows."""
-        self._running = False
+        """The body has ended: nothing may interrupt what follows, nor the next task. An alarm that it has set and forgotten
+        is raised here, if it goes off at this moment, or never."""
+        interrupts.end()
         self._leave_copy()
-
-    def _over_in_time(self) -> None:
-        self._running = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._leave_copy()
+        self._limit.end()
+        if self._alarms_are_tasks:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _leave_copy(self) -> None:
         if os.getpid() != self._pid:

@@ -170,6 +170,33 @@ def make_app(directory: Path) -> QWorker:
             return "cleaned up"
         return "slept"
 
+    def alarm(signum: int, frame: object) -> None:
+        raise TimeoutError("an alarm of the task's own")
+
+    @app.task(name="alarmed")
+    def alarmed(seconds: float) -> str:
+        """Has a time limit of its own for a part, as timeout decorators make it."""
+        before = signal.signal(signal.SIGALRM, alarm)
+        signal.setitimer(signal.ITIMER_REAL, 5)
+        try:
+            time.sleep(0.01)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        time.sleep(seconds)
+        return "slept"
+
+    @app.task(name="forgetful")
+    def forgetful(first: float, repeat: float, size: int) -> str:
+        """Sets an alarm and leaves it to others."""
+        signal.signal(signal.SIGALRM, alarm)
+        signal.setitimer(signal.ITIMER_REAL, first, repeat)
+        return "x" * size
+
+    @app.task(name="deafening")
+    def deafening() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
     @app.task(name="hurt")
     def hurt(how: str, path: str = "") -> Any:
         """Does what no task should."""
@@ -591,6 +618,37 @@ def test_the_soft_limit_of_one_task_does_not_hit_the_next(processes: Rig) -> Non
     for _ in range(5):
         processes.run("add", 1, 1, timelimit=(None, 0.05))
     assert processes.result(processes.run("careful", 0.15)) == "slept"
+
+
+def test_a_task_may_use_the_alarm_clock_and_keeps_its_soft_limit(processes: Rig) -> None:
+    end = processes.run("alarmed", 30.0, timelimit=(None, 0.1))
+    assert processes.result(end)["exc_type"] == "SoftTimeLimitExceeded"
+
+
+def test_what_a_task_did_to_the_signal_of_soft_limits_does_not_reach_the_next(rig_of: Make) -> None:
+    rig = rig_of("processes", concurrency=1)
+    rig.run("deafening")
+    assert rig.result(rig.run("careful", 30, timelimit=(None, 0.05))) == "cleaned up"
+
+
+def test_an_alarm_that_a_task_forgets_hits_no_other(rig_of: Make) -> None:
+    rig = rig_of("processes", concurrency=1)
+    first = rig.result(rig.run("touch", rig.path("x")))
+    assert rig.result(rig.run("forgetful", 0.1, 0, 1)) == "x"
+    assert rig.result(rig.run("careful", 0.3)) == "slept"
+    assert rig.result(rig.run("touch", rig.path("x"))) == first
+
+
+def test_alarms_in_quick_succession_break_no_frame(rig_of: Make) -> None:
+    """Each goes off while the outcome is on its way, if anything lets it."""
+    rig = rig_of("processes", concurrency=1)
+    first = rig.result(rig.run("touch", rig.path("x")))
+    for number in range(30):
+        end = rig.run("forgetful", 0.0005 * (number % 5 + 1), 0.0005, 3_000_000)
+        result = rig.result(end)
+        assert len(result) == 3_000_000 or result["exc_type"] == "TimeoutError"
+        assert rig.result(rig.run("add", number, 1)) == number + 1
+    assert rig.result(rig.run("touch", rig.path("x"))) == first
 
 
 def test_the_hard_limit_kills_and_the_pool_heals(processes: Rig) -> None:
