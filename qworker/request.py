@@ -44,6 +44,7 @@ LOST, TIME_LIMIT, TERMINATED, REVOKED, EXPIRED, INTERRUPTED = (
 )  # fmt: skip
 """Ways to end that the worker decides; the others are the kinds of execution.Outcome."""
 
+SUSPECT_DEATHS = 2
 MAX_REDELIVERY_SECONDS = 30.0
 """The longest pause before a message that a death or its own task put back is delivered again."""
 
@@ -83,8 +84,8 @@ class Request:
     a store that was made anew gives the tags of the old one to other messages."""
 
     __slots__ = (
-        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "key", "leased",
-        "name", "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
+        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "is_suspect", "key",
+        "leased", "name", "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
     )  # fmt: skip
 
     def __init__(self, leased: Leased, epoch: int, headers: dict[str, Any], task: Task[..., Any]) -> None:
@@ -96,6 +97,7 @@ class Request:
         self.name: str = headers["task"]
         self.key: Key = (leased.tag, self.id, headers["retries"])
         self.is_async = task.is_async
+        self.is_suspect = leased.deliveries > 0 and suspect(leased.deliveries, task.max_deliveries)
         self.acks_late = bool(task.acks_late)
         self.acked = False
         self.pid = 0
@@ -261,6 +263,12 @@ def _tell_failure(request: Request, error: QWorkerError) -> None:
 def poison(leased: Leased, limit: int) -> bool:
     """Whether the deaths that *leased* has met with are as many as are allowed."""
     return leased.deliveries >= limit
+
+
+def suspect(deaths: int, limit: int | None) -> bool:
+    """Whether a task that has met with so many deaths is to run apart from others: from the second one on, the first being
+    taken for an accident; earlier where one more would be too many."""
+    return deaths >= max(1, min(SUSPECT_DEATHS, (limit or SUSPECT_DEATHS + 1) - 1))
 
 
 def refusal(error: MessageError) -> str:

@@ -6,18 +6,21 @@ Thread:      any; everything is under one lock, which is never held while callin
 
 A short task may follow others into a child, as long as the child then has at most ``frame_seconds`` of work;
 a long or unknown one goes alone to a child that has nothing else. What was put behind a task that turns out
-long is recalled, so that nothing short waits behind anything long.
+long is recalled, so that nothing short waits behind anything long. What is suspected of deaths runs in a child
+that has nothing else, one at a time (``quarantine.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qworker.components.estimates import Estimates
 from qworker.components.pool import LOST, TERMINATED, PoolSettings
 from qworker.components.pool_child import ChildHandle
+from qworker.components.quarantine import Quarantine
 from qworker.components.ready_queue import Slots
 from qworker.execution import Outcome
 from qworker.request import Request
@@ -35,15 +38,23 @@ class Watched(NamedTuple):
 
     recalled: list[Request]
     overdue: list[ChildHandle]
+    trying: bool
+    """Some run apart from others, or wait for that: what room there is may have changed."""
 
 
 class Crew:
-    def __init__(self, settings: PoolSettings, estimates: Estimates) -> None:
+    """monotonic: the system's clock, but for tests."""
+
+    def __init__(
+        self, settings: PoolSettings, estimates: Estimates, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self._settings = settings
         self._estimates = estimates
         self._lock = threading.Lock()
         self._children: list[ChildHandle] = []  # under _lock, as all below
         self._sequence = 0
+        self._quarantine = Quarantine(settings.concurrency)
         self._accepting = True
         self._limited = False
         self._watching = False
@@ -103,18 +114,44 @@ class Crew:
             refused: list[Request] = []
             full = [False, False]  # for sync tasks, for async ones: what comes later must not overtake
             for request in requests:
+                if request.is_suspect:
+                    self._quarantine.add(request, self._monotonic())
+                    continue
                 seconds = self._estimates.seconds(request.name)
                 child = None if full[request.is_async] else self._choose(request, seconds)
                 if child is None:
                     full[request.is_async] = True
                     refused.append(request)
                     continue
-                self._sequence += 1
-                child.assign(self._sequence, request, UNKNOWN_SECONDS if seconds is None else seconds)
-                self._limited = self._limited or request.time_limit is not None
+                self._give(child, request, UNKNOWN_SECONDS if seconds is None else seconds)
+            if self._quarantine:
+                self._see_to_suspects()
             stuck = [child for child in self._children if child.outgoing and not child.flush()]
             unwatched = not self._watching and any(child.sync_jobs > 1 for child in self._children)
-            return refused, bool(stuck) or self._limited or unwatched
+            return refused, bool(stuck) or self._limited or unwatched or bool(self._quarantine)
+
+    def _give(self, child: ChildHandle, request: Request, seconds: float) -> None:
+        self._sequence += 1
+        child.assign(self._sequence, request, seconds)
+        self._limited = self._limited or request.time_limit is not None
+
+    def _see_to_suspects(self) -> None:
+        """Keep a child free for the next suspect, and begin with that as soon as the child has nothing else."""
+        now, quarantine = self._monotonic(), self._quarantine
+        suspect = quarantine.next(lambda one: self._holder(one) is not None, now) if self._accepting else None
+        holder = None if quarantine.tried is None else self._holder(quarantine.tried)
+        chosen = None
+        if suspect is not None:
+            fit = [child for child in self._children if not (child.retiring or child.worn_out)]
+            chosen = min(fit, key=lambda child: (child.sync_jobs, child.async_jobs, child.load), default=None)
+        for child in self._children:
+            child.alone = child is chosen or child is holder
+        if suspect is None or chosen is None:
+            return
+        if not (chosen.jobs if quarantine.is_patient(now) else chosen.sync_jobs):
+            quarantine.begin(now)
+            self._give(chosen, suspect, UNKNOWN_SECONDS)
+            chosen.flush()
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
         """The child for *request*: the one with the least work that may take it; None when none may."""
@@ -145,6 +182,8 @@ class Crew:
             if request is not None and not request.is_async:
                 self._estimates.learn(request.name, outcome.runtime)
             child.retiring = child.retiring or retire or child.worn_out
+            if self._quarantine:
+                self._see_to_suspects()
             return request
 
     def has_room(self, child: ChildHandle) -> bool:
@@ -160,6 +199,9 @@ class Crew:
         recalled: list[Request] = []
         overdue: list[ChildHandle] = []
         with self._lock:
+            trying = bool(self._quarantine)
+            if trying:
+                self._see_to_suspects()
             for child in self._children:
                 if child.retiring and not child.worn_out:
                     recalled.extend(child.recall())
@@ -184,16 +226,16 @@ class Crew:
                     how = f"it did not come up within {self._settings.alive_timeout:g} s"
                     child.end = child.end or (LOST, None, how)
                     overdue.append(child)
-        return Watched(recalled, overdue)
+        return Watched(recalled, overdue, trying)
 
     def patience(self, now: float) -> float:
         """Seconds until watch() could find anything."""
-        wanted = 5.0
         with self._lock:
+            wanted = 0.1 if self._quarantine else 5.0
             stalls = [at for child in self._children if (at := child.stalls_at(STALLED_SECONDS)) is not None]
             self._watching = bool(stalls)
             if stalls:
-                return max(0.0, min(stalls) - now)
+                return min(wanted, max(0.0, min(stalls) - now))
             for child in self._children:
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:
@@ -212,7 +254,8 @@ class Crew:
 
     def recall(self) -> list[Request]:
         with self._lock:
-            return [request for child in self._children for request in child.recall()]
+            taken = [request for child in self._children for request in child.recall()]
+            return taken + self._quarantine.recall()
 
     def cancel(self, request: Request, how: str) -> bool:
         """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey in time;

@@ -70,6 +70,8 @@ class ChildHandle:
         self.up = False
         self.gone = False
         self.retiring = False
+        self.alone = False
+        """It is kept for a request that is to run there alone, or runs one."""
         self.end: tuple[str, Request | None, str] | None = None
         """Why we killed it: (why, for whose sake, how)."""
         self.born = monotonic()
@@ -125,7 +127,7 @@ class ChildHandle:
         return len(self.jobs) - self.async_jobs
 
     def _takes_no_more(self) -> bool:
-        return self.retiring or self.gone or self.worn_out
+        return self.retiring or self.gone or self.worn_out or self.alone
 
     @property
     def worn_out(self) -> bool:

@@ -76,7 +76,7 @@ class ProcessPool(TaskPool):
         self._on_stored = on_stored
         self._on_room = on_room
         self._on_crash = on_crash
-        self._crew = Crew(settings, self.estimates)
+        self._crew = Crew(settings, self.estimates, clock.monotonic)
         self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
         self._stopping = threading.Event()
@@ -220,6 +220,9 @@ class ProcessPool(TaskPool):
         for child in watched.overdue:
             child.kill(signal.SIGKILL)
         ended.extend(Ended(request, None, UNSTARTED) for request in watched.recalled)
+        if watched.trying:
+            self._has_room = True
+            self._watch_writes()
         if stored:
             self._on_stored(stored)
         if ended:

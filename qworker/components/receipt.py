@@ -87,6 +87,11 @@ class Receipt:
         self._state.enter(request)
         if signals.task_received.receivers:
             signals.task_received.send(request.task, request=request)
+        if request.is_suspect:
+            logger.warning(
+                "Task %s[%s] has met with %d deaths, so it runs apart from others",
+                request.name, request.id, leased.deliveries,
+            )  # fmt: skip
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 

@@ -24,6 +24,7 @@ from qworker.components.event_loop import AsyncRun, EventLoop
 from qworker.components.marks import Marks
 from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.preparation import Prepared, prepare_request, tracks_start
+from qworker.components.quarantine import Quarantine
 from qworker.components.ready_queue import Slots
 from qworker.errors import MessageError, Terminated
 from qworker.execution import Outcome
@@ -57,6 +58,7 @@ class ThreadPool(TaskPool):
         self._lock = threading.Lock()
         self._running: dict[Request, float] = {}  # under _lock, oldest first: since when (monotonic)
         self._async_running = 0  # under _lock
+        self._quarantine = Quarantine(settings.concurrency)  # under _lock
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -90,17 +92,35 @@ class ThreadPool(TaskPool):
         refused: list[Request] = []
         for request in requests:
             with self._lock:
+                if self._accepting and request.is_suspect:
+                    self._quarantine.add(request, time.monotonic())
+                    continue
                 limit = self._settings.async_concurrency
                 if not self._accepting or (
                     self._async_running >= limit if request.is_async else self._free() <= 0
                 ):
                     refused.append(request)
                     continue
-                self._running[request] = time.monotonic()
-                self._async_running += request.is_async
-            request.pid = os.getpid()
-            self._work.put(request)
+                self._put(request)
+        self._see_to_suspects()
         return refused
+
+    def _put(self, request: Request) -> None:
+        self._running[request] = time.monotonic()
+        self._async_running += request.is_async
+        request.pid = os.getpid()
+        self._work.put(request)
+
+    def _see_to_suspects(self) -> None:
+        """Begin with the next suspect when none is on trial and a thread is free."""
+        with self._lock:
+            if not self._quarantine or not self._accepting:
+                return
+            now = time.monotonic()
+            suspect = self._quarantine.next(self._running.__contains__, now)
+            if suspect is not None and (suspect.is_async or self._free() > 0):
+                self._quarantine.begin(now)
+                self._put(suspect)
 
     def terminate(self, request: Request, signal_name: str) -> bool:
         """See TaskPool. Only an ``async def`` task can be ended."""
@@ -111,7 +131,8 @@ class ThreadPool(TaskPool):
             return True
 
     def recall(self) -> list[Request]:
-        taken: list[Request] = []
+        with self._lock:
+            taken = self._quarantine.recall()
         while True:
             try:
                 request = self._work.get_nowait()
@@ -211,6 +232,7 @@ class ThreadPool(TaskPool):
             if request in self._running:
                 del self._running[request]
                 self._async_running -= request.is_async
+        self._see_to_suspects()
         self._on_room()
 
     def _end(self, request: Request, outcome: Outcome) -> None:

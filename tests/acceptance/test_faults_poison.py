@@ -79,3 +79,29 @@ def test_a_task_that_takes_the_forking_process_with_it(anywhere: Site, habit: st
     assert [record.attempt for record in anywhere.records(pill, STARTED)] == [1, 2, 3]
     assert list(anywhere.dead()) == [pill]
     assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("options", [(), ("--pool", "threads")], ids=["prefork", "threads"])
+def test_a_task_that_kills_the_worker_itself(anywhere: Site, options: tuple[str, ...]) -> None:
+    """Whoever starts workers anew does so until it is given up: and it alone is, whatever ran beside it each time."""
+    pill = anywhere.send("misbehave", "kill worker")
+    good = [anywhere.send("work", number, 0.05) for number in range(100)]
+    good += [anywhere.send("work_async", number, 0.3) for number in range(20)]
+    worker = anywhere.start("-c", "4", *options, ready=False)
+
+    def given_up() -> bool:
+        nonlocal worker
+        if not worker.alive:
+            worker = anywhere.start("-c", "4", *options, ready=False)
+        states = anywhere.states()
+        return all(states.get(id) in ("SUCCESS", "FAILURE") for id in (pill, *good))
+
+    anywhere.until(given_up, "the task to be given up", 100)
+    states = anywhere.states()
+    assert states[pill] == "FAILURE"
+    assert {states[id] for id in good} == {"SUCCESS"}
+    assert list(anywhere.dead()) == [pill]
+    worker.wait_ready().stop()
+    check(anywhere)
+    assert [record.attempt for record in anywhere.records(pill, STARTED)] == [1, 2, 3, 4, 5]
+    assert max(record.attempt for id in good for record in anywhere.records(id, STARTED)) <= 3

@@ -261,10 +261,14 @@ class Rig:
     def _room(self) -> None:
         self.rooms += 1
 
-    def request(self, task: str, *args: Any, body: bytes | None = None, **fields: Any) -> Request:
+    def request(
+        self, task: str, *args: Any, body: bytes | None = None, deliveries: int = 1, **fields: Any
+    ) -> Request:
         self.tag += 1
         wire = encode(TaskMessage(task=task, id=f"id-{self.tag}", args=args, **fields))
-        leased = Leased(self.tag, "q", 4, None, 2, True, 0, wire.headers, wire.properties, body or wire.body)
+        leased = Leased(
+            self.tag, "q", 4, None, deliveries, True, 0, wire.headers, wire.properties, body or wire.body
+        )
         return receive(self.app, leased, 1, frozenset({"json"}))
 
     def submit(self, task: str, *args: Any, **fields: Any) -> Request:
@@ -391,7 +395,7 @@ def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
 def test_the_task_knows_its_request(rig: Rig) -> None:
     request = rig.submit("tell", retries=1)
     info = {"exchange": "", "routing_key": "q", "priority": 4, "redelivered": True}
-    assert rig.result(rig.end_of(request)) == [request.id, "w@h", 3, info, 1]
+    assert rig.result(rig.end_of(request)) == [request.id, "w@h", 2, info, 1]
 
 
 def test_the_started_state_is_told_before_the_end(rig: Rig) -> None:
@@ -595,7 +599,46 @@ def test_an_async_task_may_end_in_its_own_way_when_it_is_terminated(busy: Rig) -
     assert busy.result(busy.end_of(request)) == "tidied up"
 
 
+def test_suspects_run_one_at_a_time_while_others_go_on(busy: Rig) -> None:
+    """What has met with several deaths is tried apart from what met with the same ones."""
+    paths = [busy.path(f"suspect{number}") for number in range(3)]
+    suspects = [busy.request("wait_for", path, deliveries=3) for path in paths[:2]]
+    suspects.append(busy.request("await_for", paths[2], deliveries=3))
+    assert busy.pool.submit(suspects) == [], "they wait in the pool, and take nobody's place"
+    for number, path in enumerate(paths):
+        busy.begun(f"suspect{number}")
+        assert busy.result(busy.run("add", number, 1)) == number + 1
+        assert [os.path.exists(f"{later}.begun") for later in paths[number + 1 :]] == [False] * (2 - number)
+        Path(path).touch()
+        assert busy.result(busy.end_of(suspects[number])) == "there"
+    until(lambda: busy.pool.in_flight() == 0)
+
+
+def test_suspects_that_wait_are_taken_back_like_any_others(busy: Rig) -> None:
+    first, second = (busy.request("wait_for", busy.path(name), deliveries=3) for name in ("go", "go2"))
+    busy.pool.submit([first])
+    busy.begun("go")
+    busy.pool.submit([second])
+    assert busy.pool.recall() == [second]
+    Path(busy.path("go")).touch()
+    busy.end_of(first)
+    assert not os.path.exists(busy.path("go2.begun"))
+
+
 # -- processes --
+
+
+def test_a_suspect_shares_its_process_with_nobody(processes: Rig) -> None:
+    suspect = processes.request("await_for", processes.path("go"), deliveries=3)
+    processes.pool.submit([suspect])
+    processes.begun("go")
+    waiting = [processes.request("await_for", processes.path("go")) for _ in range(5)]
+    waiting = processes.pool.submit(waiting)
+    until(lambda: processes.pool.in_flight() == 6 - len(waiting))
+    assert processes.pool.submit([processes.request("hurt", "exit", deliveries=3)]) == []
+    Path(processes.path("go")).touch()
+    assert processes.result(processes.end_of(suspect)) == "there"
+    assert suspect.pid not in {end.request.pid for end in processes.ends if end.request is not suspect}
 
 
 def test_an_interruption_that_the_worker_did_not_order_counts_as_a_death(processes: Rig) -> None:

@@ -1,0 +1,150 @@
+"""Suspects are tried one at a time; none of them, nor anybody else, waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from qworker.components.quarantine import TRIAL_SECONDS, Quarantine
+from qworker.request import Request, suspect
+from tests.unit.rooms import Rooms
+from tests.unit.virtual_children import Pool
+
+
+def suspects(count: int, task: str = "add", first: int = 1) -> list[Request]:
+    return Rooms().requests(count, task, first, deliveries=2)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "limit", "apart"),
+    [(1, 5, False), (2, 5, True), (4, 5, True), (1, 2, True), (1, 3, False), (2, 3, True), (1, 1, True),
+     (1, None, False), (2, None, True)],
+)  # fmt: skip
+def test_the_first_death_is_an_accident_unless_the_second_would_be_the_last(
+    deaths: int, limit: int | None, apart: bool
+) -> None:
+    assert suspect(deaths, limit) is apart
+
+
+def test_they_are_tried_one_at_a_time_and_in_order() -> None:
+    quarantine = Quarantine(2)
+    first, second = suspects(2)
+    running = {first}
+    quarantine.add(first, 0.0)
+    quarantine.add(second, 0.0)
+    assert quarantine.next(running.__contains__, 0.0) is first
+    quarantine.begin(0.0)
+    assert quarantine.next(running.__contains__, 1.0) is None
+    running.clear()
+    assert quarantine.next(running.__contains__, 2.0) is second
+    quarantine.begin(2.0)
+    assert quarantine.next(running.__contains__, 3.0) is None
+    assert not quarantine
+
+
+def test_a_trial_is_over_in_time_however_long_the_task_runs() -> None:
+    quarantine = Quarantine(2)
+    first, second = suspects(2)
+    quarantine.add(first, 0.0)
+    quarantine.next(lambda _: True, 0.0)
+    quarantine.begin(0.0)
+    quarantine.add(second, 0.0)
+    assert quarantine.next(lambda _: True, TRIAL_SECONDS - 0.1) is None
+    assert quarantine.next(lambda _: True, TRIAL_SECONDS) is second
+    assert quarantine.is_patient(TRIAL_SECONDS)
+    assert quarantine.next(lambda _: True, TRIAL_SECONDS * 2) is second
+    assert not quarantine.is_patient(TRIAL_SECONDS * 2)
+
+
+def test_where_there_is_one_place_others_have_it_as_long_as_suspects() -> None:
+    quarantine = Quarantine(1)
+    first, second = suspects(2)
+    quarantine.add(first, 0.0)
+    quarantine.add(second, 0.0)
+    quarantine.next(lambda _: True, 0.0)
+    quarantine.begin(0.0)
+    assert quarantine.next(lambda _: False, 3.0) is None
+    assert quarantine.next(lambda _: False, 5.9) is None
+    assert quarantine.next(lambda _: False, 6.0) is second
+
+
+def test_what_waits_is_taken_back_at_once() -> None:
+    quarantine = Quarantine(2)
+    both = suspects(2)
+    for one in both:
+        quarantine.add(one, 0.0)
+    assert quarantine.recall() == both
+    assert not quarantine
+
+
+# -- in a pool of processes --
+
+
+def test_a_suspect_waits_for_a_process_that_has_nothing_else() -> None:
+    pool = Pool()
+    pool.learn("add", 0.0005)
+    normal = pool.rooms.requests(4)
+    assert pool.submit(*normal) == []
+    pool.work()
+    assert pool.submit(pool.rooms.request(9, deliveries=2)) == []
+    pool.step()
+    kept = next(handle for handle in pool.crew.children() if handle.alone)
+    assert pool.submit(*pool.rooms.requests(4, first=20)) == [], "the other process takes them"
+    assert 9 not in {request.tag for request in kept.requests()}
+    for child in pool.children:
+        child.work()
+        while child.running:
+            child.finish()
+            child.work()
+    pool.step()
+    pool.work()
+    assert [request.tag for request in kept.requests()] == [9]
+    assert pool.submit(pool.rooms.request(50)) == []
+    assert [request.tag for request in kept.requests()] == [9]
+    child = next(one for one in pool.children if one.pid == kept.pid)
+    child.finish()
+    pool.step()
+    assert not kept.alone
+    pool.close()
+
+
+def test_only_the_suspect_is_lost_with_its_process() -> None:
+    pool = Pool()
+    pool.submit(*(pool.rooms.request(tag, deliveries=2) for tag in (1, 2, 3)))
+    pool.submit(*pool.rooms.requests(1, "nap", first=9))
+    pool.work()
+    for tag in (1, 2, 3):
+        (child,) = [one for one in pool.children if one.running]
+        assert child.running is not None
+        assert child.running[1] == tag
+        pool.spawner.die(child)
+        pool.step()
+        pool.work()
+    assert [end for end in pool.ends() if end[0] != 9] == [(1, "lost"), (2, "lost"), (3, "lost")]
+    pool.close()
+
+
+def test_a_suspect_has_waited_long_enough_beside_long_async_tasks() -> None:
+    pool = Pool(concurrency=1)
+    pool.submit(*pool.rooms.requests(2, "nap"))
+    pool.work()
+    pool.submit(pool.rooms.request(9, "nap", deliveries=2))
+    pool.clock.advance(TRIAL_SECONDS - 1)
+    pool.step()
+    assert pool.pool.in_flight() == 2
+    pool.clock.advance(2)
+    pool.step()
+    assert pool.pool.in_flight() == 3
+    pool.close()
+
+
+def test_a_quiet_pool_begins_with_no_suspect() -> None:
+    pool = Pool(concurrency=1)
+    pool.submit(pool.rooms.request(1))
+    pool.work()
+    waiting = pool.rooms.request(2, deliveries=2)
+    pool.submit(waiting)
+    pool.pool.quiet()
+    pool.children[0].finish()
+    pool.step()
+    assert pool.pool.recall() == [waiting]
+    pool.close()
