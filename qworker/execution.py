@@ -206,7 +206,7 @@ class Run:
         except (PublishError, BrokerUnavailable) as error:  # a result or a follow-up that cannot be sent
             return self._failed(error)
         if signals.task_success.receivers:
-            signals.task_success.send(task, result=value)
+            signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
         return Outcome(SUCCESS, self.runtime, text, None, False, row)

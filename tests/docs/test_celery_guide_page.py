@@ -1,0 +1,84 @@
+"""The page that holds Celery's guide against qworker: its rows name tests that are there; and a few rows by themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from importlib import import_module
+from unittest.mock import patch
+
+import pytest
+
+import qworker.signature
+from qworker import QWorker
+from qworker.errors import Retry
+from tests.docs.pages import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "reference" / "celery-guide.md"
+VERDICTS = ("works", "differs", "refused", "later")
+TEST = re.compile(r"^`(?P<file>[\w/]+\.py)::(?P<name>\w+)`$")
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith("| in the guide")
+]
+
+
+@cache
+def names_in(file: str) -> set[str]:
+    path = REPOSITORY / "tests" / file
+    assert path.is_file(), f"there is no tests/{file}"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
+def test_every_row_has_a_verdict_and_a_test_that_is_there(row: list[str]) -> None:
+    snippet, here, test = row
+    assert snippet
+    assert re.match(rf"({'|'.join(VERDICTS)})\b", here), here
+    assert here.startswith("works") or ":" in here or not here.startswith("differs"), "say how it differs"
+    found = TEST.match(test)
+    assert found is not None, test
+    assert found["name"].startswith("test_")
+    assert found["name"] in names_in(found["file"]), f"tests/{found['file']} has no {found['name']}"
+
+
+def test_the_page_covers_the_guide() -> None:
+    chapters = re.findall(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(chapters) == 13
+    assert len(ROWS) > 100
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["contrib.rdb", "contrib.abortable", "contrib.pytest", "contrib.migrate", "schedules", "bootsteps", "app.trace",
+     "worker.control", "events.snapshot", "security", "utils.log", "bin.base"],
+)  # fmt: skip
+def test_modules_that_are_not_here(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="qworker"):
+        import_module(f"qworker.{name}")
+
+
+def test_the_function_signature_is_the_apps() -> None:
+    with pytest.raises(TypeError, match="'module' object is not callable"):
+        qworker.signature("proj.add")  # type: ignore[operator]
+    assert QWorker("proj", set_as_current=False).signature("proj.add", (1,)).args == (1,)
+
+
+def test_a_task_may_be_mocked() -> None:
+    app = QWorker("proj", set_as_current=False)
+
+    @app.task(bind=True, name="send")
+    def send(self: object, fails: bool) -> str:
+        if fails:
+            raise self.retry(exc=KeyError("no"))  # type: ignore[attr-defined]
+        return "sent"
+
+    with patch.object(send, "retry") as retry:
+        retry.side_effect = Retry()
+        with pytest.raises(Retry):
+            send(True)
+        assert send(False) == "sent"
+    retry.assert_called_once()
