@@ -93,7 +93,7 @@ class Listener(ThreadComponent):
         self._offer = offer
         self._on_revoked = on_revoked
         self._recall = recall
-        self._lease_seconds: float = conf.worker_lease_seconds
+        self._lease_seconds: float = min(conf.worker_lease_seconds, store.silent_seconds)
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit
         self._housekeeping = Housekeeping(

@@ -59,6 +59,9 @@ class AMQPStore(Holder, LeaseStore):
         self.url = url
         self._queues = queues or Queues()
         self._timeout = max(PATIENCE, timeout)
+        self.silent_seconds = (
+            heartbeat or math.inf
+        )  # it waits for twice that, but for who was silent before, too
         self._clock = clock
         address = address_of(url, use_ssl)
 

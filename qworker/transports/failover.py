@@ -58,6 +58,7 @@ class FailoverStore(LeaseStore):
         # Results go to a store of their own: what is in the one broker would not be found by who asks the other.
         self.lacks = frozenset({"results"}).union(*(store.lacks for store in stores))
         self.lowest_first = any(store.lowest_first for store in stores)
+        self.silent_seconds = min(store.silent_seconds for store in stores)
         self._sending = 0
         self._leasing = 0  # listener, as all below
         self._answered = False

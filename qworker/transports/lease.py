@@ -17,6 +17,7 @@ Tags may come again; what a worker remembers of a message it remembers by the ta
 
 from __future__ import annotations
 
+import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -161,6 +162,10 @@ class LeaseStore(ABC):
 
     lowest_first: bool = False
     """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+
+    silent_seconds: float = math.inf
+    """How long a connection may be silent before its server gives to others what it holds. inf: servers do not look at that;
+    what is silent for ``worker_lease_seconds`` has lost its lease."""
 
     # -- any thread --
 

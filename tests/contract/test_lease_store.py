@@ -468,6 +468,21 @@ def test_taking_more_renews_what_is_held(open_: Open) -> None:
         assert well.reclaim() == []
 
 
+def test_what_is_taken_is_held_for_two_thirds_of_the_lease(open_: Open) -> None:
+    """However long ago it was renewed: a worker starts what it has taken until then, and nothing after."""
+    time_of_leases = Time()
+    holder, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder.enlist("holder", ["q"], 1)
+    well.enlist("well", ["elsewhere"], 1)
+    for silence in (0.0, 4.9, 5.1, 9.9, 14.9):
+        time_of_leases.now += silence
+        holder.push([message("a")])
+        assert len(take(holder)) == 1
+        time_of_leases.now += 9.9
+        assert well.reclaim() == []
+        holder.extend()
+
+
 def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
     time_of_leases = Time()
     idle, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))

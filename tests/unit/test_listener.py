@@ -1055,6 +1055,16 @@ def test_others_are_told_for_how_long_the_lease_surely_stands() -> None:
     assert ears.listener.holds_lease()
 
 
+def test_a_server_that_gives_up_the_silent_sooner_is_heeded() -> None:
+    store = MemoryStore()
+    store.silent_seconds = 5.0
+    ears = Ears(worker_lease_seconds=15, store=store)
+    ears.clock.advance(4.9)
+    assert ears.listener.holds_lease()
+    ears.clock.advance(0.2)
+    assert not ears.listener.holds_lease()
+
+
 def test_a_renewed_lease_stands_from_when_it_was_asked_for() -> None:
     class Slow(MemoryStore):
         def extend(self) -> None:
