@@ -48,7 +48,11 @@ def test_what_is_acknowledged_first_never_runs_twice(broken: Broken, remote: Rem
     remote.until(lambda: not remote.waiting(), "the queue to be empty")
     worker.stop()
     assert repeats(remote) == 0
-    assert len(remote.records(kind=STARTED)) + worker.log.count("is not run: its lease was lost") >= 400
+    told = len(remote.records(kind=STARTED)) + worker.log.count("is not run: its lease was lost")
+    remote.until(
+        lambda: told + remote.waiting() >= 400,
+        "what was given back to be in the queue, and no loss without a word",
+    )
 
 
 @pytest.mark.slow
@@ -68,6 +72,49 @@ def test_a_server_that_was_killed_may_have_forgotten_acks(broken: Broken, remote
     check(remote)
     sure = [record.id for record in remote.records(kind=STARTED) if record.id not in remote.unsure]
     assert len(sure) == len(set(sure))
+
+
+def rights(broken: Broken, pattern: str) -> None:
+    """What the user may configure, write and read in the virtual host of the test."""
+    host = broken.direct.rpartition("/")[2]
+    broken.server.do(
+        "eval",
+        f'rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"{host}">>, '
+        f'<<"{pattern}">>, <<"{pattern}">>, <<"{pattern}">>, <<"test">>).',
+    )
+
+
+@pytest.mark.slow
+def test_rights_that_are_taken_away_for_a_while_do_not_end_a_worker(
+    broken: Broken, remote: RemoteSite
+) -> None:
+    worker = remote.start()
+    remote.send_many("work", [(number, 0.05) for number in range(60)])
+    remote.until(lambda: len(remote.records(kind=STARTED)) >= 20, "some tasks to run")
+    rights(broken, "^$")
+    broken.proxy.cut()
+    remote.until(lambda: "refused" in worker.log.lower(), "the worker to be refused")
+    assert worker.alive
+    rights(broken, ".*")
+    remote.drained()
+    worker.stop()
+    check(remote)
+    assert repeats(remote) == 0
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_deleted_under_a_worker_is_made_anew(broken: Broken, remote: RemoteSite) -> None:
+    worker = remote.start()
+    remote.ended(remote.send("work"))
+    host = broken.direct.rpartition("/")[2]
+    for _ in range(3):
+        broken.server.do(
+            "eval",
+            f'{{ok, Q}} = rabbit_amqqueue:lookup({{resource, <<"{host}">>, queue, <<"celery">>}}), '
+            'rabbit_amqqueue:delete(Q, false, false, <<"test">>).',
+        )
+        remote.ended(remote.send("work"))
+    worker.stop()
 
 
 def test_a_poison_that_kills_the_main_process_is_given_up(remote: RemoteSite) -> None:
