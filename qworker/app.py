@@ -327,7 +327,7 @@ class QWorker:
             return None
         if (kept := self._signer)[0] is not keys:  # looked at once: another thread may replace it
             make = import_object("qworker.signing:Signer")  # with OpenSSL: 1 MB that only those who sign need
-            kept = self._signer = (keys, make(keys, self.clock))
+            kept = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
         return kept[1]
 
     @property

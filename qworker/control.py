@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import NotAvailable
 from qworker.naming import signal_name
 from qworker.result import AsyncResult
+from qworker.transports.lease import Revocation
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.signing import Signer
 
 _LOOK = "`qworker queues` shows what waits, `qworker doctor` whether workers are there"
 _EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"
@@ -49,6 +51,16 @@ INSTEAD: dict[str, str] = {
 """What Celery's control can besides, and what there is now in its place."""
 
 
+def heard(signer: Signer | None, revocation: Revocation) -> Revocation | None:
+    """*revocation* as it was meant by who gave it; None when it is not signed, though there is a security_key."""
+    if signer is None:
+        return revocation
+    name, _, signature = revocation.signal.partition(" ")
+    if not signer.is_order(signature, "revoke", revocation.task_id, revocation.terminate, name):
+        return None
+    return revocation._replace(signal=name)
+
+
 class Control:
     """Orders to all workers."""
 
@@ -66,7 +78,14 @@ class Control:
         Raises ValueError for a signal that does not exist.
         """
         given = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
-        self._app.broker.revoke([str(one) for one in given], terminate=terminate, signal=signal_name(signal))
+        name, ids = signal_name(signal), [str(one) for one in given]
+        signer = self._app.signer
+        if signer is None:
+            self._app.broker.revoke(ids, terminate=terminate, signal=name)
+            return
+        for one in ids:
+            signature = signer.sign_order("revoke", one, terminate, name)
+            self._app.broker.revoke([one], terminate=terminate, signal=f"{name} {signature}")
 
     def terminate(self, task_id: str | Iterable[str], signal: str | int = "SIGTERM") -> None:
         """Revoke, and end what runs already."""

@@ -142,7 +142,9 @@ def rewire(
     """
     headers = _checked(headers)
     if signer is not None:
-        headers["signature"] = signer.sign(headers, body, properties)
+        # What is signed is what will be read: what JSON makes of the caller's own headers.
+        given = check_headers(read_object(encode_json(headers, {"headers": headers}).decode(), "headers"))
+        headers["signature"] = signer.sign(given, body, properties)
     text = encode_json(without_empty(headers), {"headers": headers}).decode()
     if len(text) > MAX_HEADERS:
         raise PublishError(
@@ -363,7 +365,10 @@ def receive(
     parsed = parse_properties(properties)
     given = read_object(headers, "headers")
     if "task" in given:
-        return check_headers(given), parsed, None
+        checked = check_headers(given)
+        if signer is not None:
+            signer.verify(checked, body, parsed)
+        return checked, parsed, None
     compression = given.get("compression")
     upgraded, decoded = from_v1(parsed, body, accept, signer, limit, compression)
     return upgraded, parsed, decoded

@@ -1,10 +1,17 @@
-"""Signed messages: HMAC-SHA256 over the body and every header that decides what runs, and when.
+"""Signatures of messages, results and orders: HMAC-SHA256 by keys that only the app's own processes know.
 
-Comes from:  protocol.encode (sign), protocol.decode_body (verify); keys from the setting ``security_key``.
-Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<hex digest>".
+Comes from:  publishing (sign), the worker's listener (verify), result stores (seal, unseal), control (orders); keys from
+             the setting ``security_key``.
+Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<nonce>:<names>:<hex digest>"; the end of stored results; orders
+             to revoke.
 Thread:      any.
-Keys rotate: the first signs, all verify. Replays are bounded by the signed id (deduplicated by the worker),
-the signed ``expires``, and `max_age`.
+
+Of a message the body is signed, and every header that decides what runs, when, and where the result goes; of the caller's
+own headers those that it gave, whose names stand in the signature, but none that begins with ``x-``: those belong to brokers.
+What brokers and tracers add is not signed. Keys rotate: the first signs, all verify.
+
+A copy of a signed message is as good as itself. What bounds that: `max_age`, the message's own ``expires``, and that a
+worker knows what it holds or has finished (`replays`).
 """
 
 from __future__ import annotations
@@ -12,28 +19,37 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote, unquote
 
 from qworker.clock import SYSTEM_CLOCK, Clock, to_epoch
 from qworker.errors import ConfigurationError, SecurityError
 
 HEADER = "signature"
 SHORTEST_KEY = 16  # bytes
+SEAL = b"\0qworker-signature\0"
+"""What comes between a result and its signature."""
 
-#: what is signed besides the body; headers a broker adds or changes are not among them
+#: what is signed of the protocol's headers, besides the body; those a broker adds or changes are not among them
 SIGNED_HEADERS = (
     "task", "id", "eta", "expires", "retries", "timelimit", "root_id", "parent_id", "group", "group_index",
     "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "compression",
 )  # fmt: skip
 SIGNED_PROPERTIES = ("content_type", "content_encoding", "reply_to")
+# For people only, or changed on the way.
+_UNSIGNED = frozenset(
+    {*SIGNED_HEADERS, HEADER, "lang", "shadow", "origin", "argsrepr", "kwargsrepr", "redelivered"}
+)
+_MESSAGE, _RESULT, _ORDER = b"message\0", b"result\0", b"order\0"
 
 
 class Signer:
     """Signs with the first of `keys` (texts of at least 16 bytes) and verifies with any of them.
 
-    `max_age` in seconds refuses older signatures (None: no limit; an ETA task counts from its ETA).
+    `max_age` in seconds refuses older messages (None: no limit); a message with an ETA is as old as that is past.
     ConfigurationError when there is no key or one is too short.
     """
 
@@ -52,59 +68,110 @@ class Signer:
         self._clock = clock
         self._max_age = max_age
 
+    # -- messages --
+
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> str:
-        """Signature for the header ``signature``."""
-        signed_at = str(int(self._clock.now()))
-        return (
-            f"v1:{self._first}:{signed_at}:{self._digest(self._first, signed_at, headers, body, properties)}"
-        )
+        """Signature for the header ``signature``; no two are the same."""
+        own = sorted(name for name in headers if name not in _UNSIGNED and not name.startswith("x-"))
+        names = ",".join(quote(name, safe="") for name in own)
+        start = f"v1:{self._first}:{int(self._clock.now())}:{os.urandom(8).hex()}:{names}"
+        return f"{start}:{self._digest(start, own, headers, body, properties)}"
 
     def verify(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> None:
-        """Return if the header ``signature`` is ours; SecurityError, saying why, if not."""
+        """Return if the header ``signature`` is ours, and not too old; SecurityError, saying why, if not."""
+        age = self.age(headers, body, properties)
+        if self._max_age is not None and age > self._max_age:
+            raise SecurityError(
+                f"the signature is {age:.0f} s old, and security_max_age is {self._max_age:g} s; "
+                "`qworker dead retry` signs it anew"
+            )
+
+    def age(
+        self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
+    ) -> float:
+        """Seconds since the message was signed, or since its ETA if that is later; SecurityError unless it is ours."""
         signature = headers.get(HEADER)
         if not isinstance(signature, str):
             raise SecurityError("the message is not signed, and this app has a security_key")
-        version, key, signed_at, digest = (*signature.split(":"), "", "", "", "")[:4]
-        if version != "v1" or not (signed_at.isascii() and signed_at.isdigit() and len(signed_at) < 16):
+        start, _, digest = signature.rpartition(":")
+        fields = start.split(":")
+        if len(fields) != 5 or fields[0] != "v1" or not _is_second(fields[2]):
             raise SecurityError(f"not a signature: {signature!r:.80}")
+        _, key, signed_at, _, names = fields
         if key not in self._keys:
             raise SecurityError(
                 f"the message is signed with key {key!r:.20}, which is not one of security_key"
             )
-        expected = self._digest(key, signed_at, headers, body, properties)
-        if not hmac.compare_digest(expected.encode(), digest.encode("utf-8", "backslashreplace")):
+        own = [unquote(name) for name in names.split(",")] if names else []
+        expected = self._digest(start, own, headers, body, properties)
+        if not _same(expected, digest):
             raise SecurityError(f"the signature of key {key} does not match: body or headers were changed")
-        if self._max_age is not None and self._age(int(signed_at), headers) > self._max_age:
-            raise SecurityError(f"the signature is older than {self._max_age:g} s")
+        eta = headers.get("eta")
+        return self._clock.now() - max(int(signed_at), to_epoch(eta) if eta else -math.inf)
 
     def _digest(
         self,
-        key: str,
-        signed_at: str,
+        start: str,
+        own: Sequence[str],
         headers: Mapping[str, Any],
         body: bytes,
         properties: Mapping[str, Any] | None,
     ) -> str:
         given = properties or {}
-        fields = [signed_at, *(headers.get(name) for name in SIGNED_HEADERS)]
+        fields = [start, *(headers.get(name) for name in SIGNED_HEADERS)]
         fields += (given.get(name, _DEFAULTS.get(name)) for name in SIGNED_PROPERTIES)
+        fields += (headers.get(name) for name in own)
+        return self._mac(start.split(":")[1], _MESSAGE, fields, body)
+
+    # -- results --
+
+    def seal(self, data: bytes, *subject: str | None) -> bytes:
+        """*data* with a signature behind it that says what it is about, such as whose result it is."""
+        digest = self._mac(self._first, _RESULT, subject, data)
+        return b"%b%b%b:%b" % (data, SEAL, self._first.encode(), digest.encode())
+
+    def unseal(self, data: bytes, *subject: str | None) -> bytes:
+        """What seal() was given with the same *subject*; SecurityError for anything else."""
+        plain, mark, signature = data.rpartition(SEAL)
+        key, _, digest = signature.decode("latin-1").partition(":")
+        if not mark or key not in self._keys:
+            raise SecurityError("it is not signed with a key of security_key")
+        if not _same(self._mac(key, _RESULT, subject, plain), digest):
+            raise SecurityError("its signature does not match")
+        return plain
+
+    # -- orders --
+
+    def sign_order(self, *fields: Any) -> str:
+        """Signature of an order to workers that says *fields*."""
+        return f"{self._first}:{self._mac(self._first, _ORDER, fields, b'')}"
+
+    def is_order(self, signature: str, *fields: Any) -> bool:
+        """Whether *signature* is ours, of an order that says *fields*."""
+        key, _, digest = signature.partition(":")
+        return key in self._keys and _same(self._mac(key, _ORDER, fields, b""), digest)
+
+    def _mac(self, key: str, kind: bytes, fields: Sequence[Any], data: bytes) -> str:
         # As JSON so that no two field lists have one text, sorted because brokers reorder tables.
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
-        mac = hmac.new(self._keys[key], text.encode(), sha256)
-        mac.update(b"\0")
-        mac.update(body)
+        mac = hmac.new(self._keys[key], kind + text.encode() + b"\0", sha256)
+        mac.update(data)
         return mac.hexdigest()
-
-    def _age(self, signed_at: int, headers: Mapping[str, Any]) -> float:
-        eta = headers.get("eta")
-        return self._clock.now() - max(signed_at, to_epoch(eta) if eta else -math.inf)
 
 
 _DEFAULTS = {"content_type": "application/json", "content_encoding": "utf-8"}
+
+
+def _is_second(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
+
+
+def _same(expected: str, digest: str) -> bool:
+    return hmac.compare_digest(expected.encode(), digest.encode("utf-8", "backslashreplace"))
 
 
 def key_id(secret: bytes) -> str:

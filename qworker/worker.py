@@ -36,6 +36,7 @@ from qworker.components.tally import Tally
 from qworker.components.task_bucket import TaskBucket
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
+from qworker.replays import Replays
 from qworker.request import REVOKED, Request
 from qworker.task_options import rate_per_second
 from qworker.worker_state import WorkerState
@@ -82,7 +83,7 @@ class Worker:
         self._started = False
         self._stopped = False
         self._abandoned = 0
-        self.state = WorkerState(conf.revokes_max)
+        self.state = WorkerState(conf.revokes_max, None if conf.security_key is None else Replays())
         self.http: HttpStatus | None = None
 
     # -- building --

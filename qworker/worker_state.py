@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Any
 
+from qworker.replays import Replays
 from qworker.request import Key, Request
 from qworker.transports.lease import Revocation, Settlement
 
 
 class WorkerState:
-    """max_revoked: how many revocations are remembered; the oldest are forgotten first."""
+    """max_revoked: how many revocations are remembered; the oldest are forgotten first. replays: where messages are signed."""
 
-    def __init__(self, max_revoked: int = 50_000) -> None:
+    def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
+        self._replays = replays
         self.requests: dict[Key, Request] = {}
         """From receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
@@ -27,11 +29,20 @@ class WorkerState:
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 
+    def is_copy(self, request: Request) -> bool:
+        """Whether *request* is of a signed message that was finished here, or is held under another tag."""
+        return self._replays is not None and self._replays.is_copy(request)
+
     def enter(self, request: Request) -> None:
         self.requests[request.key] = request
+        if self._replays is not None:
+            self._replays.enter(request)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: Request, finished: bool = False) -> None:
+        """finished: the message is not to come again, here or from the dead letters."""
         self.requests.pop(request.key, None)
+        if self._replays is not None:
+            self._replays.leave(request, finished)
 
     def revoke(self, revocation: Revocation) -> list[Request]:
         """Remember *revocation*; return the requests that it hits here."""

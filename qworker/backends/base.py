@@ -25,12 +25,14 @@ from qworker import states
 from qworker.backends import by_hand
 from qworker.clock import Clock, isoformat
 from qworker.errors import BackendError, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.naming import import_object
 from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
 
 if TYPE_CHECKING:
     from qworker.current import Context
 
 Meta = dict[str, Any]
+About = tuple[str, ...]
 Row = tuple[str, str, bytes, float | None]
 """``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who stores it. The
 payload is what the store wants it to be; expires is an epoch second."""
@@ -63,6 +65,9 @@ class Backend(ABC):
         self._extended: bool = conf.result_extended
         self._max_bytes: int = conf.message_max_bytes
         self._bells = threading.local()
+        keys = conf.security_key
+        # With OpenSSL, which only those who sign need.
+        self._signer = None if keys is None else import_object("qworker.signing:Signer")(keys, clock)
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")
@@ -107,7 +112,8 @@ class Backend(ABC):
 
     def encode(self, meta: Meta) -> bytes:
         """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the limit."""
-        data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta})
+        parts = {"the result": meta.get("result"), "the metadata": meta}
+        data = self.encode_value(meta, parts, ("result",))
         if len(data) > self._max_bytes:
             raise EncodeError(
                 f"the result is {len(data)} bytes long, and message_max_bytes is {self._max_bytes}: "
@@ -115,8 +121,9 @@ class Backend(ABC):
             )
         return data
 
-    def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None) -> bytes:
-        """Serialise any value; *parts* (name → value) of it are what EncodeError can name."""
+    def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
+        """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is and whose, for
+        the signature that it gets where there is a security_key."""
         if self._serializer == "json":
             data = encode_json(value, parts or {"the result": value})
         else:
@@ -124,18 +131,37 @@ class Backend(ABC):
         if self._compression:
             mime, body = compress(data, self._compression)
             data = b"%s%s\x00%s" % (COMPRESSED, mime.encode(), body)
-        return data
+        return data if self._signer is None else self._signer.seal(data, *about)
 
-    def decode(self, data: bytes | str) -> Meta:
-        """Undo encode(). Raises BackendError for what is damaged or of a content type that is not accepted."""
-        meta = self.decode_value(data)
+    def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
+        """Undo encode(). Raises BackendError for what is damaged, of a content type that is not accepted, not signed though
+        there is a security_key, or signed as the result of another task than *task_id*."""
+        meta = self.decode_value(data, ("result",))
         if not isinstance(meta, dict) or not isinstance(meta.get("status"), str):
             raise BackendError(f"{self.safe_url}: a stored result is damaged: {data[:80]!r} is no metadata")
+        if self._signer is not None and task_id is not None and meta.get("task_id") != task_id:
+            raise BackendError(
+                f"{self.safe_url}: what is stored as the result of {task_id} is another task's"
+            )
         return meta
 
-    def decode_value(self, data: bytes | str) -> Any:
+    def status_of(self, data: bytes | str) -> str:
+        """The state in what encode() made; PENDING, which gives way to any, when that cannot be read."""
+        try:
+            return str(self.decode(data)["status"])
+        except BackendError:
+            return states.PENDING
+
+    def decode_value(self, data: bytes | str, about: About = ()) -> Any:
         """Return the value that was serialised as *data*, compressed or not; raises BackendError."""
         payload = data.encode() if isinstance(data, str) else bytes(data)
+        try:
+            if self._signer is not None:  # before anything looks at it
+                payload = self._signer.unseal(payload, *about)
+        except SecurityError as error:
+            raise BackendError(
+                f"{self.safe_url}: a stored result is refused: {error}. Was it written without security_key?"
+            ) from error
         try:
             if payload.startswith(COMPRESSED):
                 mime, _, payload = payload[len(COMPRESSED) :].partition(b"\x00")

@@ -50,14 +50,14 @@ class KeyValueBackend(Backend):
         key = TASK_PREFIX + task_id
         with self.locked(key):
             old = self.read(key)
-            if old is not None and not states.may_replace(self.decode(old)["status"], status):
+            if old is not None and not states.may_replace(self.status_of(old), status):
                 return False
             self.write(key, data, self.expires)
         return True
 
     def get(self, task_id: str) -> Meta | None:
         data = self.read(TASK_PREFIX + task_id)
-        return None if data is None else self.decode(data)
+        return None if data is None else self.decode(data, task_id)
 
     def forget(self, task_id: str) -> None:
         self.delete_key(TASK_PREFIX + task_id)
@@ -82,13 +82,13 @@ class KeyValueBackend(Backend):
 
     def save_group(self, group_id: str, result: Any) -> None:
         key = GROUP_PREFIX + group_id
-        data = self.encode_value({"result": result})
+        data = self.encode_value({"result": result}, about=("group", group_id))
         with self.locked(key):
             self.write(key, data, self.expires)
 
     def get_group(self, group_id: str) -> Any:
         data = self.read(GROUP_PREFIX + group_id)
-        return None if data is None else self.decode_value(data)["result"]
+        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self.delete_key(GROUP_PREFIX + group_id)

@@ -107,19 +107,19 @@ class MemcachedBackend(Backend):
                 # Not tried again: who is not told that it was added would take its own state for another's.
                 if self._do(lambda client: client.add(key, data, lasting), tries=1):
                     return True
-            elif not states.may_replace(self.decode(old)["status"], meta["status"]):
+            elif not states.may_replace(self.status_of(old), meta["status"]):
                 return False
             elif self._do(lambda client, token=token: client.cas(key, data, token, lasting), tries=1):  # type: ignore[misc]
                 return True
 
     def get(self, task_id: str) -> Meta | None:
         data = self._do(lambda client: client.get(self._key(TASK_PREFIX, task_id)))
-        return None if data is None else self.decode(data)
+        return None if data is None else self.decode(data, task_id)
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         keys = {self._key(TASK_PREFIX, task_id): task_id for task_id in ids}
         found = self._do(lambda client: client.get_many(list(keys))) if keys else {}
-        return {keys[key]: self.decode(data) for key, data in found.items()}
+        return {keys[key]: self.decode(data, keys[key]) for key, data in found.items()}
 
     def forget(self, task_id: str) -> None:
         self._do(lambda client: client.delete(self._key(TASK_PREFIX, task_id)))
@@ -146,12 +146,15 @@ class MemcachedBackend(Backend):
     # -- groups --
 
     def save_group(self, group_id: str, result: Any) -> None:
-        key, data = self._key(GROUP_PREFIX, group_id), self.encode_value({"result": result})
+        key, data = (
+            self._key(GROUP_PREFIX, group_id),
+            self.encode_value({"result": result}, about=("group", group_id)),
+        )
         self._do(lambda client: client.set(key, data, self._lasting(self.expires)))
 
     def get_group(self, group_id: str) -> Any:
         data = self._do(lambda client: client.get(self._key(GROUP_PREFIX, group_id)))
-        return None if data is None else self.decode_value(data)["result"]
+        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self._do(lambda client: client.delete(self._key(GROUP_PREFIX, group_id)))

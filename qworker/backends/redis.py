@@ -108,7 +108,7 @@ class RedisBackend(Backend):
 
     def get(self, task_id: str) -> Meta | None:
         data = self._ask("GET", self._key(TASK_PREFIX, task_id))
-        return None if data is None else self.decode(data)
+        return None if data is None else self.decode(data, task_id)
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
         found: dict[str, Meta] = {}
@@ -117,7 +117,7 @@ class RedisBackend(Backend):
             chunk = wanted[start : start + MAX_KEYS]
             values = self._ask("MGET", *(self._key(TASK_PREFIX, task_id) for task_id in chunk))
             found.update(
-                (task_id, self.decode(data))
+                (task_id, self.decode(data, task_id))
                 for task_id, data in zip(chunk, values, strict=True)
                 if data is not None
             )
@@ -177,11 +177,16 @@ class RedisBackend(Backend):
 
     def save_group(self, group_id: str, result: Any) -> None:
         lasting = () if self.expires is None else ("PX", _milliseconds(self.expires))
-        self._ask("SET", self._key(GROUP_PREFIX, group_id), self.encode_value({"result": result}), *lasting)
+        self._ask(
+            "SET",
+            self._key(GROUP_PREFIX, group_id),
+            self.encode_value({"result": result}, about=("group", group_id)),
+            *lasting,
+        )
 
     def get_group(self, group_id: str) -> Any:
         data = self._ask("GET", self._key(GROUP_PREFIX, group_id))
-        return None if data is None else self.decode_value(data)["result"]
+        return None if data is None else self.decode_value(data, ("group", group_id))["result"]
 
     def delete_group(self, group_id: str) -> None:
         self._ask("DEL", self._key(GROUP_PREFIX, group_id))

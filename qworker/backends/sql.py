@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
+from qworker.backends.base import POLL_SECONDS, About, Backend, Meta, Row
 from qworker.backends.lookout import Bell, Lookout
 from qworker.backends.sql_ear import DRIVERS, SQLEar
 from qworker.backends.sql_rows import key_of, latest, pack, place_of, unpack
@@ -180,19 +180,21 @@ class SQLBackend(Backend):
 
     def _values(self, meta: Meta) -> dict[str, Any]:
         """The columns of a row, as plain values. The database is not asked."""
+        key = key_of(meta["task_id"])
         row = {
             "status": meta["status"],
-            "result": self.encode_value(meta.get("result")),
+            "result": self.encode_value(meta.get("result"), None, ("result", key, meta["status"])),
             "traceback": _text(meta.get("traceback")),
-            "children": self.encode_value(meta["children"]) if meta.get("children") else None,
+            "children": self._column("children", key, meta.get("children") or None),
             "date_done": meta.get("date_done"),
         }
         for name in EXTENDED if self._extended else ():
             value = meta.get(name)
-            row[name] = (
-                self.encode_value(value) if name in ("args", "kwargs") and value is not None else _text(value)
-            )
+            row[name] = self._column(name, key, value) if name in ("args", "kwargs") else _text(value)
         return row
+
+    def _column(self, name: str, key: str, value: Any) -> bytes | None:
+        return None if value is None else self.encode_value(value, None, (name, key))
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of *values* that the table has columns for, as SQLAlchemy takes them."""
@@ -225,28 +227,33 @@ class SQLBackend(Backend):
             done = done.replace(tzinfo=UTC)
             if self.expires is not None and done.timestamp() + self.expires <= self.clock.now():
                 return None
+        task_id, status = row["task_id"], row["status"] or states.PENDING
         meta: Meta = {
-            "task_id": row["task_id"],
-            "status": row["status"] or states.PENDING,
-            "result": self._decode_column(row["result"]),
+            "task_id": task_id,
+            "status": status,
+            "result": self._decode_column(row["result"], ("result", task_id, status)),
             "traceback": row["traceback"],
-            "children": self._decode_column(row.get("children")) or [],
+            "children": self._decode_column(row.get("children"), ("children", task_id)) or [],
             "date_done": done.isoformat() if done is not None else None,
         }
         for name in EXTENDED:
             if name in row:
                 value = row[name]
-                meta[name] = self._decode_column(value) if name in ("args", "kwargs") else value
+                meta[name] = (
+                    self._decode_column(value, (name, task_id)) if name in ("args", "kwargs") else value
+                )
         return meta
 
-    def _decode_column(self, data: Any) -> Any:
+    def _decode_column(self, data: Any, about: About) -> Any:
         """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery."""
         if data is None:
-            return None
+            if self._signer is None or about[0] != "result":
+                return None
+            data = b""  # which is not signed
         payload = data.encode() if isinstance(data, str) else bytes(data)
-        if is_pickle(payload) and self._serializer != "pickle":
+        if is_pickle(payload) and self._serializer != "pickle" and self._signer is None:
             return load_plain(payload, self.safe_url)
-        return self.decode_value(payload)
+        return self.decode_value(payload, about)
 
     def forget(self, task_id: str) -> None:
         task = self._tables.task
@@ -349,14 +356,17 @@ class SQLBackend(Backend):
 
     def save_group(self, group_id: str, result: Any) -> None:
         group = self._tables.group
-        values = {"result": self.encode_value(result), "date_done": self._utc(self.clock.now())}
+        values = {
+            "result": self.encode_value(result, None, ("group", group_id)),
+            "date_done": self._utc(self.clock.now()),
+        }
         if not self._execute(group.update().where(group.c.taskset_id == group_id).values(values)):
             self._insert(group.insert(), {"taskset_id": group_id, **values})
 
     def get_group(self, group_id: str) -> Any:
         group = self._tables.group
         rows = self._rows(sa.select(group.c.result).where(group.c.taskset_id == group_id))
-        value = self._decode_column(rows[0][0]) if rows else None
+        value = self._decode_column(rows[0][0], ("group", group_id)) if rows else None
         return value["result"] if isinstance(value, dict) and "result" in value else value
 
     def delete_group(self, group_id: str) -> None:

@@ -95,7 +95,7 @@ class SQLiteBackend(Backend):
     def get(self, task_id: str) -> Meta | None:
         for payload, expires in self._read(SELECT, (task_id,)):
             if expires is None or expires > self.clock.now():
-                return self.decode(payload)
+                return self.decode(payload, task_id)
         return None
 
     def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
@@ -103,7 +103,7 @@ class SQLiteBackend(Backend):
             return super().get_many(ids)
         rows = self._read(SELECT_MANY, (json.dumps(list(ids)),))
         now = self.clock.now()
-        return {row[0]: self.decode(row[1]) for row in rows if row[2] is None or row[2] > now}
+        return {row[0]: self.decode(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
 
     def forget(self, task_id: str) -> None:
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
@@ -135,7 +135,7 @@ class SQLiteBackend(Backend):
         self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
 
     def save_group(self, group_id: str, result: Any) -> None:
-        value = self.encode_value({"result": result})
+        value = self.encode_value({"result": result}, about=("group", group_id))
         self._write(
             "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
             (GROUP_PREFIX + group_id, value, self.expiry()),
@@ -146,7 +146,7 @@ class SQLiteBackend(Backend):
             "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
             (GROUP_PREFIX + group_id, self.clock.now()),
         )
-        return self.decode_value(rows[0][0])["result"] if rows else None
+        return self.decode_value(rows[0][0], ("group", group_id))["result"] if rows else None
 
     def delete_group(self, group_id: str) -> None:
         self._write("DELETE FROM key_value WHERE key = ?", (GROUP_PREFIX + group_id,))

@@ -17,10 +17,11 @@ from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import age, count, print_json, print_table, visible
 from qworker.cli.purge import confirm
+from qworker.dead_letters import ALL
+from qworker.dead_letters import retry as retry_letters
 from qworker.errors import ConfigurationError
 from qworker.transports.lease import Dead
 
-_ALL = 1_000_000
 _LONGEST_REASON = 60
 _LONGEST_BODY = 4096
 
@@ -98,7 +99,7 @@ def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
     _which(tags, everything)
     application = open_app(app).app
     chosen = _existing(application, tags)
-    click.echo(f"Put {count(application.broker.dead_retry(chosen), 'message')} back.")
+    click.echo(f"Put {count(retry_letters(application, chosen), 'message')} back.")
 
 
 @dead.command()
@@ -125,7 +126,7 @@ def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
     """The tags, None for all; ConfigurationError, before anything is done, when one of them is no dead letter."""
     if not tags:
         return None
-    known = {letter.tag for letter in app.broker.dead(None, _ALL)}
+    known = {letter.tag for letter in app.broker.dead(None, ALL)}
     missing = [tag for tag in tags if tag not in known]
     if missing:
         raise ConfigurationError(_no_such(missing[0]))
@@ -137,7 +138,7 @@ def _no_such(tag: int) -> str:
 
 
 def _find(app: QWorker, tag: int) -> Dead:
-    for letter in app.broker.dead(None, _ALL):
+    for letter in app.broker.dead(None, ALL):
         if letter.tag == tag:
             return letter
     raise ConfigurationError(_no_such(tag))

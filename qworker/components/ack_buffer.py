@@ -168,7 +168,7 @@ class AckBuffer:
             elif letter.starts:
                 acked.append(request)
             elif letter.final:
-                self._state.leave(request)
+                self._state.leave(request, finished=not isinstance(settlement, Release | Bury))
         if acked or late:
             self._early.answered(acked, late)
 

@@ -29,6 +29,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
+from qworker.control import heard
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
@@ -71,6 +72,7 @@ class Listener(ThreadComponent):
     ) -> None:
         super().__init__(app.clock, on_crash)
         conf = app.conf
+        self._signer = app.signer
         self._acks = AckBuffer(
             store,
             Settlements(app, store),
@@ -357,7 +359,13 @@ class Listener(ThreadComponent):
     def _hear_revocations(self) -> None:
         self._cursor, revocations = self._store.revoked_since(self._cursor)
         self._unheard = False
-        for revocation in revocations:
+        for given in revocations:
+            revocation = heard(self._signer, given)
+            if revocation is None:
+                logger.warning(
+                    "task %.80s is not revoked: the order is not signed with a security_key", given.task_id
+                )
+                continue
             for request in self._state.revoke(revocation):
                 self._on_revoked(request)
 

@@ -69,6 +69,9 @@ class Receipt:
         if running is not None:  # it is running here still: let that run settle this delivery
             running.epoch = epoch
             return None
+        if self._state.is_copy(request):
+            self._drop(request)
+            return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
             how = f"it was running at each of {leased.deliveries} deaths of its process or worker"
             self._end(request, WorkerLost(how), Bury(leased.tag, how))
@@ -102,8 +105,18 @@ class Receipt:
             signals.task_revoked.send(
                 request.task, request=request, terminated=False, signum=None, expired=expired
             )
+        if isinstance(settlement, Ack):
+            self._state.leave(request, finished=True)
         properties = request.leased.properties
         self._settle(None, settlement, requests.result_meta(self._app, request.headers, properties, error))
+
+    def _drop(self, request: Request) -> None:
+        """Have the broker forget a copy. Nothing is lost by that: the signature is that of what ran here, or will."""
+        reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
+        logger.warning("Task %s[%s] is not run: %s", request.name, request.id, reason)
+        if signals.task_rejected.receivers:
+            signals.task_rejected.send(self._app, message=request.leased, exc=reason)
+        self._settle(None, Ack(request.tag), None)
 
     def _unknown(self, leased: Leased, error: NotRegistered, wall: float) -> None:
         name = error.name

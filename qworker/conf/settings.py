@@ -59,7 +59,13 @@ class Declarations:
     security_key: tuple[str, ...] | None = declare(
         kinds.SECRETS,
         None,
-        'Key that signs messages (HMAC-SHA256), at least 32 bytes, or a list of them: the first signs, all verify, so that keys can be rotated. Several in the environment variable are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, spaces or quotes is refused. Needed for pickle.',
+        'Key that signs messages, results and revocations (HMAC-SHA256), at least 32 bytes, or a list of them: the first signs, all verify, so that keys can be rotated. Several in the environment variable are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, spaces or quotes is refused. Needed for pickle.',
+    )
+    security_max_age: float = declare(
+        kinds.DURATION,
+        7 * 86400.0,
+        "How old a signed message may be when a worker receives it, since it was sent, or since its `eta`; an older one becomes a dead letter, from where `qworker dead retry` signs it anew. 0: any age. Only with a `security_key`.",
+        minimum=0,
     )
     accept_content: tuple[str, ...] = declare(
         kinds.NAMES, ("json",), "Serializers a worker accepts in messages; everything else is dead-lettered."

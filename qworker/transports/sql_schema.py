@@ -73,7 +73,7 @@ MYSQL = (
         armed_until double NOT NULL DEFAULT 0, running mediumtext NOT NULL) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_revoked (
         seq bigint AUTO_INCREMENT PRIMARY KEY, task_id varchar(255) NOT NULL, terminate smallint NOT NULL,
-        signal_name varchar(32) NOT NULL, expires double NOT NULL, KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
+        signal_name varchar(255) NOT NULL, expires double NOT NULL, KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
     f"CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) {MYSQL_TABLE}",
 )
 BELLS = 16

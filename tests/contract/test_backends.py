@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 
 from qworker import states
 from qworker.backends import Backend, open_backend
+from qworker.backends.memory import MemoryBackend
 from qworker.backends.redis import RedisBackend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
 from qworker.current import Context
 from qworker.errors import BackendError, EncodeError, NotAvailable, NotSupported
+from qworker.exceptions import exception_to_dict
 from qworker.protocol import Body
 from qworker.result import AsyncResult
 from qworker.testing.clock import FakeClock
@@ -77,12 +79,14 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
     given: list[dict[str, Any]] = []
 
     def open_again(clock: Clock = SYSTEM_CLOCK, **values: Any) -> Backend:
-        if kind == "memory" and given == [values]:
+        if kind == "memory" and given == [values] and "security_key" not in values:
             return opened[0]
         given.append(values)
         settings = {"database_table_names": tables, "result_backend_transport_options": options, **values}
         conf = Settings(settings, environ={}, directory=tmp_path)
         backend = open_backend(urls[kind], conf, clock)
+        if isinstance(backend, MemoryBackend) and opened:
+            backend._values = opened[0]._values
         opened.append(backend)
         return backend
 
@@ -120,6 +124,87 @@ def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
 
 def new_id() -> str:
     return str(uuid.uuid4())
+
+
+# -- with a security_key --
+
+KEY = "a key that is long enough for the tests"
+FORGED: list[str] = []
+
+
+class Attack:
+    """Runs code in who unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _run, ()
+
+
+def _run() -> None:
+    FORGED.append("ran")
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+@pytest.mark.parametrize("more", [{}, {"result_compression": "gzip", "result_extended": True}])
+def test_results_are_signed(open_: Open, serializer: str, more: dict[str, Any]) -> None:
+    settings = {"result_serializer": serializer, "result_accept_content": [serializer], **more}
+    backend = open_(security_key=[KEY], **settings)
+    good, error = new_id(), new_id()
+    assert store(backend, good, result={"a": [1, "é"]}, traceback="t")
+    assert store(backend, error, states.FAILURE, exception_to_dict(ValueError("no")))
+    backend.save_group(good, [["a", None], ["b"]])
+    reader = open_(security_key=["another key, which is the first of two", KEY], **settings)
+    found = reader.get_many([good, error])
+    assert found[good]["result"] == {"a": [1, "é"]}
+    assert (found[good]["status"], found[error]["status"]) == (states.SUCCESS, states.FAILURE)
+    assert list(map(list, reader.get_group(good)))[1] == ["b"]
+
+
+@pytest.mark.parametrize("key", [None, ["a key of somebody else's, which is long enough"]])
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_forged_result_is_neither_believed_nor_unpickled(
+    open_: Open, serializer: str, key: list[str] | None
+) -> None:
+    settings = {"result_serializer": serializer, "result_accept_content": [serializer]}
+    reader, forger = open_(security_key=[KEY], **settings), open_(security_key=key or [KEY], **settings)
+    if key is None:
+        forger._signer = None
+    lie: Any = Attack() if serializer == "pickle" else "a lie"
+    task_id = new_id()
+    assert store(forger, task_id, states.STARTED, lie)
+    forger.save_group(task_id, lie)
+    FORGED.clear()
+    for read in (reader.get, lambda task_id: reader.get_many([task_id, new_id()]), reader.get_group):
+        with pytest.raises(BackendError, match="refused: it is not signed"):
+            read(task_id)
+    assert store(reader, task_id, result="the truth")
+    assert reader.get(task_id)["result"] == "the truth"  # type: ignore[index]
+    assert FORGED == []
+
+
+def test_a_result_does_not_pass_for_another_tasks(open_: Open) -> None:
+    backend = open_(security_key=[KEY])
+    one, other = new_id(), new_id()
+    row = backend.row(one, backend.meta(one, states.SUCCESS, "of one"))
+    assert row is not None
+    backend.store_rows([(other, *row[1:])])
+    with pytest.raises(BackendError, match=r"another task's|does not match"):
+        backend.get(other)
+
+
+@pytest.mark.parametrize(
+    "change", ["status = 'FAILURE'", "result = NULL", "result = 'null'", "status = 'FAILURE', result = NULL"]
+)
+def test_a_changed_row_is_not_believed(tmp_path: Path, change: str) -> None:
+    url = f"db+sqlite:///{tmp_path}/sql.db"
+    backend = open_backend(
+        url, Settings({"security_key": [KEY]}, environ={}, directory=tmp_path), SYSTEM_CLOCK
+    )
+    assert store(backend, "a", result=1)
+    with connect(url, {}, short_lived=True).connect() as connection:
+        connection.execute(sa.text(f"UPDATE celery_taskmeta SET {change}"))
+    with pytest.raises(BackendError, match="refused"):
+        backend.get("a")
+    backend.close()
 
 
 # -- what is stored comes back --

@@ -8,12 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qworker.errors import LeaseLost
+from qworker.protocol import TaskMessage, encode, receive
+from qworker.signing import Signer
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import (
     Ack,
@@ -658,6 +663,32 @@ def test_revocations_are_heard_once_by_all(store: LeaseStore, open_: Open) -> No
     assert found == expected
     assert listening.revoked_since(cursor) == (cursor, [])
     assert open_(enlisted=True).revoked_since(0)[1] == expected
+
+
+def test_an_order_to_revoke_may_carry_its_signature(store: LeaseStore) -> None:
+    signer = Signer(["a key that is long enough for tests"])
+    text = f"SIGTERM {signer.sign_order('revoke', 'a', True, 'SIGTERM')}"
+    store.revoke(["a"], terminate=True, signal=text)
+    assert store.revoked_since(0)[1] == [Revocation("a", True, text)]
+
+
+def test_what_is_signed_comes_as_it_was_signed(store: LeaseStore) -> None:
+    signer = Signer(["a key that is long enough for tests"])
+    own = {
+        "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1, "large": 1e300,
+        "list": [1, [2, None, "x"], {"a": 1.5}], "table": {"b": {}, "a": [], "": "no name"}, "tuple": (1, 2),
+        "odd, name: é": 1, "time": datetime(2030, 1, 2, tzinfo=UTC), "number": Decimal("1.50"), "bytes": b"\xff",
+    }  # fmt: skip
+    call = TaskMessage(
+        "proj.add", "id-1", (1,), headers=own, eta="2030-01-01T00:00:00+00:00", stamps={"team": ["a"]},
+        stamped_headers=["team"], timelimit=(10, 2.5), reply_to="q", group="g", group_index=3, compression="gzip",
+    )  # fmt: skip
+    for given in (call, replace(call, headers={"tenant": "a"}), replace(call, id="id-3", headers={})):
+        wire = encode(given, signer)
+        store.push([Envelope("q", wire.headers, wire.properties, wire.body)])
+        (leased,) = until(lambda: store.lease(["q"], 10))
+        headers, _, _ = receive(leased.headers, leased.properties, leased.body, frozenset({"json"}), signer)
+        assert headers["tenant"] if given.headers else True
 
 
 def test_revocations_expire(open_: Open, clock: FakeClock) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from qworker import signals
 from qworker.components.receipt import Receipt
+from qworker.replays import Replays
 from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
 from qworker.worker_state import WorkerState
@@ -21,7 +22,7 @@ class Desk:
 
     def __init__(self, **settings: Any) -> None:
         self.rooms = Rooms(**settings)
-        self.state = WorkerState()
+        self.state = WorkerState(replays=Replays() if "security_key" in settings else None)
         self.settled: list[tuple[Request | None, Settlement, dict[str, Any] | None]] = []
         self.receipt = Receipt(
             self.rooms.app, self.state, ACCEPT, (30.0, 120.0), lambda *letter: self.settled.append(letter)

@@ -104,10 +104,10 @@ def test_keys_rotate(clock: FakeClock) -> None:
 
 def test_the_same_key_id_with_another_secret_does_not_pass(signer: Signer, clock: FakeClock) -> None:
     headers, properties, body = parts(MESSAGE, Signer([OLD], clock))
-    version, _, signed_at, digest = headers["signature"].split(":")
+    version, _, *rest = headers["signature"].split(":")
     ours = signer.sign(headers, body, properties).split(":")[1]
     with pytest.raises(SecurityError, match="does not match"):
-        signer.verify({**headers, "signature": f"{version}:{ours}:{signed_at}:{digest}"}, body, properties)
+        signer.verify({**headers, "signature": ":".join((version, ours, *rest))}, body, properties)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,64 @@ def test_a_replay_ends_with_max_age_counted_from_the_eta(clock: FakeClock) -> No
     clock.advance(59)
     signer.verify(now[0], now[2], now[1])
     clock.advance(3)
-    with pytest.raises(SecurityError, match="older than 60 s"):
+    with pytest.raises(SecurityError, match="security_max_age is 60 s"):
         signer.verify(now[0], now[2], now[1])
     signer.verify(later[0], later[2], later[1])
 
 
 def test_the_time_of_signing_is_signed(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
-    version, key, signed_at, digest = headers["signature"].split(":")
+    version, key, signed_at, *rest = headers["signature"].split(":")
     with pytest.raises(SecurityError, match="does not match"):
         signer.verify(
-            {**headers, "signature": f"{version}:{key}:{int(signed_at) + 9}:{digest}"}, body, properties
+            {**headers, "signature": ":".join((version, key, str(int(signed_at) + 9), *rest))},
+            body,
+            properties,
         )
+
+
+def test_no_two_signatures_are_the_same(signer: Signer) -> None:
+    assert len({parts(MESSAGE, signer)[0]["signature"] for _ in range(50)}) == 50
+
+
+def test_the_callers_own_headers_are_signed_and_others_may_be_added(signer: Signer) -> None:
+    own = {"tenant": "a", "odd:,%é name": [1, None, {"x": 1.5}], "when": {"a": (1, 2)}, "x-trace": "t"}
+    message = TaskMessage("proj.add", "id-1", headers=own)
+    headers, properties, body = parts(message, signer)
+    signer.verify(headers, body, properties)
+    signer.verify({**headers, "traceparent": "added on the way", "x-trace": "another"}, body, properties)
+    for name in ("tenant", "odd:,%é name", "when"):
+        with pytest.raises(SecurityError, match="does not match"):
+            signer.verify({**headers, name: "other"}, body, properties)
+        with pytest.raises(SecurityError, match="does not match"):
+            signer.verify({key: value for key, value in headers.items() if key != name}, body, properties)
+
+
+def test_a_sealed_result_is_opened_as_what_it_is_only(clock: FakeClock) -> None:
+    old, both, new = Signer([OLD], clock), Signer([NEW, OLD], clock), Signer([NEW], clock)
+    for data in (b"", b"5", b"\0qworker-signature\0", bytes(range(256))):
+        sealed = old.seal(data, "result", "id-1")
+        assert old.unseal(sealed, "result", "id-1") == both.unseal(sealed, "result", "id-1") == data
+        for wrong in (data, sealed[:-1], b"x" + sealed, sealed + b"x", sealed.replace(b"0", b"1")):
+            if wrong != sealed:
+                with pytest.raises(SecurityError):
+                    old.unseal(wrong, "result", "id-1")
+        for subject in ((), ("result",), ("result", "id-2"), ("children", "id-1")):
+            with pytest.raises(SecurityError, match="does not match"):
+                old.unseal(sealed, *subject)
+        with pytest.raises(SecurityError, match="not signed with a key"):
+            new.unseal(sealed, "result", "id-1")
+
+
+def test_one_kind_of_signature_does_not_pass_for_another(signer: Signer) -> None:
+    order = signer.sign_order("revoke", "id-1", False, "SIGTERM")
+    assert signer.is_order(order, "revoke", "id-1", False, "SIGTERM")
+    for fields in (("revoke", "id-2", False, "SIGTERM"), ("revoke", "id-1", True, "SIGTERM"), ()):
+        assert not signer.is_order(order, *fields)
+    for wrong in ("", ":", order[:-1], "é:é", "SIGTERM"):
+        assert not signer.is_order(wrong, "revoke", "id-1", False, "SIGTERM")
+    sealed = signer.seal(b"", "revoke", "id-1", False, "SIGTERM")  # type: ignore[arg-type]
+    assert not signer.is_order(sealed.rpartition(b"\0")[2].decode(), "revoke", "id-1", False, "SIGTERM")
 
 
 def test_the_next_attempt_is_signed_anew(signer: Signer) -> None:
