@@ -72,6 +72,11 @@ class Backend(ABC):
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")
 
+    @property
+    def signs(self) -> bool:
+        """Whether values are signed, and only signed ones are read."""
+        return self._signer is not None
+
     # -- metadata --
 
     def meta(

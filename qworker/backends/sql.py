@@ -24,17 +24,16 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import POLL_SECONDS, About, Backend, Meta, Row
+from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
 from qworker.backends.lookout import Bell, Lookout
+from qworker.backends.sql_columns import Columns
 from qworker.backends.sql_ear import DRIVERS, SQLEar
 from qworker.backends.sql_rows import key_of, latest, pack, place_of, unpack
-from qworker.backends.sql_tables import EXTENDED, Layout, connect, make_tables
+from qworker.backends.sql_tables import Layout, connect, make_tables
 from qworker.backends.sql_upserts import COUNTING, UPSERTS, channel_of, lock_of
-from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import apart
-from qworker.safe_repr import storable
 from qworker.transports.reaching import MYSQL, POSTGRESQL, explained
 from qworker.transports.sql_refusals import passing, refused
 
@@ -55,6 +54,7 @@ class SQLBackend(Backend):
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
+        self._columns = Columns(self, self._extended, self._serializer)
         self._tables = make_tables(conf.database_table_names, self._extended)
         self._pid = os.getpid()
         self._layout: Layout | None = None
@@ -124,11 +124,11 @@ class SQLBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        values = self._values(meta)
+        values = self._columns.of(meta)
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
     def row(self, task_id: str, meta: Meta) -> Row:
-        return task_id, meta["status"], pack(self._values(meta)), self.expiry()
+        return task_id, meta["status"], pack(self._columns.of(meta)), self.expiry()
 
     def store_rows(self, rows: Sequence[Row]) -> None:
         found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
@@ -178,24 +178,6 @@ class SQLBackend(Backend):
         replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
         return task.update().where(task.c.task_id == key, replaceable).values(self._fitting(values))
 
-    def _values(self, meta: Meta) -> dict[str, Any]:
-        """The columns of a row, as plain values. The database is not asked."""
-        key = key_of(meta["task_id"])
-        row = {
-            "status": meta["status"],
-            "result": self.encode_value(meta.get("result"), None, ("result", key, meta["status"])),
-            "traceback": _text(meta.get("traceback")),
-            "children": self._column("children", key, meta.get("children") or None),
-            "date_done": meta.get("date_done"),
-        }
-        for name in EXTENDED if self._extended else ():
-            value = meta.get(name)
-            row[name] = self._column(name, key, value) if name in ("args", "kwargs") else _text(value)
-        return row
-
-    def _column(self, name: str, key: str, value: Any) -> bytes | None:
-        return None if value is None else self.encode_value(value, None, (name, key))
-
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of *values* that the table has columns for, as SQLAlchemy takes them."""
         columns = self._known().columns
@@ -215,45 +197,11 @@ class SQLBackend(Backend):
             for row in self._rows(sa.select(*columns).where(self._tables.task.c.task_id.in_(portion))):
                 # By its rules of comparison the database may find another's.
                 task_id = names.get(row._mapping["task_id"])
-                meta = None if task_id is None else self._to_meta(row._mapping)
+                meta = None if task_id is None else self._columns.to_meta(row._mapping)
                 if task_id is not None and meta is not None:
                     meta["task_id"] = task_id
                     found[task_id] = meta
         return found
-
-    def _to_meta(self, row: Any) -> Meta | None:
-        done = row["date_done"]
-        if done is not None:
-            done = done.replace(tzinfo=UTC)
-            if self.expires is not None and done.timestamp() + self.expires <= self.clock.now():
-                return None
-        task_id, status = row["task_id"], row["status"] or states.PENDING
-        meta: Meta = {
-            "task_id": task_id,
-            "status": status,
-            "result": self._decode_column(row["result"], ("result", task_id, status)),
-            "traceback": row["traceback"],
-            "children": self._decode_column(row.get("children"), ("children", task_id)) or [],
-            "date_done": done.isoformat() if done is not None else None,
-        }
-        for name in EXTENDED:
-            if name in row:
-                value = row[name]
-                meta[name] = (
-                    self._decode_column(value, (name, task_id)) if name in ("args", "kwargs") else value
-                )
-        return meta
-
-    def _decode_column(self, data: Any, about: About) -> Any:
-        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery."""
-        if data is None:
-            if self._signer is None or about[0] != "result":
-                return None
-            data = b""  # which is not signed
-        payload = data.encode() if isinstance(data, str) else bytes(data)
-        if is_pickle(payload) and self._serializer != "pickle" and self._signer is None:
-            return load_plain(payload, self.safe_url)
-        return self.decode_value(payload, about)
 
     def forget(self, task_id: str) -> None:
         task = self._tables.task
@@ -366,7 +314,7 @@ class SQLBackend(Backend):
     def get_group(self, group_id: str) -> Any:
         group = self._tables.group
         rows = self._rows(sa.select(group.c.result).where(group.c.taskset_id == group_id))
-        value = self._decode_column(rows[0][0], ("group", group_id)) if rows else None
+        value = self._columns.value(rows[0][0], ("group", group_id)) if rows else None
         return value["result"] if isinstance(value, dict) and "result" in value else value
 
     def delete_group(self, group_id: str) -> None:
@@ -395,11 +343,6 @@ class SQLBackend(Backend):
 
 def _unfit(error: BaseException | None) -> EncodeError:
     return EncodeError(f"the database cannot take the result: {error}")
-
-
-def _text(value: Any) -> Any:
-    """*value* as a column of text takes it."""
-    return storable(value) if type(value) is str else value
 
 
 def _portions(ids: Collection[str]) -> Iterator[list[str]]:

@@ -1,0 +1,87 @@
+"""A result as the columns of a row in Celery's table, and back.
+
+Comes from:  ``sql.py``, with metadata or a row.
+Goes to:     the serializer of the result store, which signs values where there is a security_key.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any
+
+from qworker import states
+from qworker.backends.base import About, Backend, Meta
+from qworker.backends.sql_rows import key_of
+from qworker.backends.sql_tables import EXTENDED
+from qworker.backends.stored_pickle import is_pickle, load_plain
+from qworker.safe_repr import storable
+
+
+class Columns:
+    """extended: with what was asked for. serializer: the name of *backend*'s own."""
+
+    def __init__(self, backend: Backend, extended: bool, serializer: str) -> None:
+        self._backend = backend
+        self._extended = extended
+        self._serializer = serializer
+
+    def of(self, meta: Meta) -> dict[str, Any]:
+        """The columns of a row, as plain values. The database is not asked."""
+        key = key_of(meta["task_id"])
+        row = {
+            "status": meta["status"],
+            "result": self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"])),
+            "traceback": _text(meta.get("traceback")),
+            "children": self._column("children", key, meta.get("children") or None),
+            "date_done": meta.get("date_done"),
+        }
+        for name in EXTENDED if self._extended else ():
+            value = meta.get(name)
+            row[name] = self._column(name, key, value) if name in ("args", "kwargs") else _text(value)
+        return row
+
+    def _column(self, name: str, key: str, value: Any) -> bytes | None:
+        return None if value is None else self._backend.encode_value(value, None, (name, key))
+
+    def to_meta(self, row: Mapping[str, Any]) -> Meta | None:
+        """The metadata in *row*; None when it has expired."""
+        done = row["date_done"]
+        if done is not None:
+            done = done.replace(tzinfo=UTC)
+            if (
+                self._backend.expires is not None
+                and done.timestamp() + self._backend.expires <= self._backend.clock.now()
+            ):
+                return None
+        task_id, status = row["task_id"], row["status"] or states.PENDING
+        meta: Meta = {
+            "task_id": task_id,
+            "status": status,
+            "result": self.value(row["result"], ("result", task_id, status)),
+            "traceback": row["traceback"],
+            "children": self.value(row.get("children"), ("children", task_id)) or [],
+            "date_done": done.isoformat() if done is not None else None,
+        }
+        for name in EXTENDED:
+            if name in row:
+                value = row[name]
+                meta[name] = self.value(value, (name, task_id)) if name in ("args", "kwargs") else value
+        return meta
+
+    def value(self, data: Any, about: About) -> Any:
+        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery."""
+        if data is None:
+            if not self._backend.signs or about[0] != "result":
+                return None
+            data = b""  # which is not signed
+        payload = data.encode() if isinstance(data, str) else bytes(data)
+        if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
+            return load_plain(payload, self._backend.safe_url)
+        return self._backend.decode_value(payload, about)
+
+
+def _text(value: Any) -> Any:
+    """*value* as a column of text takes it."""
+    return storable(value) if type(value) is str else value
