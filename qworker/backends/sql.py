@@ -124,11 +124,11 @@ class SQLBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        values = self._columns.of(meta)
+        values = self._columns.of(task_id, meta)
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
     def row(self, task_id: str, meta: Meta) -> Row:
-        return task_id, meta["status"], pack(self._columns.of(meta)), self.expiry()
+        return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry()
 
     def store_rows(self, rows: Sequence[Row]) -> None:
         found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}

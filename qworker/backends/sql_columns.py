@@ -27,9 +27,9 @@ class Columns:
         self._extended = extended
         self._serializer = serializer
 
-    def of(self, meta: Meta) -> dict[str, Any]:
+    def of(self, task_id: str, meta: Meta) -> dict[str, Any]:
         """The columns of a row, as plain values. The database is not asked."""
-        key = key_of(meta["task_id"])
+        key = key_of(task_id)
         row = {
             "status": meta["status"],
             "result": self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"])),
