@@ -183,7 +183,10 @@ def apart(work: Callable[[], T]) -> T:
         orders = _idle.pop()
     except IndexError:
         orders = SimpleQueue()
-        start_new_thread(_serve, (orders,))
+        try:
+            start_new_thread(_serve, (orders,))
+        except RuntimeError:  # there may be no more threads, or the interpreter ends
+            return deferred(work)
     orders.put((work, answer))
     done, value = deferred(answer.get)
     if done:
@@ -196,6 +199,7 @@ def apart(work: Callable[[], T]) -> T:
 
 def _serve(orders: SimpleQueue[_Order]) -> None:
     """Carry out what is ordered, as long as something comes now and then."""
+    taken = False
     while True:
         try:
             work, answer = orders.get(timeout=IDLE_SECONDS)
@@ -203,16 +207,18 @@ def _serve(orders: SimpleQueue[_Order]) -> None:
             try:
                 _idle.remove(orders)
             except ValueError:
-                if orders.empty():
-                    return  # who took it was interrupted before it could say what for
-                continue
+                if not taken:  # who took it says now what for, or was interrupted before he could
+                    taken = True
+                    continue
             return
+        taken = False
         try:
-            answer.put((True, work()))
+            outcome = True, work()
         except BaseException as error:  # it is for who ordered
-            answer.put((False, error))
-        del work, answer
+            outcome = False, error
         _idle.append(orders)
+        answer.put(outcome)
+        del work, answer, outcome
 
 
 def _after_fork() -> None:

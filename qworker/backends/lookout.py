@@ -151,7 +151,8 @@ class Lookout:
     def _forget(self) -> None:
         # Bells may be closed by the collector of garbage, in the midst of whatever this thread does.
         self._lock = threading.RLock()
-        self._waiting: dict[str, tuple[Bell, ...]] = {}  # under _lock
+        self._waiting: dict[str, tuple[weakref.ref[Bell], ...]] = {}  # under _lock
+        """Whose owner was interrupted before he could close it, a bell goes by itself."""
         self._watch: Watch | None = None  # under _lock
         self._left_at = 0.0  # under _lock: when the last one went
 
@@ -163,11 +164,12 @@ class Lookout:
 
     def follow(self, bell: Bell, new: Collection[str], old: Collection[str]) -> None:
         """Ring *bell* for *new* ids, and for *old* ones no more."""
+        own = weakref.ref(bell)
         with self._lock:
             for task_id in new:
-                self._waiting[task_id] = (*self._waiting.get(task_id, ()), bell)
+                self._waiting[task_id] = (*self._waiting.get(task_id, ()), own)
             for task_id in old:
-                others = tuple(each for each in self._waiting.get(task_id, ()) if each is not bell)
+                others = tuple(each for each in self._waiting.get(task_id, ()) if each is not own)
                 if others:
                     self._waiting[task_id] = others
                 else:
@@ -211,14 +213,18 @@ class Lookout:
     def waited_for(self) -> list[str]:
         """All ids that anybody waits for."""
         with self._lock:
+            for task_id, bells in list(self._waiting.items()):
+                if all(bell() is None for bell in bells):
+                    del self._waiting[task_id]
             return list(self._waiting)
 
     def ring(self, ids: Collection[str]) -> None:
         """Ring for those of *ids* that anybody waits for."""
         with self._lock:
             for task_id in ids:
-                for bell in self._waiting.get(task_id, ()):
-                    bell.ring(task_id)
+                for reference in self._waiting.get(task_id, ()):
+                    if (bell := reference()) is not None:
+                        bell.ring(task_id)
 
     def close(self) -> None:
         """Let go of the connection; whoever waits goes on, with another."""

@@ -110,6 +110,14 @@ class Shop:
         (info,) = [found for found in self.app.broker.depths([self.queue]) if found.queue == self.queue]
         assert self.sure <= info.ready <= self.sure + self.unsure
 
+    def check_pool(self) -> None:
+        """No connection of the result store's is lent to nobody."""
+        if engine := getattr(self.app.backend, "_engine", None):
+            deadline = time.monotonic() + PATIENCE
+            while engine.pool.checkedout():
+                assert time.monotonic() < deadline, engine.pool.status()
+                time.sleep(0.01)
+
 
 @contextmanager
 def closed(shop: Shop) -> Iterator[Shop]:
@@ -221,6 +229,7 @@ def test_cut_short_at_any_place(shop: Shop, name: str) -> None:
             shop.sure += size
         shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
     shop.check_queue()
+    shop.check_pool()
 
 
 def test_cut_short_while_connecting(shop: Shop) -> None:

@@ -1,0 +1,99 @@
+"""A soft limit that comes while a task publishes, retries or serialises: it arrives, once, and breaks nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, interrupts
+from qworker.current import Context
+from qworker.errors import EncodeError, SoftTimeLimitExceeded
+from qworker.execution import FAILURE, RETRY, SUCCESS, Outcome, execute
+from qworker.interrupts import interrupt
+from qworker.protocol import TaskMessage, decode_body, encode, parse_headers
+from qworker.transports.lease import Envelope
+from tests.unit.stores import KeepingStore
+
+
+class StruckStore(KeepingStore):
+    """The limit passes while a message is on its way."""
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        interrupt(SoftTimeLimitExceeded())
+        super().push(envelopes, timeout)
+
+
+class Struck:
+    """An argument whose representation, or whose JSON, takes the task over its limit."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __repr__(self) -> str:
+        if self.where == "repr":
+            interrupt(SoftTimeLimitExceeded())
+        return "struck"
+
+    def __json__(self) -> str:
+        if self.where == "json":
+            interrupt(SoftTimeLimitExceeded())
+        return "struck"
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., tuple[Outcome, KeepingStore]]]:
+    def run(body: Callable[[QWorker, Any], Any], store: KeepingStore) -> tuple[Outcome, KeepingStore]:
+        app = QWorker("struck", broker=store, backend="cache+memory://", set_as_current=False)
+        task = app.task(name="work", bind=True)(lambda task: body(app, task))
+        wire = encode(TaskMessage(task="work", id="id-1"))
+        headers = parse_headers(wire.headers)
+        message = decode_body(wire.body, headers, {}, frozenset({"json"}))
+        app.finalize()
+        context = Context.from_message(headers, message, hostname="w@h", task=task)
+        interrupts.begin()
+        return execute(app, task, context, message, interrupts.end), store
+
+    yield run
+    interrupts.end()
+
+
+Run = Callable[..., tuple[Outcome, KeepingStore]]
+
+
+def test_it_comes_when_the_message_is_sent(run: Run) -> None:
+    told: list[str] = []
+
+    def body(app: QWorker, task: Any) -> None:
+        try:
+            app.send_task("other")
+        except SoftTimeLimitExceeded as error:
+            told.append(type(error).__name__)
+
+    outcome, store = run(body, StruckStore())
+    assert (outcome.kind, told) == (SUCCESS, ["SoftTimeLimitExceeded"])
+    assert [sent.headers["task"] for sent in store.sent] == ["other"]
+
+
+def test_a_retry_that_is_sent_stays_one(run: Run) -> None:
+    def body(app: QWorker, task: Any) -> None:
+        raise task.retry(countdown=1)
+
+    outcome, store = run(body, StruckStore())
+    assert outcome.kind == RETRY
+    assert [sent.headers["id"] for sent in store.sent] == ["id-1"]
+
+
+@pytest.mark.parametrize("where", ["repr", "json"])
+def test_it_is_not_told_as_the_fault_of_an_argument(run: Run, where: str) -> None:
+    def body(app: QWorker, task: Any) -> None:
+        try:
+            app.send_task("other", (Struck(where),))
+        except EncodeError:
+            pytest.fail("taken for an argument that cannot be encoded")
+
+    outcome, store = run(body, KeepingStore())
+    assert outcome.kind == FAILURE
+    assert "SoftTimeLimitExceeded" in outcome.text
+    assert store.sent == []
