@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.arguments import keywords, positional
-from qworker.clock import from_epoch, isoformat, seconds, to_epoch
+from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.connections import HANDED_IN, refuse_other_brokers
 from qworker.current import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
@@ -292,12 +292,8 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
     if value is None:
         return None
     try:
-        if isinstance(value, datetime) and value.tzinfo is None and timezone != "UTC":
-            from zoneinfo import ZoneInfo
-
-            value = value.replace(tzinfo=ZoneInfo(timezone))
         if isinstance(value, datetime) or (isinstance(value, str) and ("T" in value or ":" in value)):
-            moment = to_epoch(value)
+            moment = to_epoch_in(value, timezone)
         elif key == "eta":
             raise TypeError
         else:

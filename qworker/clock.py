@@ -87,6 +87,19 @@ def to_epoch(value: datetime | str | float) -> float:
     return epoch
 
 
+def to_epoch_in(value: datetime | str | float, zone: str) -> float:
+    """As to_epoch(), but for a datetime or text without an offset, which is in the time zone *zone*, such as
+    "Europe/Berlin"."""
+    if isinstance(value, str):
+        parse_iso(value)  # for its errors
+        value = datetime.fromisoformat(value)
+    if zone != "UTC" and isinstance(value, datetime) and value.tzinfo is None:
+        from zoneinfo import ZoneInfo  # with the database of zones, for who lives in one
+
+        value = value.replace(tzinfo=ZoneInfo(zone))
+    return to_epoch(value)
+
+
 def from_epoch(epoch: float) -> datetime:
     """Aware UTC datetime of `epoch` seconds. ValueError outside the years 1 to 9999."""
     try:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution, protocol, signals, states
-from qworker.clock import to_epoch
+from qworker.clock import to_epoch_in
 from qworker.errors import (
+    InvalidTaskMessage,
     MessageError,
     NotRegistered,
     QWorkerError,
@@ -104,8 +105,8 @@ class Request:
         self.seconds = 0.0  # that it is expected to take
         self.revocation: Any = None
         eta, expires = headers["eta"], headers["expires"]
-        self.eta = to_epoch(eta) if eta is not None else None
-        self.expires = to_epoch(expires) if expires is not None else None
+        self.eta = None if eta is None else _epoch("eta", eta, task)
+        self.expires = None if expires is None else _epoch("expires", expires, task)
         hard, soft = headers["timelimit"] or (None, None)
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit
@@ -135,6 +136,14 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.name}[{self.id}]>"
+
+
+def _epoch(name: str, text: str, task: Task[..., Any]) -> float:
+    """Epoch seconds of a header; one without an offset, as Celery sends it, is in the app's time zone."""
+    try:
+        return to_epoch_in(text, task.app.conf.timezone)
+    except (ValueError, OverflowError):  # at the ends of time
+        raise InvalidTaskMessage(f"header {name!r} is {text!r:.80}, not a time") from None
 
 
 def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) -> Request:

@@ -143,7 +143,7 @@ class Task(Generic[P, R]):
     ) -> AsyncResult[R]:
         """Have a worker call this task, with options of this one call.
 
-        countdown (seconds or timedelta from now) or eta (datetime; a naive one is in ``timezone``); expires (seconds
+        countdown (seconds or timedelta from now) or eta (datetime or ISO text; a naive one is in ``timezone``); expires (seconds
         from now or datetime); queue, routing_key, exchange, priority (9 is most urgent); headers (mapping of extra
         headers); task_id; retry, retry_policy; serializer, compression; ignore_result; shadow (name in logs);
         time_limit, soft_time_limit (seconds); link, link_error (signatures).

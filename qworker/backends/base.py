@@ -119,7 +119,8 @@ class Backend(ABC):
         """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the limit."""
         parts = {"the result": meta.get("result"), "the metadata": meta}
         data = self.encode_value(meta, parts, ("result",))
-        if len(data) > self._max_bytes:
+        # The result alone counts: a task that called a hundred thousand others has their ids beside it.
+        if len(data) > self._max_bytes and len(self.encode_value(meta.get("result"))) > self._max_bytes:
             raise EncodeError(
                 f"the result is {len(data)} bytes long, and message_max_bytes is {self._max_bytes}: "
                 "store it elsewhere and return where it is"

@@ -73,7 +73,7 @@ class Declarations:
     timezone: str = declare(
         kinds.TIMEZONE,
         "UTC",
-        "Time zone of naive datetimes in `eta` and `expires`, and of times people read.",
+        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times people read.",
     )
     enable_utc: bool = declare(
         kinds.BOOLEAN,

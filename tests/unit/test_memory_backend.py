@@ -9,6 +9,10 @@ import threading
 import pytest
 
 from qworker import QWorker
+from qworker.backends.memory import MemoryBackend
+from qworker.conf import Settings
+from qworker.errors import EncodeError
+from qworker.testing import FakeClock
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
@@ -33,3 +37,13 @@ def test_a_child_does_not_wait_for_a_thread_that_is_not_there() -> None:
     go.set()
     holding.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_children_of_a_task_do_not_count_as_its_result() -> None:
+    conf = Settings({"message_max_bytes": 2000}, environ={})
+    backend = MemoryBackend("cache+memory://", conf, FakeClock())
+    children = [((f"child-{number}", None), None) for number in range(1000)]
+    backend.store("a", backend.meta("a", "SUCCESS", "a" * 1900, children=children))
+    assert len((backend.get("a") or {})["children"]) == 1000
+    with pytest.raises(EncodeError, match="the result is"):
+        backend.store("b", backend.meta("b", "SUCCESS", "a" * 2100, children=children))

@@ -211,10 +211,16 @@ def test_when_it_is_due(options: dict[str, Any], due: float) -> None:
     assert datetime.fromisoformat(sent.headers["eta"]).timestamp() == pytest.approx(app.clock.now() + due)
 
 
-def test_a_naive_eta_is_in_the_zone_of_the_app() -> None:
+@pytest.mark.parametrize(
+    "eta", [datetime(2023, 11, 14, 23, 13, 30), "2023-11-14T23:13:30", "2023-11-14T22:13:30+00:00"]
+)
+def test_a_naive_eta_is_in_the_zone_of_the_app(eta: datetime | str) -> None:
     app, store, add = with_add(timezone="Europe/Zurich")
-    add.apply_async((1, 2), eta=datetime(2023, 11, 14, 23, 13, 30))
-    assert only(store).envelope.due == app.clock.now() + 10
+    add.apply_async((1, 2), eta=eta)
+    sent = only(store)
+    assert sent.envelope.due == app.clock.now() + 10
+    assert datetime.fromisoformat(sent.headers["eta"]).timestamp() == app.clock.now() + 10
+    assert datetime.fromisoformat(sent.headers["eta"]).tzinfo is not None
 
 
 @pytest.mark.parametrize(

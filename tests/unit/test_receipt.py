@@ -94,6 +94,22 @@ def test_an_eta_that_the_broker_knows_of_is_the_schedules_affair() -> None:
     assert request.eta == later
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich"])
+def test_a_naive_eta_of_a_celery_producer_is_in_the_zone_of_the_app(zone: str) -> None:
+    desk = Desk(timezone=zone)
+    hours = {"UTC": 22, "Europe/Zurich": 23}[zone]
+    assert desk.take(desk.rooms.leased(7, eta=f"2023-11-14T{hours}:13:21")) is None
+    assert desk.settlement == Release(7, desk.rooms.clock.now() + 1)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago", "UTC"])
+def test_a_time_at_the_ends_of_time_stops_nobody(zone: str, text: str) -> None:
+    desk = Desk(timezone=zone)
+    desk.take(desk.rooms.leased(7, expires=text))
+    desk.take(desk.rooms.leased(8, eta=text))
+
+
 # -- what does not --
 
 
