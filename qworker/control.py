@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from qworker.errors import NotAvailable
+from qworker.connections import refuse_other_brokers
+from qworker.errors import ControlError, NotAvailable
 from qworker.naming import signal_name
 from qworker.result import AsyncResult
 from qworker.transports.lease import Revocation
@@ -70,13 +71,30 @@ class Control:
     def revoke(
         self,
         task_id: str | AsyncResult[Any] | Iterable[str | AsyncResult[Any]],
+        destination: None = None,
         terminate: bool = False,
         signal: str | int = "SIGTERM",
+        *,
+        connection: Any = None,
+        reply: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*.
 
-        Raises ValueError for a signal that does not exist.
+        Raises ValueError for a signal that does not exist, and ControlError for what is there for Celery's sake alone: a
+        *destination* (any worker may have the task, so all are told), *reply* or *timeout* (workers do not answer).
         """
+        if destination is not None:
+            raise ControlError(
+                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all are told; "
+                "leave destination out"
+            )
+        if reply or timeout is not None:
+            waiting = "reply=True or wait=True" if reply else f"timeout={timeout!r}"
+            raise ControlError(
+                f"revoke({waiting}): workers do not answer; ask the result for its state instead"
+            )
+        refuse_other_brokers(self._app, "revoke()", "connection", connection)
         given = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
         name, ids = signal_name(signal), [str(one) for one in given]
         signer = self._app.signer
@@ -87,9 +105,15 @@ class Control:
             signature = signer.sign_order("revoke", one, terminate, name)
             self._app.broker.revoke([one], terminate=terminate, signal=f"{name} {signature}")
 
-    def terminate(self, task_id: str | Iterable[str], signal: str | int = "SIGTERM") -> None:
-        """Revoke, and end what runs already."""
-        self.revoke(task_id, terminate=True, signal=signal)
+    def terminate(
+        self,
+        task_id: str | AsyncResult[Any] | Iterable[str | AsyncResult[Any]],
+        destination: None = None,
+        signal: str | int = "SIGTERM",
+        **options: Any,
+    ) -> None:
+        """Revoke, and end what runs already; see revoke()."""
+        self.revoke(task_id, destination, terminate=True, signal=signal, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name in INSTEAD:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from qworker import result_tree, states
 from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
-from qworker.connections import refuse_other_brokers
 from qworker.current import get_current_app
-from qworker.errors import ControlError, ResultTimeout
+from qworker.errors import ResultTimeout
 from qworker.exceptions import RemoteTraceback, exception_of
 from qworker.waiting import (
     HINT_AFTER,
@@ -350,13 +349,14 @@ class AsyncResult(Generic[R]):
         The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise ControlError.
         connection: None, or one of this app's.
         """
-        if wait or timeout is not None:
-            given = "wait=True" if wait else f"timeout={timeout!r}"
-            raise ControlError(
-                f"revoke({given}): workers do not answer; ask the result for its state instead"
-            )
-        refuse_other_brokers(self.app, "revoke()", "connection", connection)
-        self.app.control.revoke(self.id, terminate, "SIGTERM" if signal is None else signal)
+        self.app.control.revoke(
+            self.id,
+            terminate=terminate,
+            signal="SIGTERM" if signal is None else signal,
+            connection=connection,
+            reply=wait,
+            timeout=timeout,
+        )
 
     def as_tuple(self) -> Any:
         """Return ``((id, parent), children)``, plain data that result_from_tuple makes a result of again."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.errors import IncompleteStream, NotAvailable, PublishError, ResultTimeout
+from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.exceptions import exception_to_dict
 from qworker.result import AsyncResult
 from tests.unit.stores import KeepingStore, make_app
@@ -165,3 +165,19 @@ def test_revoke_takes_what_celerys_does() -> None:
     with pytest.raises(PublishError, match=r"revoke.*connection=True is no connection"):
         app.AsyncResult("c").revoke(True)
     assert store.revoked == [(["a"], True, "SIGKILL"), (["b"], False, "SIGTERM")]
+
+
+def test_an_order_to_one_worker_or_one_with_an_answer_is_refused() -> None:
+    """The second argument of Celery's revoke() names workers: taken for *terminate* it would end what runs."""
+    app, store, _ = make_app()
+    for destination in (["worker@host"], True):
+        with pytest.raises(ControlError, match=r"destination=.* all are told"):
+            app.control.revoke("a", destination)  # type: ignore[arg-type]
+        with pytest.raises(ControlError, match=r"destination=.* all are told"):
+            app.control.terminate("a", destination)  # type: ignore[arg-type]
+    for options in ({"reply": True}, {"timeout": 1}):
+        with pytest.raises(ControlError, match="workers do not answer"):
+            app.control.revoke("a", **options)  # type: ignore[arg-type]
+    app.control.revoke("a", None, True, "SIGKILL")
+    app.control.terminate("b", None, "SIGKILL", connection=app.connection())
+    assert store.revoked == [(["a"], True, "SIGKILL"), (["b"], True, "SIGKILL")]
