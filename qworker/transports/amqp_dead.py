@@ -33,10 +33,9 @@ from qworker.transports.amqp_codec import (
     read_content,
     tag_of,
 )
-from qworker.transports.amqp_delays import LONGEST_TIME
 from qworker.transports.amqp_link import Link
 from qworker.transports.amqp_outgoing import Outgoing
-from qworker.transports.amqp_queues import DEAD, Queues
+from qworker.transports.amqp_queues import DEAD, LONGEST_TIME, Queues
 from qworker.transports.lease import Dead
 from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED, outline
 

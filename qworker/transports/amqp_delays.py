@@ -20,9 +20,8 @@ NARROWEST = 100
 """Milliseconds: how long before it is due a message may come to a worker, but for the margin."""
 SLOTS = 256
 LONGEST = 20 * 86400 * 1000
-"""Milliseconds: what is due later is put back once it has waited so long."""
-LONGEST_TIME = 2**32 - 1
-"""Milliseconds: the times that RabbitMQ is told have 32 bits."""
+"""Milliseconds: what is due later is put back once it has waited so long. RabbitMQ takes times of ten years, and those of
+Erlang's older timers had 32 bits; the queue is to be there for up to four times as long."""
 
 
 MARGIN = 50
@@ -50,7 +49,7 @@ def delay(target: str, due: float, now: float) -> Delay | None:
     arguments = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": target,
-        "x-expires": min(2 * width * SLOTS + 60_000, LONGEST_TIME),
+        "x-expires": 2 * width * SLOTS + 60_000,
     }
     name = f"qworker.delay.{width}.{begins}.{target}"
     if len(name.encode("utf-8", "surrogatepass")) > 255:

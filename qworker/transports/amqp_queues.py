@@ -17,11 +17,12 @@ from typing import Any
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.amqp_delays import LONGEST_TIME
 from qworker.transports.amqp_link import Link
 
 DEAD = "qworker.dead"
 REVOKED = "qworker.revoked"
+LONGEST_TIME = 3650 * 86400 * 1000
+"""Milliseconds: RabbitMQ refuses queues whose messages are to live for longer."""
 
 
 @dataclass(frozen=True)

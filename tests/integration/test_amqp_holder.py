@@ -378,10 +378,10 @@ def test_delays_of_many_days(open_: Open, prefix: str, days: float) -> None:
 
 
 def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:
-    store = open_(dead_expires=100 * 86400.0)
+    store = open_(dead_expires=4000 * 86400.0)
     store.enlist("w", ["q"], 1)
     store.push([envelope("a")])
     store.settle(store._epoch, [Bury(receive(store, 1)[0].tag, "why")])
     assert len(store.dead()) == 1
-    assert store.sweep(100 * 86400.0, 10) == 0
+    assert store.sweep(4000 * 86400.0, 10) == 0
     assert len(store.dead()) == 1
