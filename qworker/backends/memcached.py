@@ -79,6 +79,10 @@ class MemcachedBackend(Backend):
             except (pymemcache.MemcacheError, OSError) as error:
                 if "too large" in str(error):
                     raise EncodeError(f"the result is larger than {self.safe_url} takes: {error}") from error
+                if isinstance(
+                    error, pymemcache.MemcacheClientError
+                ):  # what was asked is wrong, not the server
+                    raise EncodeError(f"{self.safe_url} cannot take the result: {error}") from error
                 if tries <= 0:
                     raise BackendError(f"{self.safe_url}: {error or type(error).__name__}") from error
 

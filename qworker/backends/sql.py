@@ -131,12 +131,15 @@ class SQLBackend(Backend):
         return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry()
 
     def store_rows(self, rows: Sequence[Row]) -> None:
-        found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
-        if self._upsert is not None:
-            self._store_many(found)
-            return
-        for task_id, values in found.items():
-            self._store_one(task_id, values)
+        try:
+            found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
+            if self._upsert is not None:
+                self._store_many(found)
+                return
+            for task_id, values in found.items():
+                self._store_one(task_id, values)
+        except (ValueError, TypeError, LookupError, EOFError) as error:  # it is no row
+            raise _unfit(error) from error
 
     def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
         """Store the columns of many tasks; return how many were, where the database counts them."""

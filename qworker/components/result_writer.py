@@ -46,6 +46,8 @@ MAX_BATCH_BYTES = 4 * 1024**2
 """how many bytes of them: the row that goes over it is the last."""
 TRIES = 20
 """How often a store may fail in a way that it should not: about a quarter of a minute."""
+UNFIT = (EncodeError, UnicodeError)
+"""What a store raises for a row that it can never take."""
 UNIT_BYTES = 65536
 """Of a result that waits: as much as this is held like one more message."""
 
@@ -197,23 +199,24 @@ class ResultWriter(ThreadComponent):
         rows = [_row(letter) for letter in batch]
         try:
             backend.store_rows(rows)
-        except EncodeError:  # one of them is to blame, and must not keep the others
+        except UNFIT:  # one of them is to blame, and must not keep the others
             for row in rows:
                 try:
                     backend.store_rows([row])
-                except EncodeError as error:
+                except UNFIT as error:
                     self._store_why_not(row[0], error)
 
-    def _store_why_not(self, task_id: str, error: EncodeError | BackendError) -> bool:
+    def _store_why_not(self, task_id: str, error: Exception) -> bool:
         """The store will never take this result: it is a failure for who waits for it. False when it does not take that
         either."""
-        logger.error("the result of %s cannot be stored: %s", task_id, error)
+        logger.error("the result of %s cannot be stored: %s", task_id, _shown(error))
         backend = self._app.backend
         try:
-            row = backend.row(task_id, backend.meta(task_id, states.FAILURE, exception_to_dict(error)))
+            why = error if isinstance(error, QWorkerError) else BackendError(_shown(error))
+            row = backend.row(task_id, backend.meta(task_id, states.FAILURE, exception_to_dict(why)))
             if row is not None:
                 backend.store_rows([row])
-        except EncodeError:
+        except UNFIT:
             logger.error("nor can be that it failed")
             return False
         return True

@@ -18,7 +18,7 @@ from qworker.crash_points import CRASHING, crash_point
 from qworker.naming import task_ids
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Envelope, LeaseStore, QueueInfo
-from qworker.transports.redis_connection import Link, Links, checked, pack
+from qworker.transports.redis_connection import SURELY_TAKEN, Link, Links, checked, pack, refuse_too_large
 from qworker.transports.redis_envelope import SEPARATOR, route, to_payload
 from qworker.transports.redis_holder import Holder
 from qworker.transports.redis_layout import USUAL, layout
@@ -106,6 +106,8 @@ class RedisStore(Holder, LeaseStore):
         )
         link = self._links.take()
         try:
+            if len(data) > SURELY_TAKEN:
+                refuse_too_large(link, (value for values in writes.values() for value in values))
             replies = link.ask(data + bells, count + len(queues), timeout)
             # After MULTI the last one says what became of all.
             for reply in replies[: count - 2 or 1] if count > 1 else ():

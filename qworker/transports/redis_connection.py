@@ -15,11 +15,11 @@ import os
 import re
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError
 from qworker.interrupts import apart
 from qworker.naming import install_command
 from qworker.transports.reaching import REDIS, explained
@@ -35,6 +35,9 @@ except ImportError as error:
     ) from error
 
 _CODE = re.compile("[A-Z]{3,}")
+LONGEST = "proto-max-bulk-len"
+SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
+"""Bytes of one value: LONGEST cannot be set lower; and what it is where nobody may ask for it."""
 IDLE_LINKS = 8
 """How many connections are kept for those who publish."""
 
@@ -241,8 +244,11 @@ class Script:
     def call(
         self, link: Link, keys: Sequence[Any], arguments: Sequence[Any], timeout: float = SOCKET_TIMEOUT
     ) -> Any:
-        """Run it; raises BrokerUnavailable when the server cannot or will not."""
-        (reply,) = link.ask(self.packed(keys, arguments), 1, timeout)
+        """Run it; raises BrokerUnavailable when the server cannot or will not, EncodeError when an argument is too large."""
+        data = self.packed(keys, arguments)
+        if len(data) > SURELY_TAKEN:
+            refuse_too_large(link, arguments)
+        (reply,) = link.ask(data, 1, timeout)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
             (reply,) = link.ask(pack(("EVAL", self._source, len(keys), *keys, *arguments)), 1, timeout)
         return checked(link, reply)
@@ -259,6 +265,20 @@ def checked(link: Link, reply: Any) -> Any:
             link.close()
         raise unavailable(link._where, reply)
     return reply
+
+
+def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
+    """EncodeError when one of *values*, of which some are bytes, is larger than the server takes: it would hang up, and seem
+    to be gone."""
+    size = max((len(value) for value in values if isinstance(value, bytes)), default=0)
+    if size <= SURELY_TAKEN:
+        return
+    (reply,) = link.ask(pack(("CONFIG", "GET", LONGEST)))
+    limit = int(reply[1]) if isinstance(reply, list) and len(reply) == 2 else USUALLY_TAKEN
+    if size > limit:
+        raise EncodeError(
+            f"{link._where.safe_url} takes values of up to {limit:,} bytes ({LONGEST}), and this has {size:,}"
+        )
 
 
 def _code(text: str) -> str:

@@ -1,0 +1,71 @@
+"""A Redis that takes values of up to so many bytes: what is larger is refused before it hangs up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.components.settlements import Settlements
+from qworker.errors import EncodeError, PublishError
+from qworker.testing import MemoryStore
+from qworker.transports.lease import Ack
+from qworker.transports.redis import RedisStore
+from tests.acceptance.private_servers import Redis, serving
+from tests.contract.lease_places import message
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+LIMIT = 2 * 1024**2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Redis]:
+    with serving("redis") as server:
+        assert isinstance(server, Redis)
+        server.do("CONFIG", "SET", "proto-max-bulk-len", str(LIMIT))
+        yield server
+
+
+@pytest.fixture
+def app(server: Redis) -> Iterator[QWorker]:
+    app = QWorker("limits", broker=MemoryStore(), backend=server.url, set_as_current=False)
+    yield app
+    app.backend.close()
+
+
+def test_a_message_that_is_too_large_is_refused_and_others_are_not(server: Redis) -> None:
+    with closing(RedisStore(server.url)) as store:
+        with pytest.raises(PublishError, match="proto-max-bulk-len"):
+            store.push([message("large", body=b"x" * LIMIT)])
+        store.push([message("fits", body=b"x" * (LIMIT // 2))])
+        assert [info.ready for info in store.queues()] == [1]
+        store.purge("q")
+
+
+def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app: QWorker) -> None:
+    with closing(RedisStore(server.url)) as store:
+        epoch = store.enlist("w@test", ["q"], 2)
+        store.push([message(str(number)) for number in range(3)])
+        tags = [leased.tag for leased in store.lease(["q"], 3)]
+        rows: list[Any] = [
+            app.backend.row(name, app.backend.meta(name, "SUCCESS", "x" * size))
+            for name, size in (("one", 1), ("large", LIMIT), ("two", LIMIT // 2))
+        ]
+        Settlements(app, store).carry_out(epoch, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
+        assert store.queues() == []
+    states = {name: app.backend.get(name) for name in ("one", "large", "two")}
+    assert {name: meta and meta["status"] for name, meta in states.items()} == {
+        "one": "SUCCESS", "large": "FAILURE", "two": "SUCCESS"
+    }  # fmt: skip
+    assert "proto-max-bulk-len" in str(states["large"])
+
+
+def test_the_result_store_refuses_it(app: QWorker) -> None:
+    meta = app.backend.meta("other", "SUCCESS", "x" * LIMIT)
+    with pytest.raises(EncodeError, match="proto-max-bulk-len"):
+        app.backend.store("other", meta)
+    assert app.backend.store("small", app.backend.meta("small", "SUCCESS", 1))
