@@ -82,6 +82,18 @@ def test_the_result_comes_to_who_called_and_to_nobody_else(make: Make) -> None:
     assert caller.get_many(["x", "y"]).keys() == {"x"}
 
 
+def test_a_reply_that_is_not_signed_is_passed_over(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    key = {"security_key": ["a key that is long enough for the tests"]}
+    caller, worker, stranger = make(**key), make(**key), make()
+    other = make(security_key=["a key of somebody else's, which is long enough"])
+    queue = caller.reply_to()
+    send(stranger, queue, "x", "a lie")
+    send(other, queue, "x", "another lie")
+    send(worker, queue, "x", "the truth")
+    assert caller.wait(["x"], 10)["x"]["result"] == "the truth"
+    assert caplog.text.count("a reply cannot be read") == 2
+
+
 def test_a_final_state_stands(make: Make) -> None:
     caller, worker = make(), make()
     queue = caller.reply_to()
