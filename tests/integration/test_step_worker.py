@@ -528,6 +528,20 @@ def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
         result.get(timeout=0)
 
 
+@pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
+def test_errbacks_are_not_called_for_who_was_killed(house: House, why: str) -> None:
+    """They are in the body of the message, which the worker's own threads do not open."""
+    task = house.task(time_limit=9, max_deliveries=1)
+    house.app.task(name="tell")(house.ran.append)
+    result = task.apply_async((1,), link_error=house.app.signature("tell"))
+    worker = house.worker(on_demand=True)
+    worker.run()
+    worker.pool.end(worker.pool.held[0], why, "it was killed")
+    worker.run()
+    worker.pool.run()
+    assert (result.state, house.ran) == ("FAILURE", [])
+
+
 def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:
     task = house.task()
     bad = [
