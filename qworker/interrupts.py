@@ -115,7 +115,7 @@ def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.ar
         got.extend(map(turn.acquire, (True,), (-1.0 if seconds is None else max(0.0, seconds),)))
         if True not in got:
             raise NotOurTurn
-        return deferred(work, *args, **kwargs)
+        return deferred(work, *args, **kwargs) if _run.open else work(*args, **kwargs)
     finally:
         if True in got:
             turn.release()

@@ -89,8 +89,10 @@ class Line(Generic[T]):
             return
         batch = [mine]
         if interruptible():
-            with suppress(ValueError):
+            try:
                 self._pending.remove(mine)
+            except ValueError:
+                pass  # somebody took it, and was cut short
         else:
             while self._pending:
                 pending = self._pending.popleft()
@@ -115,8 +117,10 @@ class GroupCommit(Line[T]):
 
     def _write_all(self, batch: list[Pending[T]], deadline: float) -> None:
         """Write the whole batch in one transaction."""
-        error = self._store([item for pending in batch for item in pending.items], deadline)
-        if error is not None and len(batch) > 1:
+        together = len(batch) > 1
+        items = [item for pending in batch for item in pending.items] if together else batch[0].items
+        error = self._store(items, deadline)
+        if error is not None and together:
             # One bad message, or one caller's short patience, is not the others' failure: they try for themselves.
             self.put_back(reversed(batch[1:]))
             batch = batch[:1]
