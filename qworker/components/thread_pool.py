@@ -5,7 +5,7 @@ Goes to:     execution, on the pool's threads; Ended requests to the worker.
 Thread:      the pool's own threads; what they share is under one lock that is never held while calling out.
 
 For work that waits (network, files) and for systems that cannot fork. A thread cannot be killed: hard and
-soft time limits and ``terminate`` need the prefork pool.
+soft time limits and ``terminate`` of sync tasks need the prefork pool.
 """
 
 from __future__ import annotations

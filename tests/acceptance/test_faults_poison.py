@@ -102,6 +102,7 @@ def test_a_task_that_kills_the_worker_itself(anywhere: Site, options: tuple[str,
     assert {states[id] for id in good} == {"SUCCESS"}
     assert list(anywhere.dead()) == [pill]
     worker.wait_ready().stop()
-    check(anywhere)
+    # What had ended and was not acked yet runs again after each of the five deaths, and counts for nothing.
+    check(anywhere, deliveries=6)
     assert [record.attempt for record in anywhere.records(pill, STARTED)] == [1, 2, 3, 4, 5]
     assert max(record.attempt for id in good for record in anywhere.records(id, STARTED)) <= 3
