@@ -294,6 +294,16 @@ def test_little_is_lost_that_must_not_run_twice(site: Site) -> None:
     little_is_lost_that_must_not_run_twice(site)
 
 
+def test_what_must_not_run_twice_runs_in_its_order(site: Site) -> None:
+    worker = site.start("-c", "1")
+    ids = site.send_many("once", [(number, 0.005) for number in range(60)])
+    site.drained()
+    site.ended(*ids)
+    worker.stop()
+    check(site)
+    assert [record.id for record in site.records(kind=STARTED)] == ids
+
+
 def test_who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
     who_wakes_after_its_lease_starts_nothing(site, freeze)
 

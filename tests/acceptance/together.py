@@ -66,7 +66,7 @@ def nobody_waits_behind_a_long_task(site: Site) -> None:
 
 
 def little_is_lost_that_must_not_run_twice(site: Site) -> None:
-    """Tasks with acks_late=False start in their order, and a kill loses what runs and no more than could start at once."""
+    """Tasks with acks_late=False: a kill loses what runs and no more than could start at once."""
     first = site.start("-c", "4", name="one")
     ids = site.send_many("once", [(number, 0.03) for number in range(120)])
     site.until(lambda: len(site.records(kind=STARTED)) >= 40, "tasks to run")
@@ -74,8 +74,6 @@ def little_is_lost_that_must_not_run_twice(site: Site) -> None:
     for pid in first.seen:
         site.until(lambda pid=pid: gone(pid), "the children to go with their worker")
     started = [record.id for record in site.records(kind=STARTED)]
-    order = [ids.index(id) for id in started]
-    assert max(abs(place - number) for place, number in enumerate(order)) <= 4, order
     second = site.start("-c", "4", name="two")
     site.ended(site.send("work", 1))  # which comes last
     site.until(lambda: not site.waiting(), "the rest to be taken")
@@ -97,19 +95,18 @@ def freeze_all(site: Site, pids: list[int]) -> None:
 def who_wakes_after_its_lease_starts_nothing(
     site: Site, freeze: Callable[[Site, list[int]], None] = freeze_all
 ) -> None:
-    """Frozen with work fetched ahead, and awake again when another has done it: of that it runs nothing, but for what
-    its processes, which were frozen as well, had in their hands."""
+    """Frozen with work fetched ahead, and awake again when another has done it: it starts nothing of that. Its processes
+    were not frozen, so that they ask for more as soon as it wakes."""
     site.settings["worker_lease_seconds"] = 2
     first = site.start("-c", "4", name="one")
     ids = set(site.send_many("work", [(number, 0.02) for number in range(200)]))
     site.until(lambda: len(site.records(kind=STARTED)) >= 40, "tasks to run")
-    frozen, pool = first.tree(), set(first.pool())
-    freeze(site, frozen)
+    freeze(site, [first.pid])
+    pool = {record.pid for record in site.records(kind=STARTED)}
     second = site.start("-c", "4", name="two")
     site.drained()
     thawed = time.monotonic()
-    for pid in frozen:
-        kill(pid, signal.SIGCONT)
+    first.signal(signal.SIGCONT)
     site.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
     site.ended(site.send("work", 1), site.send("work", 2))
     first.signal(signal.SIGTERM)
@@ -118,8 +115,4 @@ def who_wakes_after_its_lease_starts_nothing(
     check(site, overlaps=True)
     starts = site.records(kind=STARTED)
     late = [one for one in starts if one.pid in pool and one.monotonic > thawed and one.id in ids]
-    ends = {(one.id, one.pid) for one in site.records(kind=ENDED) if one.monotonic <= thawed}
-    running = [
-        one for one in starts if one.pid in pool and one.monotonic <= thawed and (one.id, one.pid) not in ends
-    ]
-    assert len(running) + len(late) <= 4, (running, late)
+    assert late == [], "others had these, and ran them"
