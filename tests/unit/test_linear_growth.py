@@ -41,6 +41,7 @@ MEASURABLE = 0.02
 LARGEST = 64 * 1024
 
 REGEXES: dict[str, Callable[[], list[Any]]] = {
+    "qworker.embedded.database:_STRICTLY": lambda: _named("qworker.embedded.database:_STRICTLY"),
     "qworker.embedded.place:_ESCAPED": lambda: _named("qworker.embedded.place:_ESCAPED"),
     "qworker.transports.redis_envelope:_HEAD": lambda: _named("qworker.transports.redis_envelope:_HEAD"),
     "qworker.transports.reaching:_HANGING_UP": lambda: _named("qworker.transports.reaching:_HANGING_UP"),
