@@ -24,11 +24,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own QWORKER_* variables must not change what a test sees; but processes that tests start must find the
-    same servers as these (``servers.py``)."""
+    """A developer's own QWORKER_* variables must not change what a test sees. (Those of the tests are TEST_QWORKER_*: the
+    processes that they start need them, too.)"""
     for name in [name for name in os.environ if name.startswith("QWORKER_")]:
-        if not name.startswith("QWORKER_TEST_"):
-            monkeypatch.delenv(name)
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The servers that tests talk to: found by URL, or said to be missing.
 
-Comes from:  the environment (QWORKER_TEST_REDIS_URL…), or else the usual ports of this machine.
+Comes from:  the environment (TEST_QWORKER_REDIS_URL…), or else the usual ports of this machine.
 Goes to:     tests of transports and result stores, which keep to names of their own on them.
 """
 
@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 
 URLS = {
-    "redis": os.environ.get("QWORKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/9"),
-    "rabbitmq": os.environ.get("QWORKER_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
-    "postgresql": os.environ.get("QWORKER_TEST_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
-    "mysql": os.environ.get("QWORKER_TEST_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
-    "memcached": os.environ.get("QWORKER_TEST_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
+    "redis": os.environ.get("TEST_QWORKER_REDIS_URL", "redis://127.0.0.1:6379/9"),
+    "rabbitmq": os.environ.get("TEST_QWORKER_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+    "postgresql": os.environ.get("TEST_QWORKER_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
+    "mysql": os.environ.get("TEST_QWORKER_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
+    "memcached": os.environ.get("TEST_QWORKER_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
 }
 PORTS = {"memcached": 11211, "redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 

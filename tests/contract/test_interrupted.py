@@ -6,7 +6,7 @@ at many of them, on every store; after each cut the same app has to publish and 
 lock may be left) and on this one (which may go on with nothing that is half done). In the end the queue holds what was
 published, and at most what was cut short besides.
 
-QWORKER_TEST_INTERRUPTS says at how many places each operation is cut short; 0: at all of them.
+TEST_QWORKER_INTERRUPTS says at how many places each operation is cut short; 0: at all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = [
     ),  # what is cut short is left to the collector of garbage
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PLACES = int(os.environ.get("QWORKER_TEST_INTERRUPTS", "12"))
+PLACES = int(os.environ.get("TEST_QWORKER_INTERRUPTS", "12"))
 PATIENCE = 20.0
 
 
