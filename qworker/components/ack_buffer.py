@@ -19,7 +19,7 @@ from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.settlements import Settlements
 from qworker.crash_points import CRASHING, crash_point
-from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.request import Request
 from qworker.retry import RECONNECT
 from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
@@ -193,7 +193,7 @@ class AckBuffer:
                     for one in (request.leased for request in requests)
                 ]
             )
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, ConfigurationError, PublishError) as error:
             self._give_up(letters, error)
         else:
             self._state.totals["returned"] += len(requests)

@@ -17,7 +17,7 @@ from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
-from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Revocation, Settlement, Store
@@ -921,6 +921,23 @@ def test_what_the_broker_is_not_told_by_the_end_is_named(caplog: pytest.LogCaptu
     assert "1 tasks were acknowledged before they ran, have not run and are lost: acked" in caplog.text
     assert sum(map(len, ears.listener.left().values())) == 2
     assert ears.clock.monotonic() < 1030
+
+
+def test_what_was_acked_and_is_refused_when_it_goes_back_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(MemoryStore):
+        def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+            if self.pushes:
+                raise PublishError("it does not fit any more")
+            super().push(envelopes, timeout)
+
+    ears = Ears(store=Refusing())
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.take()
+    request.acked = True
+    ears.listener.mailbox.post(Letter(request, None, anew=True))
+    ears.listener.closed()
+    assert "1 tasks were acknowledged before they ran, have not run and are lost: pushed" in caplog.text
 
 
 def test_who_is_impatient_ends_the_wait_for_the_broker() -> None:
