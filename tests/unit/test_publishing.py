@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import time
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -606,30 +605,36 @@ def test_signatures_in_apply_many_keep_their_own_options() -> None:
 
 
 def test_a_plain_call_stays_cheap() -> None:
-    app, _, _ = make_app()
-    store = CountingStore()
-    app = QWorker("proj", broker=store, set_as_current=False)
+    """Counted in calls of functions, which no other process on the machine changes; benchmarks measure the time."""
+    app = QWorker("proj", broker=CountingStore(), set_as_current=False)
 
     @app.task
     def add(x: int, y: int) -> int:
         return x + y
 
     add.delay(1, 2)
-    gc.collect()
-    best = min(_seconds_per_call(lambda: add.delay(1, 2), 500) for _ in range(5))
-    assert best < 70e-6
-    calls = [(number, 2) for number in range(2000)]
-    many = min(_seconds_per_call(lambda: add.apply_many(calls), 1) for _ in range(3)) / len(calls)
-    assert many < 40e-6
+    assert _calls(lambda: add.delay(1, 2)) <= 60
+    calls = [(number, 2) for number in range(1000)]
+    assert _calls(lambda: add.apply_many(calls)) / len(calls) <= 40
+
+
+def _calls(work: Callable[[], Any]) -> int:
+    """How many functions *work* calls, those written in C among them."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 class CountingStore(KeepingStore):
     def push(self, envelopes: Any, timeout: float = 10.0) -> None:
         self.tries += 1
-
-
-def _seconds_per_call(call: Callable[[], Any], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
