@@ -166,8 +166,13 @@ def check_growth(function: Callable[[Any], Any], make: Callable[[int], Any], lar
 
 def test_the_measure_tells_linear_from_quadratic() -> None:
     check_growth(lambda text: [ord(c) for c in text], lambda n: "a" * n, 1024**2)
+
+    def quadratic() -> None:
+        for _ in range(5):  # it gives the benefit of the doubt where others are in its way
+            check_growth(re.compile(r"a+b").search, lambda n: "a" * n)
+
     with pytest.raises(pytest.fail.Exception, match="times as long"):
-        check_growth(re.compile(r"a+b").search, lambda n: "a" * n)
+        quadratic()
 
 
 def _tried(pattern: Any) -> Callable[[str], Any]:
