@@ -13,9 +13,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from qworker import states
-from qworker.backends.base import POLL_SECONDS, Backend, Meta
-from qworker.errors import BackendError
+from qworker import promised, states
+from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta
+from qworker.errors import BackendError, DamagedResult
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,7 +56,8 @@ class LoopWaiter:
             weakref.finalize(loop, self._bell.close)
 
     async def meta(self, task_id: str) -> Meta:
-        """Return the metadata of *task_id* once it has ended. Raises BackendError when the store does not answer."""
+        """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read, BackendError when
+        the store does not answer."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -112,7 +113,7 @@ class LoopWaiter:
 
     def _look(self, ids: list[str]) -> None:
         try:
-            self._settle(self._backend.get_many(ids))
+            self._settle(self._backend.read_many(ids))
         except Exception as error:  # whatever the store says, who awaits is told
             self._fail(ids, error)
 
@@ -124,7 +125,7 @@ class LoopWaiter:
         while True:
             ids = list(self._awaited)
             try:
-                self._settle(await asyncio.to_thread(self._backend.get_many, ids))
+                self._settle(await asyncio.to_thread(self._backend.read_many, ids))
             except Exception as error:  # as above
                 self._fail(ids, error)
             await asyncio.sleep(pause)
@@ -173,7 +174,7 @@ class LoopWaiter:
         loop.remove_reader(socket)  # until it is read, it would call again and again
         self._stir.set()
 
-    def _ask(self, ids: list[str], everything: bool) -> dict[str, Meta]:
+    def _ask(self, ids: list[str], everything: bool) -> dict[str, Found]:
         changed: list[str] = []
         for _ in range(2):  # where the connection was closed, the second time makes another
             try:
@@ -181,13 +182,17 @@ class LoopWaiter:
                 break
             except BackendError:  # the look tells whether the server answers
                 everything = True
-        return self._backend.get_many(ids if everything else changed) if everything or changed else {}
+        return self._backend.read_many(ids if everything else changed) if everything or changed else {}
 
-    def _settle(self, found: dict[str, Meta]) -> None:
-        for task_id, meta in found.items():
+    def _settle(self, found: dict[str, Found]) -> None:
+        for task_id, each in found.items():
             awaited = self._awaited.get(task_id)
-            if awaited is not None and meta["status"] in states.READY_STATES and not awaited.future.done():
-                awaited.future.set_result(meta)
+            if awaited is None or awaited.future.done():
+                continue
+            if isinstance(each, DamagedResult):
+                awaited.future.set_exception(each)
+            elif each["status"] in states.READY_STATES:
+                awaited.future.set_result(each)
 
     def _fail(self, ids: list[str], error: Exception) -> None:
         for task_id in ids:
@@ -223,15 +228,23 @@ class Watcher:
                     return
             try:
                 found = app.backend.wait(ids, _WATCH_SECONDS)
+            except DamagedResult as error:
+                for result in self._taken(str(error.task_id)):
+                    logger.error("a promise cannot be kept: %s", error)
+                    promised.keep(result, error)
+                continue
             except Exception as error:  # a promise outlives a store that is away
                 logger.warning("promises wait for the result store: %s", error)
                 app.clock.sleep(1.0)
                 continue
             for task_id, meta in found.items():
-                with self._lock:
-                    results = self._results.pop(task_id, [])
-                for result in results:
+                for result in self._taken(task_id):
                     result.keep(meta)
+
+    def _taken(self, task_id: str) -> list[AsyncResult[Any]]:
+        """The results of *task_id*, which are not watched any more."""
+        with self._lock:
+            return self._results.pop(task_id, [])
 
 
 def waiter(app: QWorker) -> LoopWaiter:

@@ -18,7 +18,9 @@
     │   ├── TaskRevoked ── TaskExpired
     │   ├── MaxRetriesExceeded, ChordError
     │   └── TimeLimitExceeded, WorkerLost, Terminated
-    ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, BackendError, NotSupported
+    ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, NotSupported
+    │   └── BackendError         the result store failed
+    │       └── DamagedResult    what it has of one task cannot be read
     ├── ControlError
     └── SpoolError
     TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
@@ -227,6 +229,17 @@ class ResultNotFound(ResultError):
 
 class BackendError(ResultError):
     """The result store failed."""
+
+
+class DamagedResult(BackendError):
+    """What is stored of a task cannot be read: it is damaged, forged, or of a content type that is not accepted.
+
+    ``task_id`` says of which (None: it is no task's). The store itself answers, and other results can be read.
+    """
+
+    def __init__(self, message: str = "", task_id: str | None = None) -> None:
+        super().__init__(message)
+        self.task_id = task_id
 
 
 class IncompleteStream(ResultError):

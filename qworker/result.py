@@ -7,14 +7,12 @@ Thread:      any; one object may be shared.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Generator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from qworker import result_tree, states
+from qworker import promised, result_tree, states
 from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
 from qworker.current import get_current_app
@@ -33,13 +31,10 @@ from qworker.waiting import (
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
-logger = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
 __all__ = ["AsyncResult", "RemoteTraceback", "result_from_tuple"]
 
-_promising = threading.Lock()  # two threads may make the first promise of one result
 _NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
 
 
@@ -161,32 +156,7 @@ class AsyncResult(Generic[R]):
             meta = self.keep(found)
         return self._value(meta, True)
 
-    def then(
-        self, callback: Callable[[AsyncResult[R]], Any], on_error: Callable[..., Any] | None = None
-    ) -> Any:
-        """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine promise.
-
-        They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out;
-        what they raise is logged. Raises TypeError for what cannot be called.
-        """
-        for name, given in (("callback", callback), ("on_error", on_error)):
-            if not callable(given) and not (name == "on_error" and given is None):
-                taken = "the result" if name == "callback" else "the exception, or None"
-                raise TypeError(f"then() takes as {name} a function of {taken}, not {given!r:.200}")
-        from vine import promise  # only for who uses it
-
-        kept = promise()
-        chained = kept.then(callback, on_error=on_error)
-        meta = self._final_meta()
-        with _promising:
-            if self._promises is None:
-                self._promises = []
-            self._promises.append(kept)
-        if meta is None:
-            self.app.watcher.watch(self)
-        else:
-            self.keep(meta)
-        return chained
+    then = promised.then
 
     # -- looking --
 
@@ -199,18 +169,7 @@ class AsyncResult(Generic[R]):
         """Take in the metadata of the ended task, once and for all, and keep the promises made of it."""
         if self._meta is None:
             self._meta = meta
-        while self._promises:
-            try:
-                kept = self._promises.pop(0)  # whoever takes one out keeps it, also when two threads find out
-            except IndexError:
-                break
-            try:
-                if meta["status"] in states.PROPAGATE_STATES:
-                    kept.throw(exception_of(meta), propagate=False)
-                else:
-                    kept(self)
-            except Exception:  # the callback's fault, and no matter of who happened to find out
-                logger.exception("a callback of result %s raised", self.id)
+        promised.keep(self, meta)
         return self._meta
 
     def _look(self) -> dict[str, Any]:

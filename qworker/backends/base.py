@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from qworker import states
 from qworker.backends import by_hand
 from qworker.clock import Clock, isoformat
-from qworker.errors import BackendError, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.naming import import_object
 from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from qworker.current import Context
 
 Meta = dict[str, Any]
+Found = Meta | DamagedResult
+"""What is stored of a task, or the error that says why it cannot be read."""
 About = tuple[str, ...]
 Row = tuple[str, str, bytes, float | None]
 """``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who stores it. The
@@ -140,34 +142,47 @@ class Backend(ABC):
         return data if self._signer is None else self._signer.seal(data, *about)
 
     def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
-        """Undo encode(). Raises BackendError for what is damaged, of a content type that is not accepted, not signed though
+        """Undo encode(). Raises DamagedResult for what is damaged, of a content type that is not accepted, not signed though
         there is a security_key, or signed as the result of another task than *task_id*."""
-        meta = self.decode_value(data, ("result",))
-        if not isinstance(meta, dict) or not isinstance(meta.get("status"), str):
-            raise BackendError(f"{self.safe_url}: a stored result is damaged: {data[:80]!r} is no metadata")
+        meta = self.decode_value(data, ("result",), task_id)
+        if not isinstance(meta, dict) or not isinstance(meta.get("status"), str) or "result" not in meta:
+            raise self.damaged(task_id, f"is damaged: {data[:80]!r} is no metadata")
         if self._signer is not None and task_id is not None and meta.get("task_id") != task_id:
-            raise BackendError(
-                f"{self.safe_url}: what is stored as the result of {task_id} is another task's"
-            )
+            raise self.damaged(task_id, "is another task's")
         return meta
+
+    def found(self, data: bytes | str, task_id: str) -> Found:
+        """What decode() returns, or the DamagedResult that it raises."""
+        try:
+            return self.decode(data, task_id)
+        except DamagedResult as error:
+            return error
 
     def status_of(self, data: bytes | str) -> str:
         """The state in what encode() made; PENDING, which gives way to any, when that cannot be read."""
         try:
             return str(self.decode(data)["status"])
-        except BackendError:
+        except DamagedResult:
             return states.PENDING
 
-    def decode_value(self, data: bytes | str, about: About = ()) -> Any:
-        """Return the value that was serialised as *data*, compressed or not; raises BackendError."""
+    def called(self, task_id: str | None) -> str:
+        """What an error calls that which is stored of *task_id*; None: of no task that is known."""
+        whose = "a stored result" if task_id is None else f"the stored result of task {task_id}"
+        return f"{self.safe_url}: {whose}"
+
+    def damaged(self, task_id: str | None, why: str) -> DamagedResult:
+        """The error that says *why* what is stored of *task_id* cannot be read."""
+        return DamagedResult(f"{self.called(task_id)} {why}", task_id)
+
+    def decode_value(self, data: bytes | str, about: About = (), task_id: str | None = None) -> Any:
+        """Return the value that was serialised as *data*, compressed or not; raises DamagedResult, of *task_id*."""
         payload = data.encode() if isinstance(data, str) else bytes(data)
         try:
             if self._signer is not None:  # before anything looks at it
                 payload = self._signer.unseal(payload, *about)
         except SecurityError as error:
-            raise BackendError(
-                f"{self.safe_url}: a stored result is refused: {error}. Was it written without security_key?"
-            ) from error
+            why = f"is refused: {error}. Was it written without security_key?"
+            raise self.damaged(task_id, why) from error
         try:
             if payload.startswith(COMPRESSED):
                 mime, _, payload = payload[len(COMPRESSED) :].partition(b"\x00")
@@ -175,10 +190,8 @@ class Backend(ABC):
             encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
             return decode(payload, self._content_type, encoding, self._accept)
         except (InvalidTaskMessage, SecurityError) as error:
-            raise BackendError(
-                f"{self.safe_url}: a stored result cannot be read as {self._serializer}: {error}. "
-                "Was it written with another result_serializer?"
-            ) from error
+            why = f"cannot be read as {self._serializer}: {error}. Was it written with another result_serializer?"
+            raise self.damaged(task_id, why) from error
 
     def check_encodable(self, result: Any) -> None:
         """Raise EncodeError when *result* could not be stored."""
@@ -231,11 +244,24 @@ class Backend(ABC):
 
     @abstractmethod
     def get(self, task_id: str) -> Meta | None:
-        """Return the metadata of *task_id*; None when nothing is stored, or it has expired."""
+        """Return the metadata of *task_id*; None when nothing is stored, or it has expired.
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
-        """Return the metadata of those of *ids* of which anything is stored."""
-        return {task_id: meta for task_id in ids if (meta := self.get(task_id)) is not None}
+        Raises DamagedResult for what cannot be read, and BackendError when the store does not answer, as all that reads.
+        """
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        """Return the metadata of those of *ids* of which anything is stored, or each one's own error."""
+        found: dict[str, Found] = {}
+        for task_id in ids:
+            try:
+                meta = self.get(task_id)
+            except DamagedResult as error:
+                error.task_id = task_id  # which a store of one's own may not have said
+                found[task_id] = error
+            else:
+                if meta is not None:
+                    found[task_id] = meta
+        return found
 
     @abstractmethod
     def forget(self, task_id: str) -> None:
@@ -250,6 +276,7 @@ class Backend(ABC):
     ) -> dict[str, Meta]:
         """Wait until at least one of *ids* has ended; return all that have, ``{}`` after *timeout* seconds.
 
+        Raises DamagedResult, with its ``task_id``, for one that cannot be read, when none has ended that can be.
         on_interval: called before each pause, which lasts at most *interval* seconds.
         """
         deadline = None if timeout is None else self.clock.monotonic() + timeout
@@ -268,10 +295,17 @@ class Backend(ABC):
                 pause = min(pause * 2, longest)
 
     def ended(self, ids: Collection[str]) -> dict[str, Meta]:
-        """The metadata of those of *ids* that have ended."""
-        return {
-            key: meta for key, meta in self.get_many(ids).items() if meta["status"] in states.READY_STATES
-        }
+        """The metadata of those of *ids* that have ended. Raises as wait() does."""
+        ended: dict[str, Meta] = {}
+        damaged = None
+        for task_id, found in self.read_many(ids).items():
+            if isinstance(found, DamagedResult):
+                damaged = found
+            elif found["status"] in states.READY_STATES:
+                ended[task_id] = found
+        if damaged is not None and not ended:
+            raise damaged
+        return ended
 
     @contextmanager
     def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
@@ -295,6 +329,7 @@ class Backend(ABC):
 
     # -- by hand --
 
+    get_many = by_hand.get_many
     get_task_meta = by_hand.get_task_meta
     get_state = get_status = by_hand.get_state
     get_result = by_hand.get_result

@@ -7,14 +7,28 @@ Thread:      any.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.errors import NotAvailable, TaskRevoked
+from qworker.errors import DamagedResult, NotAvailable, TaskRevoked
 from qworker.exceptions import exception_from_dict, exception_to_dict
 
 if TYPE_CHECKING:
     from qworker.backends.base import Backend, Meta
+
+
+def get_many(backend: Backend, ids: Collection[str]) -> dict[str, Meta]:
+    """Return the metadata of those of *ids* of which anything is stored.
+
+    Raises DamagedResult when one of them cannot be read; read_many() tells of each by itself.
+    """
+    readable: dict[str, Meta] = {}
+    for task_id, found in backend.read_many(ids).items():
+        if isinstance(found, DamagedResult):
+            raise found
+        readable[task_id] = found
+    return readable
 
 
 def get_task_meta(backend: Backend, task_id: str, cache: bool = True) -> Meta:

@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows: the rename is still atomic, but two writers are not kept apart
     fcntl = None  # type: ignore[assignment]
 
-from qworker.backends.keyvalue import LOCK_PREFIX, KeyValueBackend
+from qworker.backends.keyvalue import LOCK_PREFIX, TASK_PREFIX, KeyValueBackend
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError
 
@@ -96,6 +96,11 @@ class FilesystemBackend(KeyValueBackend):
                     data = file.read()
             except FileNotFoundError:
                 return None
+            except (IsADirectoryError, PermissionError) as error:  # which others need not be
+                task_id = key.removeprefix(TASK_PREFIX)
+                raise self.damaged(
+                    task_id, f"is in {path}, which cannot be read: {error.strerror}"
+                ) from error
         return None if self._expires(path.name, written) <= self.clock.now() else data
 
     def write(self, key: str, value: bytes, ttl: float | None) -> None:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from qworker import states
-from qworker.backends.base import Backend, Meta
+from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
@@ -120,10 +120,10 @@ class MemcachedBackend(Backend):
         data = self._do(lambda client: client.get(self._key(TASK_PREFIX, task_id)))
         return None if data is None else self.decode(data, task_id)
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         keys = {self._key(TASK_PREFIX, task_id): task_id for task_id in ids}
         found = self._do(lambda client: client.get_many(list(keys))) if keys else {}
-        return {keys[key]: self.decode(data, keys[key]) for key, data in found.items()}
+        return {keys[key]: self.found(data, keys[key]) for key, data in found.items()}
 
     def forget(self, task_id: str) -> None:
         self._do(lambda client: client.delete(self._key(TASK_PREFIX, task_id)))

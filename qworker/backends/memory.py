@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from qworker.backends.base import Meta
+from qworker.backends.base import Found
 from qworker.backends.keyvalue import KeyValueBackend
 from qworker.clock import Clock
 from qworker.transports.forked import forgetful
@@ -75,9 +75,9 @@ class MemoryBackend(KeyValueBackend):
             with suppress(ValueError):
                 self._waiting.remove(stored)
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         with self._lock:
-            return super().get_many(ids)
+            return super().read_many(ids)
 
     def sweep(self, now: float) -> int:
         with self._lock:

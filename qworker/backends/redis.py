@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
+from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
 from qworker.backends.keyvalue import LOCK_PREFIX
 from qworker.backends.redis_bell import RedisBell
 from qworker.backends.redis_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
@@ -110,14 +110,14 @@ class RedisBackend(Backend):
         data = self._ask("GET", self._key(TASK_PREFIX, task_id))
         return None if data is None else self.decode(data, task_id)
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
-        found: dict[str, Meta] = {}
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        found: dict[str, Found] = {}
         wanted = list(ids)
         for start in range(0, len(wanted), MAX_KEYS):
             chunk = wanted[start : start + MAX_KEYS]
             values = self._ask("MGET", *(self._key(TASK_PREFIX, task_id) for task_id in chunk))
             found.update(
-                (task_id, self.decode(data, task_id))
+                (task_id, self.found(data, task_id))
                 for task_id, data in zip(chunk, values, strict=True)
                 if data is not None
             )

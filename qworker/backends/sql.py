@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import POLL_SECONDS, Backend, Meta, Row
+from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
 from qworker.backends.lookout import Bell, Lookout
 from qworker.backends.sql_columns import Columns
 from qworker.backends.sql_ear import DRIVERS, SQLEar
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 PORTION = 500
 """How many ids are asked for in one statement."""
+UNFIT = "the database cannot take the result: "
 TRIES = 3
 """How often a statement is tried when the connection was lost, or another transaction was in the way."""
 
@@ -192,19 +193,32 @@ class SQLBackend(Backend):
     def get(self, task_id: str) -> Meta | None:
         return self.get_many([task_id]).get(task_id)
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
-        columns = [self._tables.task.c[name] for name in self._known().columns]
-        found: dict[str, Meta] = {}
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        found: dict[str, Found] = {}
         names = {key_of(task_id): task_id for task_id in ids}
         for portion in _portions(names):
-            for row in self._rows(sa.select(*columns).where(self._tables.task.c.task_id.in_(portion))):
-                # By its rules of comparison the database may find another's.
-                task_id = names.get(row._mapping["task_id"])
-                meta = None if task_id is None else self._columns.to_meta(row._mapping)
-                if task_id is not None and meta is not None:
-                    meta["task_id"] = task_id
-                    found[task_id] = meta
+            found.update(self._read(portion, names))
         return found
+
+    def _read(self, keys: Sequence[str], names: Mapping[str, str]) -> dict[str, Found]:
+        """What read_many() finds of *keys* in one statement; *names* are the ids that they stand for."""
+        task = self._tables.task
+        columns = [task.c[name] for name in self._known().columns]
+        try:
+            rows = self._rows(sa.select(*columns).where(task.c.task_id.in_(keys)))
+        except (EncodeError, ValueError, TypeError) as error:  # of the driver: it can take no such id or row
+            if len(keys) == 1:
+                task_id = names[keys[0]]
+                return {task_id: self.damaged(task_id, f"cannot be read: {str(error).removeprefix(UNFIT)}")}
+            return {task_id: each for key in keys for task_id, each in self._read([key], names).items()}
+        read: dict[str, Found] = {}
+        for row in rows:
+            # By its rules of comparison the database may find another's.
+            owner = names.get(row._mapping["task_id"])
+            each = None if owner is None else self._columns.found(row._mapping, owner)
+            if owner is not None and each is not None:
+                read[owner] = each
+        return read
 
     def forget(self, task_id: str) -> None:
         task = self._tables.task
@@ -345,7 +359,7 @@ class SQLBackend(Backend):
 
 
 def _unfit(error: BaseException | None) -> EncodeError:
-    return EncodeError(f"the database cannot take the result: {error}")
+    return EncodeError(f"{UNFIT}{error}")
 
 
 def _portions(ids: Collection[str]) -> Iterator[list[str]]:

@@ -12,10 +12,12 @@ from datetime import UTC
 from typing import Any
 
 from qworker import states
-from qworker.backends.base import About, Backend, Meta
+from qworker.backends.base import About, Backend, Found, Meta
 from qworker.backends.sql_rows import key_of
 from qworker.backends.sql_tables import EXTENDED
 from qworker.backends.stored_pickle import is_pickle, load_plain
+from qworker.errors import DamagedResult
+from qworker.interrupts import let_pass
 from qworker.safe_repr import storable
 
 
@@ -45,8 +47,17 @@ class Columns:
     def _column(self, name: str, key: str, value: Any) -> bytes | None:
         return None if value is None else self._backend.encode_value(value, None, (name, key))
 
-    def to_meta(self, row: Mapping[str, Any]) -> Meta | None:
-        """The metadata in *row*; None when it has expired."""
+    def found(self, row: Mapping[str, Any], task_id: str) -> Found | None:
+        """The metadata in *row*, which is of *task_id*, or why it cannot be read; None when it has expired."""
+        try:
+            return self._meta(row, task_id)
+        except DamagedResult as error:
+            return error
+        except Exception as error:  # a value that is not of its column's type, which some databases let in
+            let_pass(error)
+            return self._backend.damaged(task_id, f"cannot be read: {error}")
+
+    def _meta(self, row: Mapping[str, Any], task_id: str) -> Meta | None:
         done = row["date_done"]
         if done is not None:
             done = done.replace(tzinfo=UTC)
@@ -55,31 +66,34 @@ class Columns:
                 and done.timestamp() + self._backend.expires <= self._backend.clock.now()
             ):
                 return None
-        task_id, status = row["task_id"], row["status"] or states.PENDING
+        key, status = row["task_id"], row["status"] or states.PENDING
+        if not isinstance(status, str):
+            raise TypeError(f"its status is {status!r:.80}")
         meta: Meta = {
             "task_id": task_id,
             "status": status,
-            "result": self.value(row["result"], ("result", task_id, status)),
+            "result": self.value(row["result"], ("result", key, status), task_id),
             "traceback": row["traceback"],
-            "children": self.value(row.get("children"), ("children", task_id)) or [],
+            "children": self.value(row.get("children"), ("children", key), task_id) or [],
             "date_done": done.isoformat() if done is not None else None,
         }
         for name in EXTENDED:
             if name in row:
                 value = row[name]
-                meta[name] = self.value(value, (name, task_id)) if name in ("args", "kwargs") else value
+                called = name in ("args", "kwargs")
+                meta[name] = self.value(value, (name, key), task_id) if called else value
         return meta
 
-    def value(self, data: Any, about: About) -> Any:
-        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery."""
+    def value(self, data: Any, about: About, task_id: str | None = None) -> Any:
+        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery. Raises DamagedResult."""
         if data is None:
             if not self._backend.signs or about[0] != "result":
                 return None
             data = b""  # which is not signed
         payload = data.encode() if isinstance(data, str) else bytes(data)
         if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
-            return load_plain(payload, self._backend.safe_url)
-        return self._backend.decode_value(payload, about)
+            return load_plain(payload, self._backend.called(task_id), task_id)
+        return self._backend.decode_value(payload, about, task_id)
 
 
 def _text(value: Any) -> Any:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from qworker import states
-from qworker.backends.base import Backend, Meta, Row
+from qworker.backends.base import Backend, Found, Meta, Row
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
 from qworker.clock import Clock
 from qworker.embedded import (
@@ -98,12 +98,12 @@ class SQLiteBackend(Backend):
                 return self.decode(payload, task_id)
         return None
 
-    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         if len(ids) == 1:
-            return super().get_many(ids)
+            return super().read_many(ids)
         rows = self._read(SELECT_MANY, (json.dumps(list(ids)),))
         now = self.clock.now()
-        return {row[0]: self.decode(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
+        return {row[0]: self.found(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
 
     def forget(self, task_id: str) -> None:
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from qworker.errors import BackendError
+from qworker.errors import DamagedResult
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -72,12 +72,16 @@ def is_pickle(payload: bytes) -> bool:
     return payload[:1] == b"\x80"
 
 
-def load_plain(payload: bytes, where: str) -> Any:
-    """Return the plain value that is pickled in *payload*. Raises BackendError, saying what else it holds."""
+def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
+    """Return the plain value that is pickled in *payload*. Raises DamagedResult, saying what else it holds.
+
+    called: what the error calls that which is stored; task_id: of whom it is.
+    """
     try:
         return _PlainUnpickler(io.BytesIO(payload)).load()
     except Exception as error:  # a damaged pickle raises anything
-        raise BackendError(
-            f"{where}: a result was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
-            f"{error}. Read it with that Celery, or delete the row"
+        raise DamagedResult(
+            f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
+            f"{error}. Read it with that Celery, or delete the row",
+            task_id,
         ) from None

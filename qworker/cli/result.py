@@ -14,17 +14,19 @@ import click
 
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.output import print_json
-from qworker.errors import ResultTimeout
+from qworker.errors import DamagedResult, ResultTimeout
 from qworker.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
 
 EXIT_FAILED = 1
 EXIT_NOT_READY = 3
 _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
+UNREADABLE = "UNREADABLE"
+"""Told in place of a state, where what is stored is damaged or forged."""
 
 
 @click.command(
-    epilog="Exit codes: 0 all of them succeeded; 1 one failed or was revoked; 3 there is no result (yet) of one. "
+    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is no result (yet) of one. "
     "PENDING also means that nobody knows the id, or that the result was ignored or has expired."
 )
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
@@ -47,9 +49,10 @@ def result(
     answers: list[AsyncResult[Any]] = [found.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
-    stored = found.backend.get_many([answer.id for answer in answers])
+    stored = found.backend.read_many([answer.id for answer in answers])
     for answer in answers:
-        answer.keep(stored.get(answer.id) or {"status": PENDING, "result": None})
+        known = stored.get(answer.id) or {"status": PENDING, "result": None}
+        answer.keep({"status": UNREADABLE, "result": known} if isinstance(known, DamagedResult) else known)
     if len(answers) == 1:
         return show(answers[0], as_json, traceback)
     if as_json:
@@ -67,6 +70,8 @@ def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
     for answer in answers:
         try:
             answer.get(timeout=deadline - time.monotonic(), propagate=False)
+        except DamagedResult:
+            pass  # which is told with the others
         except ResultTimeout:
             click.echo(f"Error: no result after {timeout:g} s", err=True)
             return
@@ -107,4 +112,4 @@ def exit_code(answer: AsyncResult[Any]) -> int:
     """The exit code that goes with a result."""
     if answer.state == SUCCESS:
         return 0
-    return EXIT_FAILED if answer.state in READY_STATES else EXIT_NOT_READY
+    return EXIT_FAILED if answer.state in {*READY_STATES, UNREADABLE} else EXIT_NOT_READY

@@ -27,9 +27,11 @@ def passing(error: BaseException | None) -> bool:
 
 
 def refused(error: BaseException | None) -> bool:
-    """Whether *error*, of any driver, is about what was to be stored: the same again will always fail."""
+    """Whether *error*, of any driver, is about what was to be stored, or read: the same again will always fail."""
     if isinstance(error, UnicodeError | OverflowError):
         return True  # it never left this process
+    if "Could not decode to UTF-8" in str(error):
+        return True  # SQLite has bytes that are no text in a column of text, and no code for that
     kinds = {kind.__name__ for kind in type(error).__mro__}
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state:

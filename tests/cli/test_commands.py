@@ -163,6 +163,21 @@ def test_several_results_are_read_together(tasks, run, succeed):
     assert (late.exit_code, late.stderr.count("no result after")) == (3, 1)
 
 
+def test_a_result_that_cannot_be_read_is_told_beside_the_others(tasks, run, succeed):
+    succeed("good", status="SUCCESS", result=5)
+    find_app("tasks").app.backend.store_rows([("torn", "SUCCESS", b"[1, 2", None)])
+    for wait in ([], ["--wait"]):
+        shown = run("result", *wait, "torn", "good")
+        lines = shown.stdout.splitlines()
+        assert (shown.exit_code, lines[1]) == (1, "good  5")
+        assert lines[0].startswith("torn  UNREADABLE: DamagedResult: ")
+        assert "the stored result of task torn cannot be read as json" in lines[0]
+    torn, good = json.loads(run("result", "torn", "good", "--json").stdout)
+    assert (torn["state"], torn["result"]["type"]) == ("UNREADABLE", "DamagedResult")
+    assert (good["state"], good["result"]) == ("SUCCESS", 5)
+    assert run("result", "torn").exit_code == 1
+
+
 # -- queues, purge --
 
 

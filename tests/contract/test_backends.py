@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -17,20 +19,24 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qworker import states
+from qworker import QWorker, states
 from qworker.backends import Backend, open_backend
+from qworker.backends.filesystem import FilesystemBackend
+from qworker.backends.keyvalue import TASK_PREFIX
+from qworker.backends.memcached import MemcachedBackend
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.redis import RedisBackend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
 from qworker.current import Context
-from qworker.errors import BackendError, EncodeError, NotAvailable, NotSupported
+from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
 from qworker.exceptions import exception_to_dict
 from qworker.protocol import Body
 from qworker.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.servers import URLS, require
+from tests.unit.stores import KeepingStore
 
 pytestmark = pytest.mark.contract
 
@@ -205,6 +211,132 @@ def test_a_changed_row_is_not_believed(tmp_path: Path, change: str) -> None:
     with pytest.raises(BackendError, match="refused"):
         backend.get("a")
     backend.close()
+
+
+# -- what cannot be read --
+
+
+def damage(backend: Backend, task_id: str) -> None:
+    """Have something stored as the result of *task_id* that nobody can read, nor has signed."""
+    if isinstance(backend, MemcachedBackend):
+        key = backend._key(TASK_PREFIX, task_id)
+        backend._do(lambda client: client.set(key, b"[1, 2", 600))
+    else:
+        backend.store_rows([(task_id, states.SUCCESS, b"[1, 2", backend.expiry())])
+
+
+SIGNED_OR_NOT = pytest.mark.parametrize("signed", [{}, {"security_key": [KEY]}], ids=["plain", "signed"])
+
+
+@SIGNED_OR_NOT
+def test_what_cannot_be_read_hurts_nobody_who_looks_at_others(open_: Open, signed: dict[str, Any]) -> None:
+    backend = open_(**signed)
+    one, torn, other = ids = [new_id() for _ in range(3)]
+    store(backend, one, result=1)
+    damage(backend, torn)
+    assert set(backend.wait(ids, 0)) == {one}
+    store(backend, other, result=2)
+    found = backend.read_many([*ids, new_id()])
+    error = found.pop(torn)
+    assert isinstance(error, DamagedResult)
+    assert (error.task_id, torn in str(error)) == (torn, True)
+    assert {key: meta["result"] for key, meta in found.items()} == {one: 1, other: 2}  # type: ignore[call-overload]
+    assert set(backend.wait(ids, 10)) == {one, other}
+    for ask in (
+        lambda: backend.get(torn),
+        lambda: backend.get_many(ids),
+        lambda: backend.wait([torn], 10),
+        lambda: backend.wait([new_id(), torn], 10),
+    ):
+        with pytest.raises(DamagedResult, match=torn):
+            ask()
+    backend.forget(torn)
+    assert set(backend.get_many(ids)) == {one, other}
+
+
+@SIGNED_OR_NOT
+def test_what_cannot_be_read_hurts_nobody_who_waits_for_others(open_: Open, signed: dict[str, Any]) -> None:
+    backend = open_(**signed)
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    one, torn, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
+
+    async def value(result: AsyncResult[Any]) -> Any:
+        return await result
+
+    async def main() -> list[Any]:
+        awaiting = [asyncio.ensure_future(value(result)) for result in results]
+        await asyncio.sleep(0.1)  # all of them are looked for together
+        await asyncio.to_thread(damage, backend, torn.id)
+        with pytest.raises(DamagedResult, match=torn.id):
+            await asyncio.wait_for(awaiting[1], 20)
+        assert not awaiting[0].done()
+        assert not awaiting[2].done()
+        for result in (one, other):
+            await asyncio.to_thread(store, backend, result.id, result="of " + result.id)
+        return await asyncio.wait_for(asyncio.gather(*awaiting, return_exceptions=True), 20)
+
+    found = asyncio.run(main())
+    assert [found[0], found[2]] == ["of " + one.id, "of " + other.id]
+    assert isinstance(found[1], DamagedResult)
+    with pytest.raises(DamagedResult, match=torn.id):
+        torn.get(timeout=20)
+
+
+@SIGNED_OR_NOT
+def test_what_cannot_be_read_breaks_no_other_promise(open_: Open, signed: dict[str, Any]) -> None:
+    backend = open_(**signed)
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    one, torn, other = results = [app.AsyncResult(new_id()) for _ in range(3)]
+    kept: list[str] = []
+    errors: list[BaseException] = []
+    for result in results:
+        result.then(lambda result: kept.append(result.id), on_error=errors.append)
+    damage(backend, torn.id)
+    until(lambda: errors)
+    store(backend, one.id)
+    until(lambda: kept)
+    store(backend, other.id)
+    until(lambda: len(kept) == 2)
+    assert kept == [one.id, other.id]
+    (error,) = errors
+    assert isinstance(error, DamagedResult)
+    assert torn.id in str(error)
+    with pytest.raises(DamagedResult, match=torn.id):
+        torn.then(print)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+STRANGE = {
+    "sql-sqlite": ("date_done = 'yesterday'", "status = CAST('SUCCESS' AS BLOB)", "traceback = CAST(X'FF' AS TEXT)"),
+    "postgresql": ("date_done = 'infinity'",),
+}  # fmt: skip
+
+
+def test_a_column_that_no_driver_reads_is_one_row_s_fault(open_: Open, kind: str, tmp_path: Path) -> None:
+    backend = open_()
+    changes = STRANGE.get(kind, ())
+    torn = [new_id() for _ in changes]
+    for task_id in (*torn, "good"):
+        store(backend, task_id, result=task_id)
+    if changes:
+        table = backend._table  # type: ignore[attr-defined]
+        with connect(backend.url, {}, short_lived=True).begin() as connection:
+            for task_id, change in zip(torn, changes, strict=True):
+                connection.execute(
+                    sa.text(f"UPDATE {table} SET {change} WHERE task_id = :id"), {"id": task_id}
+                )
+    elif isinstance(backend, FilesystemBackend):
+        torn = [new_id()]
+        backend._path(TASK_PREFIX + torn[0]).mkdir()
+    found = backend.read_many([*torn, "good"])
+    assert found.pop("good")["result"] == "good"  # type: ignore[call-overload]
+    assert {key for key, error in found.items() if isinstance(error, DamagedResult)} == set(torn)
 
 
 # -- what is stored comes back --

@@ -52,7 +52,7 @@ def test_plain_data_is_read(value: Any, protocol: int) -> None:
 )
 def test_everything_else_is_refused_by_name(value: Any) -> None:
     with pytest.raises(
-        BackendError, match=r"here: a result was pickled by Celery 5\.6 or before.*it holds an object of"
+        BackendError, match=r"here was pickled by Celery 5\.6 or before.*it holds an object of"
     ):
         load_plain(pickle.dumps(value), "here")
 
