@@ -95,6 +95,13 @@ class Shelf:
             message for message in self.messages.values() if not message.owner and message.queue in wanted
         ]
 
+    def check(self, settlement: Settlement) -> None:
+        """Raise what settle() would, so that nothing of a batch is done when something of it cannot be."""
+        if isinstance(settlement, Release):
+            float(0.0 if settlement.due is None else settlement.due)
+        elif settlement.row is not None:
+            hash(settlement.row[:2])
+
     def settle(self, epoch: int, settlement: Settlement, now: float) -> bool:
         """Carry out *settlement*; False when its message is not held by *epoch*."""
         if isinstance(settlement, Store):

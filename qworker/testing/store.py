@@ -171,6 +171,8 @@ class MemoryStore(LeaseStore):
             now = self.clock.now()
             lost = set()
             for settlement in settlements:
+                shelf.check(settlement)
+            for settlement in settlements:
                 if shelf.settle(epoch, settlement, now):
                     self.settled.append(settlement)
                 elif not isinstance(settlement, Store):

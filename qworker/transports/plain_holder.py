@@ -11,7 +11,7 @@ beyond that goes to the end of its queue, and nothing more is got for a moment.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
@@ -51,12 +51,23 @@ EPOCHS = count(1)
 
 
 class Held(NamedTuple):
-    """A message that was got and not acknowledged. own: its headers that are ours."""
+    """A message that was got and not acknowledged. own: its headers that are ours. sent: whether it was sent anew by now,
+    so that all that is left to do is to acknowledge it."""
 
     message: Any
     leased: Leased
     own: dict[str, Any]
     message_id: str | None
+    sent: bool = False
+
+
+class End(NamedTuple):
+    """What is left to do with *held*, when all that must be sent was sent: keep it until *due*, put it *back*, or, with
+    neither, acknowledge it."""
+
+    held: Held
+    due: float | None = None
+    back: bool = False
 
 
 class PlainHolder:
@@ -71,6 +82,7 @@ class PlainHolder:
         self._epoch = 0
         self._held: dict[int, Held] = {}
         self._here: set[int] = set()  # tags of all that is held or waits
+        self._ended: set[int] = set()  # tags that a settle() which raised has settled; it will be repeated
         self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
         self._order = count()
         self._full_until = 0.0
@@ -98,6 +110,7 @@ class PlainHolder:
 
     def _forget_all(self) -> None:
         self._bound, self._held, self._here, self._waiting = {}, {}, set(), []
+        self._ended = set()
 
     @contextmanager
     def _leasing(self) -> Iterator[Any]:
@@ -172,42 +185,87 @@ class PlainHolder:
         return Held(message, leased(queue, content, tag), own, content.message_id)
 
     def _keep(self, held: Held, due: float) -> bool:
-        """Keep *held* until *due*; False when there are too many, and it went to the end of its queue."""
-        if len(self._waiting) < self._eta_limit:
+        """Keep *held* until *due*, here or at the end of its queue; False when nothing more is to be got for a moment."""
+        if self._stays(held, due):
             heappush(self._waiting, (due, next(self._order), held))
+        else:
+            self._send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
+            held.message.ack()
+            self._here.discard(held.leased.tag)
+        return time.monotonic() >= self._full_until
+
+    def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
+        """Whether *held* is kept here until *due*, with so many others that are about to be."""
+        if len(self._waiting) + besides < self._eta_limit:
             return True
         self._full_until = time.monotonic() + FULL_SECONDS
-        self._send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
-        held.message.ack()
-        self._here.discard(held.leased.tag)
         return False
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._waiting[0][0] if self._waiting else None
 
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+        """All that must be sent is sent before anything is acknowledged. When this raises, call it again with the same, as
+        a whole or in parts: what was sent by then is not sent twice, and what was settled is not lost."""
         lost: set[int] = set()
+        again: set[int] = set()
+        ends: dict[int, End] = {}
+        kept = 0
         with self._leasing():
             for settlement in settlements:
                 if isinstance(settlement, Store):
                     continue  # results are kept elsewhere
-                held = self._held.get(settlement.tag) if epoch == self._epoch else None
-                if held is None:
-                    lost.add(settlement.tag)
-                    continue
-                if isinstance(settlement, Bury):
-                    self._bury(held, settlement)
-                if isinstance(settlement, Release):
-                    self._release(held, settlement)
+                tag = settlement.tag
+                if epoch == self._epoch and tag in self._held and tag not in ends:
+                    end = ends[tag] = self._prepare(settlement, kept)
+                    kept += end.due is not None
+                elif epoch == self._epoch and tag in self._ended:
+                    again.add(tag)
                 else:
-                    held.message.ack()
-                    self._here.discard(settlement.tag)
-                self._held.pop(settlement.tag, None)
+                    lost.add(tag)
+            try:
+                self._finish(ends)
+            except BaseException:
+                self._ended |= ends.keys() - self._held.keys()
+                raise
+            self._ended -= again
         return lost
 
-    def _release(self, held: Held, release: Release) -> None:
+    def _prepare(self, settlement: Ack | Bury | Release, kept: int) -> End:
+        """Send what the end of a message wants sent. kept: how many are about to be kept here."""
+        held = self._held[settlement.tag]
+        if held.sent or isinstance(settlement, Ack):
+            return End(held)
+        if isinstance(settlement, Bury):
+            self._bury(held, settlement)
+        else:
+            after, due = self._released(held, settlement), settlement.due
+            if due is not None and due > self._clock.now():
+                # Sent anew only if that is worth keeping beyond this worker's life.
+                if self._stays(after, due, kept):
+                    return End(after, due)
+                after.own[DUE] = due
+            elif not (settlement.counted or settlement.parked or settlement.redelivered):
+                return End(held, back=True)
+            self._send([of_leased(after.leased, after.own, held.message_id)])
+        held = self._held[settlement.tag] = held._replace(sent=True)
+        return End(held)
+
+    def _finish(self, ends: Mapping[int, End]) -> None:
+        for tag, (held, due, back) in ends.items():
+            if due is not None:
+                heappush(self._waiting, (due, next(self._order), held))
+            else:
+                if back:
+                    held.message.requeue()
+                else:
+                    held.message.ack()
+                self._here.discard(tag)
+            del self._held[tag]
+
+    def _released(self, held: Held, release: Release) -> Held:
+        """*held* as it goes on after *release*."""
         own, old = dict(held.own), held.leased
-        changed = release.counted or release.parked or release.redelivered
         if release.counted:
             own[DELIVERIES] = old.deliveries + 1
         if release.parked:
@@ -215,22 +273,13 @@ class PlainHolder:
         if release.counted or release.redelivered or old.redelivered:
             own[REDELIVERED] = True
         own.pop(DUE, None)
-        if release.due is not None and release.due > self._clock.now():
-            # Sent anew only if that is worth keeping beyond this worker's life.
-            again = old._replace(
-                due=release.due,
-                deliveries=own.get(DELIVERIES, 0),
-                parked=own.get(PARKED, 0),
-                redelivered=REDELIVERED in own,
-            )
-            self._keep(Held(held.message, again, own, held.message_id), release.due)
-            return
-        if changed:
-            self._send([of_leased(old, own, held.message_id)])
-            held.message.ack()
-        else:
-            held.message.requeue()
-        self._here.discard(old.tag)
+        after = old._replace(
+            due=release.due,
+            deliveries=own.get(DELIVERIES, 0),
+            parked=own.get(PARKED, 0),
+            redelivered=REDELIVERED in own,
+        )
+        return Held(held.message, after, own, held.message_id)
 
     def _bury(self, held: Held, bury: Bury) -> None:
         self._send([self._buried(held, bury, of_leased)])

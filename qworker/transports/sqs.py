@@ -15,23 +15,24 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heapify
 from typing import TYPE_CHECKING, Any
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.interrupts import undisturbed
 from qworker.naming import install_command
-from qworker.transports.lease import Bury, Leased, QueueInfo, Settlement
+from qworker.transports.lease import Ack, Bury, Leased, QueueInfo, Release
 from qworker.transports.own_headers import DUE
 from qworker.transports.plain import PlainStore
-from qworker.transports.plain_holder import DEAD, Held
-from qworker.transports.plain_messages import Outgoing, of_leased, packed
-from qworker.transports.sqs_queue import FIFO, LongPoll, Received, SqsQueue, portions
+from qworker.transports.plain_holder import DEAD, End, Held
+from qworker.transports.plain_messages import Outgoing, packed
+from qworker.transports.sqs_queue import FIFO, UNFIT, LongPoll, Received, SqsQueue, portions
 
 try:
-    from botocore.exceptions import ClientError, NoCredentialsError
+    from botocore.exceptions import ClientError, NoCredentialsError, ParamValidationError
     from kombu.transport import SQS as untyped_sqs
 except ImportError as import_error:
     raise ConfigurationError(
@@ -60,8 +61,6 @@ REFUSED = frozenset({
     "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId",
     "AccessDenied", "AccessDeniedException", "AuthFailure",
 })  # fmt: skip
-UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
-"""What it says of messages that it will never take."""
 
 
 class SqsStore(PlainStore):
@@ -137,8 +136,8 @@ class SqsStore(PlainStore):
                         )
                     try:
                         queue.send(portion)
-                    except ClientError as error:
-                        if _code(error) in UNFIT:
+                    except (ClientError, ParamValidationError) as error:
+                        if isinstance(error, ParamValidationError) or _code(error) in UNFIT:
                             raise PublishError(f"{mask_urls(self.url)}: {error}") from error
                         raise
         self._ring()
@@ -196,30 +195,31 @@ class SqsStore(PlainStore):
                 poll.ask(room)
         return found
 
-    def _keep(self, held: Held, due: float) -> bool:
-        if held.leased.queue.endswith(FIFO) or due - self._clock.now() <= AHEAD_SECONDS:
-            return super()._keep(held, due)
-        self._send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
-        held.message.ack()
-        self._here.discard(held.leased.tag)
-        return True
+    def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
+        near = held.leased.queue.endswith(FIFO) or due - self._clock.now() <= AHEAD_SECONDS
+        return near and super()._stays(held, due, besides)
 
-    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        before = dict(self._held)
+    def _prepare(self, settlement: Ack | Bury | Release, kept: int) -> End:
         try:
-            with self._leasing():
-                lost = super().settle(epoch, settlements)
-                self._delete()
-        except (BrokerUnavailable, PublishError):
-            # What was not deleted is still ours, and its settlement will come again.
-            undone = {one for poll in self._polls for one in poll.queue.finished}
-            again = {tag: held for tag, held in before.items() if held.message in undone}
-            self._held |= again
-            self._here |= again.keys()
-            for held in again.values():
-                held.message.queue.finished.remove(held.message)
+            return super()._prepare(settlement, kept)
+        except PublishError:
+            if isinstance(settlement, Release) and settlement.due is not None and not settlement.counted:
+                held = self._held[settlement.tag]  # it is too large to be sent on, and so it stays
+                return End(self._released(held, settlement), settlement.due)
             raise
-        return lost
+
+    def _finish(self, ends: Mapping[int, End]) -> None:
+        try:
+            super()._finish(ends)
+            self._delete()
+        except BaseException:  # what was not deleted is still ours, and its settlement will come again
+            undone = {id(one) for poll in self._polls for one in poll.queue.finished}
+            for tag, (held, _, _) in ends.items():
+                if id(held.message) in undone:
+                    held.message.queue.finished.remove(held.message)
+                    self._held[tag] = held
+                    self._here.add(tag)
+            raise
 
     def _delete(self) -> None:
         for poll in self._polls:
@@ -302,6 +302,7 @@ class SqsStore(PlainStore):
 
     # -- administration --
 
+    @undisturbed
     def queues(self) -> list[QueueInfo]:
         names = sorted({*self._known, *self._declared} - {DEAD})
         standing = {info.queue: info for info in self.depths(names)}
@@ -312,6 +313,7 @@ class SqsStore(PlainStore):
             found.append(QueueInfo(name, ready, delayed, leased, buried[name], None))
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
 
+    @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         with self._administrating() as find:
             counts = [(name, find(name).queue_declare(passive=True)) for name in queues]

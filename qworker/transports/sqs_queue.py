@@ -19,6 +19,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from qworker.errors import PublishError
 from qworker.json_dialect import dumps
 from qworker.naming import task_id
 from qworker.transports.own_headers import PACKED
@@ -31,6 +32,8 @@ BATCH = 10
 """The most messages that SQS takes or gives at a time."""
 GONE = frozenset({"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"})
 """What SQS says of a message that was given to somebody else meanwhile, or deleted."""
+UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
+"""What it says of messages that it will never take."""
 
 
 class Count(NamedTuple):
@@ -111,12 +114,16 @@ class SqsQueue:
         return {"MessageBody": body, "DelaySeconds": delay}
 
     def send(self, entries: Sequence[dict[str, Any]]) -> None:
-        """As many as portions() gives. Raises OSError, and what boto raises, when some were not taken."""
+        """As many as portions() gives. When some were not taken it raises PublishError, if that is for ever, OSError if not,
+        and what boto raises."""
         numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
         for failure in (
             self.client.send_message_batch(QueueUrl=self.url, Entries=numbered).get("Failed") or ()
         ):
-            raise OSError(f"send_message_batch: {failure['Code']}: {failure.get('Message', '')}")
+            unfit = str(failure["Code"]).rpartition(".")[2] in UNFIT
+            raise (PublishError if unfit else OSError)(
+                f"send_message_batch: {failure['Code']}: {failure.get('Message', '')}"
+            )
 
     def receive(self, count: int, seconds: int) -> list[Received]:
         """Up to *count* messages; waits for the first of them for so many *seconds*."""

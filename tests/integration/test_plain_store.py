@@ -177,6 +177,24 @@ def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     assert store.dead_discard() == 1
 
 
+def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: Open, queue: str) -> None:
+    """And what was sent by then is not sent again."""
+    store = open_()
+    store.dead_discard()
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, name) for name in "abcd"])
+    ran, bad, counted, odd = (leased.tag for leased in store.lease([queue], 4))
+    batch = [Ack(ran), Bury(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            store.settle(own, batch)
+    assert store.settle(own, batch[:2]) == set()
+    assert store.settle(own, [*batch[2:3], Release(odd), Ack(bad)]) == {bad}
+    assert len(store.dead()) == 1
+    again = store.lease([queue], 4)
+    assert sorted(leased.deliveries for leased in again) == [0, 1]
+
+
 def test_what_an_epoch_held_goes_back_at_its_end(open_: Open, queue: str) -> None:
     store = open_()
     old = store.enlist("w", [queue], 1)

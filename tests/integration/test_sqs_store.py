@@ -9,6 +9,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
@@ -23,6 +24,7 @@ from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 from qworker.transports.plain import PlainStore
 from qworker.transports.plain_messages import of_envelope
 from qworker.transports.sqs import SqsStore
+from qworker.transports.sqs_queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 
 pytestmark = pytest.mark.integration
@@ -185,6 +187,59 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
     with pytest.raises(PublishError):
         store.dead_retry()
     assert store.dead_discard() == 1
+
+
+def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, server: Sqs, queue: str) -> None:
+    """It came from elsewhere, as text that we cannot make as small."""
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    text = base64.b64encode(random.Random(1).randbytes(780_000)).decode()
+    client = server.client()
+    client.send_message(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], MessageBody=text)
+    store.push([envelope(queue, "a")])
+    large, small = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
+    with pytest.raises(PublishError):
+        store.settle(own, [Ack(small.tag), Bury(large.tag, "no task")])
+    later = SYSTEM_CLOCK.now() + 60.0
+    assert store.settle(own, [Ack(small.tag), Release(large.tag, later)]) == set()
+    assert store.next_due([queue]) == later
+    assert server.counts(queue) == (0, 0, 1)
+
+
+def test_what_was_settled_before_sqs_went_away_is_not_lost(
+    open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_()
+    own = store.enlist("w", [queue], 1)
+    store.push([envelope(queue, str(number)) for number in range(3)])
+    buried, back, ran = (message.tag for message in leased(store, queue, 3))
+    batch = [Bury(buried, "why"), Release(back), Ack(ran)]
+
+    def away(queue: SqsQueue) -> list[Received]:
+        raise OSError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqsQueue, "delete_finished", away)
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                store.settle(own, batch)
+    assert store.settle(own, batch) == set()
+    assert store.settle(own, batch) == {buried, back, ran}
+    assert [letter.reason for letter in store.dead()] == ["why"]
+    assert [message.tag for message in leased(store, queue, 1)] == [back]
+
+
+@pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError", BrokerUnavailable)])  # fmt: skip
+def test_one_of_a_batch_that_is_refused(
+    open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch, code: str, expected: type[Exception]
+) -> None:
+    store = open_()
+    answer = {"Failed": [{"Id": "0", "Code": code, "Message": "it says", "SenderFault": True}]}
+    client = SimpleNamespace(send_message_batch=lambda **given: answer)
+    store.push([envelope(queue, "a")])
+    monkeypatch.setattr(SqsQueue, "client", client)
+    with pytest.raises(expected, match="it says"):
+        store.push([envelope(queue, "b")])
 
 
 def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:

@@ -1,0 +1,71 @@
+"""The brokers of the plain path as places: kombu's memory, and Amazon SQS as moto plays it.
+
+Comes from:  test_settlement_fuzz.py and test_interrupted.py. The suite of the whole contract, which the plain path does not
+             keep, does without them.
+Goes to:     kombu in this process, or a server of the test's own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qworker.conf import Settings
+from qworker.transports import open_store
+from qworker.transports.plain import PlainStore
+from qworker.transports.plain_holder import DEAD
+from qworker.transports.sqs import SqsStore
+from tests.acceptance.sqs_server import REGION, Sqs
+
+SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
+
+
+@contextmanager
+def sqs_server() -> Iterator[Sqs]:
+    server = Sqs()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class KombuPlace:
+    """A queue of its own: kombu keeps what is in memory for the whole process."""
+
+    def __init__(self) -> None:
+        self.queue = f"q{uuid.uuid4().hex[:8]}"
+        self.opened: list[PlainStore] = []
+
+    def open(self, **options: Any) -> PlainStore:
+        store = PlainStore("memory://", **options)
+        store.purge(DEAD)
+        self.opened.append(store)
+        return store
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        return None
+
+    def clear(self) -> None:
+        for store in self.opened:
+            for name in (self.queue, DEAD):
+                store.purge(name)
+            store.close()
+
+
+class SqsPlace(KombuPlace):
+    def __init__(self, server: Sqs) -> None:
+        super().__init__()
+        self.server = server
+        server.reset()
+
+    def open(self, **options: Any) -> SqsStore:
+        store = open_store(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
+        assert isinstance(store, SqsStore)
+        self.opened.append(store)
+        return store
+
+    def clear(self) -> None:
+        for store in self.opened:
+            store.close()
