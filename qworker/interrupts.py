@@ -23,6 +23,7 @@ import sys
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable
+from functools import wraps
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from typing import Any, ParamSpec, TypeVar
@@ -195,6 +196,16 @@ def apart(work: Callable[[], T]) -> T:
         raise value
     finally:
         del value, answer  # the error's frames are ours: each would keep the other alive
+
+
+def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
+    """Decorator: what is called so is carried out apart()."""
+
+    @wraps(work)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return apart(lambda: work(*args, **kwargs))
+
+    return call
 
 
 def _serve(orders: SimpleQueue[_Order]) -> None:

@@ -22,7 +22,7 @@ import kombu as untyped_kombu
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
-from qworker.interrupts import apart, let_pass
+from qworker.interrupts import apart, let_pass, undisturbed
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
 from qworker.transports.own_headers import REDELIVERED
@@ -169,7 +169,7 @@ class PlainStore(PlainHolder, LeaseStore):
             f"{mask_urls(self.url)} has no way to tell all workers: tasks cannot be revoked with this broker"
         )
 
-    # -- administration --
+    # -- administration, which is as little ours to mark as publishing is --
 
     @contextmanager
     def _administrating(self) -> Iterator[Callable[[str], Any]]:
@@ -181,6 +181,7 @@ class PlainStore(PlainHolder, LeaseStore):
         finally:
             _close(connection)
 
+    @undisturbed
     def queues(self) -> list[QueueInfo]:
         names = {*self._known, *self._declared} - {DEAD}
         ready = {info.queue: info.ready for info in self.depths(sorted(names))}
@@ -188,6 +189,7 @@ class PlainStore(PlainHolder, LeaseStore):
         found = [QueueInfo(name, ready.get(name, 0), dead=buried[name]) for name in {*names, *buried}]
         return sorted(info for info in found if info.ready or info.dead)
 
+    @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         with self._administrating() as find:
             return [
@@ -195,6 +197,7 @@ class PlainStore(PlainHolder, LeaseStore):
                 for name in queues
             ]
 
+    @undisturbed
     def purge(self, queue: str) -> int:
         with self._administrating() as find:
             return int(find(queue).purge() or 0)
@@ -214,12 +217,14 @@ class PlainStore(PlainHolder, LeaseStore):
                     if not message.acknowledged:
                         message.requeue()
 
+    @undisturbed
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         with self._shelf() as taken:
             letters = [letter for _, letter in taken if queue is None or letter.queue == queue]
         letters.sort(key=lambda letter: -letter.died_at)
         return letters[:limit]
 
+    @undisturbed
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         count = 0
         with self._shelf() as taken:
@@ -239,6 +244,7 @@ class PlainStore(PlainHolder, LeaseStore):
                 count += 1
         return count
 
+    @undisturbed
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         count = 0
         with self._shelf() as taken:

@@ -29,6 +29,9 @@ import pytest
 
 from qworker import QWorker
 from qworker.errors import ResultTimeout
+from qworker.transports.lease import Bury
+from tests.acceptance.sqs_server import Sqs
+from tests.contract.place_plain import SQS_OPTIONS, sqs_server
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import require
 
@@ -74,6 +77,11 @@ class Shop:
             "wait": self.wait_in_vain,
             "update_state": lambda: self.store("PROGRESS"),
             "revoke": lambda: self.app.control.revoke("nobody"),
+            "depths": lambda: self.app.broker.depths([self.queue]),
+            "purge": lambda: self.app.broker.purge("nothing"),
+            "dead": self.app.broker.dead,
+            "dead_retry": lambda: self.app.broker.dead_retry([2**50]),
+            "dead_discard": lambda: self.app.broker.dead_discard([2**50]),
         }
 
     def store(self, state: str = "SUCCESS") -> str:
@@ -130,7 +138,24 @@ def closed(shop: Shop) -> Iterator[Shop]:
         shop.app.backend.close()
 
 
-STORES = ("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "memcached", "filesystem")
+STORES = (
+    "sqlite",
+    "redis",
+    "rabbitmq",
+    "postgresql",
+    "mysql",
+    "memory",
+    "memcached",
+    "filesystem",
+    "kombu-files",
+)
+"""Of them "memory" and "kombu-files" publish by way of kombu."""
+
+
+@pytest.fixture(scope="module")
+def sqs() -> Iterator[Sqs]:
+    with sqs_server() as server:
+        yield server
 
 
 @pytest.fixture(params=STORES)
@@ -151,6 +176,12 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         made = (url, url)
     elif kind == "rabbitmq":
         made = (require("rabbitmq"), "rpc://")
+    elif kind == "kombu-files":
+        for name in ("messages", "control"):
+            (tmp_path / name).mkdir()
+        folders = {f"data_folder_{way}": f"{tmp_path}/messages" for way in ("in", "out")}
+        settings = {"broker_transport_options": {**folders, "control_folder": f"{tmp_path}/control"}}
+        made = ("filesystem://", "cache+memory://")
     elif kind == "memory":
         made = (f"memory://{uuid.uuid4().hex}", "cache+memory://")
     elif kind == "memcached":
@@ -230,6 +261,43 @@ def test_cut_short_at_any_place(shop: Shop, name: str) -> None:
         shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
     shop.check_queue()
     shop.check_pool()
+
+
+@pytest.mark.parametrize("name", ["depths", "purge", "dead", "dead_retry", "dead_discard"])
+def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
+    """Nor does it lose the dead letter that it has in its hand."""
+    broker = shop.app.broker
+    work = shop.operations[name]
+    epoch = broker.enlist("interrupted@test", [shop.queue], 1)
+    shop.task.delay(0)
+    while not (found := broker.lease([shop.queue], 1)):
+        broker.wait(0.05)
+    broker.settle(epoch, [Bury(found[0].tag, "why")])
+    broker.resign()
+    work()
+    for place in places(work)[:: 2 if PLACES else 1]:
+        cut = Cut(work, place)
+        shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
+    shop.check_queue()
+    assert [letter.reason for letter in broker.dead(shop.queue)] == ["why"]
+    broker.dead_discard([letter.tag for letter in broker.dead(shop.queue)])
+
+
+def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:
+    settings = {"broker_transport_options": SQS_OPTIONS}
+    with closed(Shop(sqs.url, "cache+memory://", **settings)) as shop:
+        for name, size in (("delay", 1), ("apply_many", 3), ("depths", 0)):
+            work = shop.operations[name]
+            work()
+            shop.sure += 2 * size
+            for place in random.sample(found := places(work), min(4, len(found))):
+                cut = Cut(work, place)
+                if cut.happened:
+                    shop.unsure += size
+                else:
+                    shop.sure += size
+                shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
+        shop.check_queue()
 
 
 def test_cut_short_while_connecting(shop: Shop) -> None:
