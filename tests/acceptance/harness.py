@@ -217,7 +217,9 @@ class Site:
         """Put a message into the store as nobody's client would."""
         with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             connection.execute(
-                "INSERT INTO message (queue, sent, headers, properties, body) VALUES (?, ?, ?, ?, ?)",
+                # The file takes text alone for text; but text may be any bytes.
+                "INSERT INTO message (queue, sent, headers, properties, body) "
+                "VALUES (?, ?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS BLOB))",
                 (queue, time.time(), headers, properties, body),
             )
 

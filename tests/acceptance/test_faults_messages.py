@@ -103,7 +103,7 @@ def test_each_bad_message_is_a_dead_letter(site: Site) -> None:
     told = dict(zip(BAD, reasons, strict=True))
     assert "accept_content" in told["content type is pickle"]
     assert "id" in told["no id"]
-    assert "not UTF-8" in told["headers are not UTF-8"]
+    assert "not valid JSON" in told["headers are not UTF-8"]
     assert worker.log.count("cannot be run") == len(BAD), "I-14"
     assert len(site.records(kind=STARTED)) == 20
 

@@ -197,7 +197,6 @@ def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
         (["--pidfile", "."], 1, "cannot use the pid file"),
         (["-A", "nope"], 1, "no module 'nope'"),
         (["-A", "tasks:nope"], 1, "did you mean tasks:app"),
-        (["-B"], 2, "No such option"),
         (["--out", "x"], 2, "--demo"),
         (["tsks"], 1, "did you mean tasks"),
         (["tasks", "-A", "tasks"], 2, "Name the app once"),

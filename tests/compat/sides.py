@@ -73,7 +73,10 @@ class CelerySide(Side):
                 time.sleep(0.005)
             return result
 
-        with start_worker(app, perform_ping_check=False, pool="solo", loglevel=logging.CRITICAL):
+        with (
+            _logging_kept(),
+            start_worker(app, perform_ping_check=False, pool="solo", loglevel=logging.CRITICAL),
+        ):
             yield ended
 
 
@@ -102,6 +105,18 @@ class QWorkerSide(Side):
                 return result
 
             yield ended
+
+
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Undo what a worker of Celery's does to the root logger of this process, which other tests need."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 CELERY, QWORKER = CelerySide(), QWorkerSide()

@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
+from celery import _state as celery_state
+
 from qworker import registry
 from qworker.current import set_default_app
 from tests.compat.sides import CELERY, QWORKER, Side
@@ -25,9 +27,10 @@ pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    before = list(registry.shared)
+    before, celerys = list(registry.shared), set(celery_state._on_app_finalizers)
     yield
     registry.shared[:] = before
+    celery_state._on_app_finalizers.intersection_update(celerys)
     set_default_app(None)
 
 
