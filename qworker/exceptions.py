@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from qworker import errors, states
+from qworker.interrupts import let_pass
 from qworker.json_dialect import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
@@ -35,7 +36,8 @@ def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
     try:
         args = exc.args[:_MANY]
-    except Exception:  # a property of the user's class
+    except Exception as error:  # a property of the user's class
+        let_pass(error)
         args = ()
     return {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
 
@@ -47,8 +49,8 @@ def _argument(value: Any) -> Any:
         text = dumps(value)
         if len(text) <= MAX_ARGUMENT and not too_deep(text.encode()):
             return value
-    except Exception:  # whatever keeps it from being JSON, its representation is enough
-        pass
+    except Exception as error:  # whatever keeps it from being JSON, its representation is enough
+        let_pass(error)
     return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
 
 
@@ -101,12 +103,13 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         made = kind(*args)
         if isinstance(made, BaseException):
             return made
-    except Exception:  # a constructor of the user's, with other parameters than its args
-        pass
+    except Exception as error:  # a constructor of the user's, with other parameters than its args
+        let_pass(error)
     try:
         made = kind.__new__(kind, *args)
         made.args = args
-    except Exception:  # a __new__ of the user's
+    except Exception as error:  # a __new__ of the user's
+        let_pass(error)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return made
 

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
 
+from qworker.interrupts import let_pass
 from qworker.json_dialect import dumps
 from qworker.serialization import JSON
 from qworker.transports.amqp_shapes import Shapes
@@ -240,9 +241,8 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
             text = dumps(headers)
             if not own:
                 _shapes.learn_to_read(data[at:end], text, headers)
-    except (
-        Exception
-    ) as error:  # whatever a stranger has put there: the worker refuses it, as it names no task
+    except Exception as error:  # a stranger's: the worker refuses it, as it names no task
+        let_pass(error)
         return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     return text, headers.get("id"), own, end
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,7 +241,12 @@ def places(work: Callable[[], object]) -> list[int]:
     count = 1_000_000
     whole = Cut(work, count)
     found = range(count - whole.left)
-    return list(found) if not PLACES or len(found) <= PLACES else sorted(random.sample(found, PLACES))
+    return list(found) if not PLACES or len(found) <= PLACES else sorted(_chosen(found, PLACES))
+
+
+def _chosen(found: Sequence[int], count: int) -> list[int]:
+    """The same ones each time: a suite that fails by the luck of the draw teaches people to run it again."""
+    return random.Random(len(found)).sample(found, min(count, len(found)))
 
 
 @pytest.mark.parametrize("name", ["delay", "apply_many", "state", "get", "wait", "update_state", "revoke"])
@@ -290,7 +295,7 @@ def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:
             work = shop.operations[name]
             work()
             shop.sure += 2 * size
-            for place in random.sample(found := places(work), min(4, len(found))):
+            for place in _chosen(places(work), 4):
                 cut = Cut(work, place)
                 if cut.happened:
                     shop.unsure += size
@@ -304,7 +309,7 @@ def test_cut_short_while_connecting(shop: Shop) -> None:
     shop.task.delay(1)
     shop.sure += 1
 
-    for place in random.sample(range(400), PLACES or 400):
+    for place in _chosen(range(400), PLACES or 400):
         shop.app.broker.close()
         cut = Cut(shop.operations["delay"], place)
         shop.unsure += 1

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
 from qworker import interrupts
+from qworker.exceptions import exception_from_dict, exception_to_dict
 from qworker.interrupts import NotOurTurn, apart, conclude, deferred, in_turn, interrupt, let_pass
+from qworker.transports.amqp_codec import Delivery, content_header, read_content
 
 
 class Stray(Exception):
@@ -219,3 +223,59 @@ def test_a_forked_child_has_helpers_of_its_own() -> None:
     if child == 0:
         os._exit(apart(lambda: 3))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+# -- what catches whatever strangers and users cause --
+
+
+class Odd(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def read_headers() -> None:
+    raw = content_header('{"task": "add", "id": "x", "x-more": [1]}', None, 0, "an-id", 0)
+    read_content(Delivery("consumer", "", "q", 1, False, raw, b""))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        read_headers,
+        lambda: exception_from_dict(exception_to_dict(Odd("a", "b"))),
+        lambda: exception_from_dict(exception_to_dict(ValueError({"a": [1.5, None]}))),
+    ],
+    ids=["headers of RabbitMQ", "an odd exception", "arguments of an exception"],
+)
+def test_what_a_handler_raises_is_no_fault_of_what_was_read(work: Callable[[], object]) -> None:
+    """At each place where Python looks for signals."""
+    place = 0
+    while cut_short(work, place):
+        place += 1
+    assert place > 10
+
+
+def cut_short(work: Callable[[], object], place: int) -> bool:
+    """Raise as a signal's handler would at that place of *work*; False when it has no such place."""
+    left = place
+
+    def handler(signum: int, frame: object) -> None:
+        raise Stray
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                handler(signal.SIGALRM, frame)
+
+    sys.setprofile(profile)
+    try:
+        work()
+    except Stray:
+        return True
+    finally:
+        sys.setprofile(None)
+    assert left >= 0, f"what was raised at place {place} was swallowed"
+    return False
