@@ -384,9 +384,11 @@ def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) ->
     busy.settle(own, [Ack(leased.tag) for leased in receive(busy, 400)])
     (long,) = receive(busy, 1)
     idle.enlist("idle", ["q"], 1)
-    assert busy._inbox.waiting > 100
-    found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
+    while busy._inbox.waiting <= 100:  # they are on their way
+        busy.wait(0.02)
+        assert time.monotonic() < deadline, busy._inbox.waiting
+    found: list[Leased] = []
     while len(found) < 799:
         busy.reclaim()
         idle.wait(0.02)
