@@ -33,20 +33,6 @@ class Middleware:
         return call_next(context)
 
 
-def made(given: Any) -> Middleware:
-    """The middleware that a setting or an argument gives: an object, its class, or the dotted name of either.
-
-    Raises ConfigurationError for anything else.
-    """
-    found = import_object(given) if isinstance(given, str) else given
-    one = found() if isinstance(found, type) else found
-    if not isinstance(one, Middleware):
-        raise ConfigurationError(
-            f"{given!r} is no middleware: subclass qworker.Middleware", setting="middleware"
-        )
-    return one
-
-
 def overrides(middleware: Middleware, method: str) -> bool:
     """Whether `middleware` has its own `method` ("publish" or "execute")."""
     own = getattr(type(middleware), method, None)
