@@ -29,12 +29,12 @@ from qworker.decorators import BoundDecorator, Decorator
 from qworker.definition import adopt, bind, change_class, make_task, task_class
 from qworker.errors import ConfigurationError
 from qworker.loading import TaskModules
+from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
 from qworker.publishing import Publisher
 from qworker.registry import TaskRegistry
 from qworker.result import AsyncResult
-from qworker.serialization import content_types
 from qworker.signals import Signal
 from qworker.signature import Signature
 from qworker.task import AsyncTask
@@ -44,7 +44,7 @@ from qworker.transports.lease import LeaseStore
 
 if TYPE_CHECKING:
     from qworker.awaiting import LoopWaiter, Watcher
-    from qworker.signing import Signer
+    from qworker.message.signing import Signer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -326,7 +326,9 @@ class QWorker:
         if keys is None:
             return None
         if (kept := self._signer)[0] is not keys:  # looked at once: another thread may replace it
-            make = import_object("qworker.signing:Signer")  # with OpenSSL: 1 MB that only those who sign need
+            make = import_object(
+                "qworker.message.signing:Signer"
+            )  # with OpenSSL: 1 MB that only those who sign need
             kept = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
         return kept[1]
 

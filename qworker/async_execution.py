@@ -21,7 +21,7 @@ from qworker.execution import Outcome, Run
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.protocol import Body
+    from qworker.message.protocol import Body
     from qworker.task import Task
 
 CANCELLED_ITSELF = "cancelled by its own code or a library that it uses, not by the worker"

@@ -17,12 +17,12 @@ from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.connections import HANDED_IN, refuse_other_brokers
 from qworker.current import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
+from qworker.message.protocol import TaskMessage, retry_headers
+from qworker.message.reading import HEADERS
 from qworker.naming import near, task_id
-from qworker.protocol import TaskMessage, retry_headers
 from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router
 from qworker.signature import Signature, signatures
-from qworker.wire import HEADERS
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -20,7 +20,7 @@ from qworker.transports.lease import Revocation
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.signing import Signer
+    from qworker.message.signing import Signer
 
 _LOOK = "`qworker queues` shows what waits, `qworker doctor` whether workers are there"
 _EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"

@@ -16,7 +16,7 @@ from qworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.protocol import Body
+    from qworker.message.protocol import Body
     from qworker.task import Task
 
 _NOTHING: Mapping[str, Any] = {}

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qworker.errors import MessageError
-from qworker.protocol import rewire
+from qworker.message.protocol import rewire
+from qworker.message.reading import parse_headers, parse_properties
 from qworker.transports.lease import Dead, Envelope
-from qworker.wire import parse_headers, parse_properties
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.signing import Signer
+    from qworker.message.signing import Signer
 
 ALL = 1_000_000
 

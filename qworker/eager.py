@@ -17,11 +17,11 @@ from qworker.coroutines import run_to_end
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute
+from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
+from qworker.message.serialization import content_types
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
-from qworker.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.result import AsyncResult
-from qworker.serialization import content_types
 from qworker.signature import signatures
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.middleware import compose
 from qworker.safe_repr import safe_repr, storable
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.protocol import Body
+    from qworker.message.protocol import Body
     from qworker.task import Task
 
 logger = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from qworker.clock import to_epoch
 from qworker.embedded import database_path
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
+from qworker.message.reading import parse_headers
 from qworker.naming import hostname
 from qworker.transports import SCHEMES
 from qworker.transports.lease import Ack, Dead, Envelope, Leased, LeaseStore, QueueInfo
-from qworker.wire import parse_headers
 
 BATCH = 100
 EVER = 100 * 365 * 86400.0

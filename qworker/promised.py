@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
-from qworker.exceptions import exception_of
+from qworker.message.exceptions import exception_of
 
 if TYPE_CHECKING:
     from qworker.errors import DamagedResult

@@ -21,9 +21,7 @@ from qworker.current import Context, current_context
 from qworker.eager import call_eagerly
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
-from qworker.middleware import compose, overrides
-from qworker.naming import task_id, task_ids
-from qworker.protocol import (
+from qworker.message.protocol import (
     HeaderTemplate,
     TaskMessage,
     Wire,
@@ -32,6 +30,8 @@ from qworker.protocol import (
     parse_properties,
     rewire,
 )
+from qworker.middleware import compose, overrides
+from qworker.naming import task_id, task_ids
 from qworker.result import AsyncResult
 from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router

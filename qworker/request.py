@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qworker import execution, protocol, signals, states
+from qworker import execution, signals, states
 from qworker.clock import to_epoch_in
 from qworker.errors import (
     InvalidTaskMessage,
@@ -28,8 +28,9 @@ from qworker.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
-from qworker.exceptions import exception_to_dict
 from qworker.execution import Outcome
+from qworker.message import protocol
+from qworker.message.exceptions import exception_to_dict
 from qworker.retry import backoff_delay
 from qworker.safe_repr import storable
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement

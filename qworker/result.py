@@ -17,7 +17,7 @@ from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
 from qworker.current import get_current_app
 from qworker.errors import ResultTimeout
-from qworker.exceptions import RemoteTraceback, exception_of
+from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.waiting import (
     HINT_AFTER,
     all_of,

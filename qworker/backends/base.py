@@ -25,8 +25,8 @@ from qworker import states
 from qworker.backends import by_hand
 from qworker.clock import Clock, isoformat
 from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
 from qworker.naming import import_object
-from qworker.serialization import compress, content_types, decode, decompress, encode, encode_json
 
 if TYPE_CHECKING:
     from qworker.current import Context
@@ -69,7 +69,7 @@ class Backend(ABC):
         self._bells = threading.local()
         keys = conf.security_key
         # With OpenSSL, which only those who sign need.
-        self._signer = None if keys is None else import_object("qworker.signing:Signer")(keys, clock)
+        self._signer = None if keys is None else import_object("qworker.message.signing:Signer")(keys, clock)
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.errors import DamagedResult, NotAvailable, TaskRevoked
-from qworker.exceptions import exception_from_dict, exception_to_dict
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
 
 if TYPE_CHECKING:
     from qworker.backends.base import Backend, Meta

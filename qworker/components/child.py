@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from qworker import execution, interrupts, protocol, signals
+from qworker import execution, interrupts, signals
 from qworker.async_execution import execute_async
 from qworker.components.event_loop import AsyncRun, EventLoop
 from qworker.components.frames import (
@@ -39,6 +39,7 @@ from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.components.soft_limit import SIGNAL, SoftLimit
 from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
+from qworker.message import protocol
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker import protocol
 from qworker.current import Context
+from qworker.message import protocol
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -14,9 +14,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qworker import protocol, signals
 from qworker import request as requests
+from qworker import signals
 from qworker.errors import MessageError, NotRegistered, QWorkerError, TaskExpired, TaskRevoked, WorkerLost
+from qworker.message import protocol
 from qworker.naming import near
 from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from qworker import states
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
 from qworker.transports.lease import Ack, Bury, LeaseStore, Release, ResultRow, Settlement, Store
 

@@ -18,8 +18,8 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from qworker.interrupts import let_pass
-from qworker.json_dialect import dumps
-from qworker.serialization import JSON
+from qworker.message.kombu_json import dumps
+from qworker.message.serialization import JSON
 from qworker.transports.amqp_shapes import Shapes
 from qworker.transports.amqp_table import LONG, Unfit, read_short, read_table, short, table
 from qworker.transports.own_headers import TEXT, is_apart

@@ -26,11 +26,11 @@ from kombu.transport import virtual as _virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, TransportError
-from qworker.foreign import from_kombu, to_kombu
+from qworker.message.kombu_envelope import from_kombu, to_kombu
+from qworker.message.reading import Wire
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
 from qworker.transports.sqlite import SQLiteStore
 from qworker.transports.sqlite_bindings import FOREVER, Binding
-from qworker.wire import Wire
 
 virtual: Any = _virtual  # its types are those of some attributes, and of no method
 

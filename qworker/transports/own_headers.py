@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 
-from qworker.json_dialect import dumps
+from qworker.message.kombu_json import dumps
 
 OWN = "x-qworker-"
 TEXT = OWN + "headers"

@@ -15,9 +15,9 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from qworker.json_dialect import dumps
+from qworker.message.kombu_json import dumps
+from qworker.message.serialization import JSON
 from qworker.naming import task_id
-from qworker.serialization import JSON
 from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Dead, Envelope, Leased
 from qworker.transports.own_headers import (

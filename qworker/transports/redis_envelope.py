@@ -21,10 +21,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from qworker.errors import InvalidTaskMessage
-from qworker.foreign import from_kombu
+from qworker.message.kombu_envelope import from_kombu
+from qworker.message.reading import parse_properties
 from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Envelope, Leased
-from qworker.wire import parse_properties
 
 SEPARATOR = "\x06\x16"
 """Between a queue's name and the step of its priority."""

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from qworker.errors import PublishError
-from qworker.json_dialect import dumps
+from qworker.message.kombu_json import dumps
 from qworker.naming import task_id
 from qworker.transports.own_headers import PACKED
 from qworker.transports.plain_messages import Outgoing

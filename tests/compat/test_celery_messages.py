@@ -17,8 +17,16 @@ from celery.worker.request import Request  # noqa: E402
 from kombu.transport.virtual import Message  # noqa: E402
 
 from qworker import errors  # noqa: E402
-from qworker.protocol import TaskMessage, decode_body, encode, from_kombu, parse_headers, receive, to_kombu  # noqa: E402
-from qworker.serialization import exception_from_dict, exception_to_dict  # noqa: E402
+from qworker.message.protocol import (  # noqa: E402
+    TaskMessage,
+    decode_body,
+    encode,
+    from_kombu,
+    parse_headers,
+    receive,
+    to_kombu,
+)
+from qworker.message.serialization import exception_from_dict, exception_to_dict  # noqa: E402
 
 pytestmark = [
     pytest.mark.compat,

@@ -31,8 +31,8 @@ from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
 from qworker.current import Context
 from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
-from qworker.exceptions import exception_to_dict
-from qworker.protocol import Body
+from qworker.message.exceptions import exception_to_dict
+from qworker.message.protocol import Body
 from qworker.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.servers import URLS, require

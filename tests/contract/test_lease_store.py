@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from qworker.errors import LeaseLost
-from qworker.protocol import TaskMessage, encode, receive
-from qworker.signing import Signer
+from qworker.message.protocol import TaskMessage, encode, receive
+from qworker.message.signing import Signer
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import (
     Ack,

@@ -34,7 +34,7 @@ from qworker.components.process_pool import ProcessPool
 from qworker.components.spawner import ZygoteSpawner
 from qworker.components.thread_pool import ThreadPool
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
-from qworker.protocol import TaskMessage, encode
+from qworker.message.protocol import TaskMessage, encode
 from qworker.request import Request, receive
 from qworker.testing import InlinePool
 from qworker.transports.lease import Leased

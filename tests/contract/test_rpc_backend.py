@@ -19,7 +19,7 @@ from kombu import Connection, Queue
 from qworker import QWorker
 from qworker.backends.rpc import RpcBackend
 from qworker.errors import BackendError, BrokerUnavailable, NotSupported
-from qworker.protocol import parse_properties
+from qworker.message.protocol import parse_properties
 from qworker.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from tests.acceptance.proxy import Proxy

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from qworker import QWorker
 from qworker.backends.sql_rows import pack
 from qworker.components.settlements import Settlements
-from qworker.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 from tests.acceptance.sqs_server import Sqs

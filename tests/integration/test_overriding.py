@@ -11,7 +11,7 @@ import pytest
 from qworker import QWorker, Signature, Task, shared_task
 from qworker.current import current_context
 from qworker.errors import ConfigurationError, PublishError
-from qworker.protocol import parse_headers
+from qworker.message.protocol import parse_headers
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 
 pytestmark = pytest.mark.integration

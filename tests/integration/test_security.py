@@ -16,8 +16,8 @@ import pytest
 from qworker import QWorker, dead_letters, signals
 from qworker.clock import isoformat
 from qworker.errors import Reject, TaskRevoked
+from qworker.message.protocol import TaskMessage, encode
 from qworker.moving import move
-from qworker.protocol import TaskMessage, encode
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Dead, Envelope, LeaseStore
 from qworker.transports.sqlite import SQLiteStore
@@ -146,7 +146,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def forged(id: str, task: str = "add", key: str | None = None, **fields: Any) -> Envelope:
-    from qworker.signing import Signer
+    from qworker.message.signing import Signer
 
     own = {name: fields.pop(name) for name in ("due",) if name in fields}
     wire = encode(TaskMessage(task, id, **fields), Signer([key]) if key else None)

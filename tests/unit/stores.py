@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from qworker import QWorker
 from qworker.errors import BrokerUnavailable
-from qworker.protocol import Body, decode_body, parse_headers, parse_properties
+from qworker.message.protocol import Body, decode_body, parse_headers, parse_properties
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope, LeaseStore
 

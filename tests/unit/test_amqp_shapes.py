@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.json_dialect import dumps
-from qworker.protocol import HeaderTemplate, TaskMessage
+from qworker.message.kombu_json import dumps
+from qworker.message.protocol import HeaderTemplate, TaskMessage
 from qworker.transports.amqp_shapes import CREDIT, LESSON, Shapes
 from qworker.transports.amqp_table import read_table, table
 

@@ -13,7 +13,7 @@ import pytest
 from qworker import QWorker, current_app, current_task
 from qworker.current import Context, Proxy, current_context, pop, push, set_default_app
 from qworker.errors import ConfigurationError
-from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from tests.unit.stores import make_app
 
 

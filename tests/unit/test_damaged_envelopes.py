@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kombu import Connection
 
 from qworker.errors import MessageError
-from qworker.protocol import receive
+from qworker.message.protocol import receive
 from qworker.transports.amqp_codec import Delivery
 from qworker.transports.amqp_inbox import Inbox, Prefetch
 from qworker.transports.amqp_table import table

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qworker.errors import InvalidTaskMessage, SecurityError
-from qworker.protocol import (
+from qworker.message.protocol import (
     TaskMessage,
     decode_body,
     encode,
@@ -21,8 +21,8 @@ from qworker.protocol import (
     receive,
     to_kombu,
 )
-from qworker.signing import Signer
-from qworker.wire import HEADERS
+from qworker.message.reading import HEADERS
+from qworker.message.signing import Signer
 
 ACCEPT = frozenset({"json", "yaml", "msgpack"})
 LIMIT = 10_000

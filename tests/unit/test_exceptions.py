@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import errors
-from qworker.exceptions import MAX_ARGUMENT, exception_from_dict, exception_to_dict
-from qworker.json_dialect import dumps, loads
+from qworker.message.exceptions import MAX_ARGUMENT, exception_from_dict, exception_to_dict
+from qworker.message.kombu_json import dumps, loads
 
 
 class Outer:

@@ -39,7 +39,7 @@ from qworker.execution import (
     invalid,
     started,
 )
-from qworker.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
+from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.testing import FakeClock, MemoryStore
 
 Meta = dict[str, Any]

@@ -10,7 +10,7 @@ from qworker import QWorker, Signature, Task
 from qworker.current import Context
 from qworker.errors import BrokerUnavailable, Reject
 from qworker.execution import FAILURE, SUCCESS, Outcome, execute
-from qworker.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
+from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from tests.unit.stores import KeepingStore, Sent, make_app
 
 

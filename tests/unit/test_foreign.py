@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport import virtual
 
 from qworker.errors import InvalidTaskMessage, SecurityError
-from qworker.protocol import (
+from qworker.message.protocol import (
     TaskMessage,
     Wire,
     decode_body,
@@ -28,7 +28,7 @@ from qworker.protocol import (
     to_kombu,
     upgrade,
 )
-from qworker.wire import NO_EMBED
+from qworker.message.reading import NO_EMBED
 
 ACCEPT = frozenset({"json"})
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "celery_5_7.json").read_text())

@@ -12,7 +12,7 @@ from qworker.current import Context
 from qworker.errors import EncodeError, SoftTimeLimitExceeded
 from qworker.execution import FAILURE, RETRY, SUCCESS, Outcome, execute
 from qworker.interrupts import interrupt
-from qworker.protocol import TaskMessage, decode_body, encode, parse_headers
+from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers
 from qworker.transports.lease import Envelope
 from tests.unit.stores import KeepingStore
 

@@ -13,8 +13,8 @@ from types import FrameType
 import pytest
 
 from qworker import interrupts
-from qworker.exceptions import exception_from_dict, exception_to_dict
 from qworker.interrupts import NotOurTurn, apart, conclude, deferred, in_turn, interrupt, let_pass
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.transports.amqp_codec import Delivery, content_header, read_content
 
 

@@ -21,14 +21,15 @@ from typing import Any
 import pytest
 
 import qworker
-from qworker import clock, execution, json_dialect
+from qworker import clock, execution
 from qworker.cli.output import visible
 from qworker.components import metrics
 from qworker.conf.secrets import mask_urls
 from qworker.errors import InvalidTaskMessage, QWorkerError
-from qworker.exceptions import exception_from_dict, exception_to_dict
-from qworker.foreign import from_kombu
-from qworker.protocol import decode_body, parse_headers, parse_properties, receive
+from qworker.message import kombu_json
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
+from qworker.message.kombu_envelope import from_kombu
+from qworker.message.protocol import decode_body, parse_headers, parse_properties, receive
 from qworker.safe_repr import printable, repr_args, repr_kwargs, safe_repr
 from qworker.transports.amqp_codec import Delivery, read_content
 from qworker.transports.amqp_table import read_table
@@ -283,7 +284,7 @@ ENVELOPES: dict[str, Callable[[int], str]] = {
 
 def _scanners() -> Iterator[tuple[str, Callable[[Any], Any], Callable[[int], Any]]]:
     json_readers: dict[str, Callable[[str], Any]] = {
-        "too_deep": lambda text: json_dialect.too_deep(text.encode("utf-8", "replace")),
+        "too_deep": lambda text: kombu_json.too_deep(text.encode("utf-8", "replace")),
         "parse_headers": lambda text: parse_headers(HEADERS % text),
         "parse_properties": lambda text: parse_properties('{"x":%s}' % text),  # noqa: UP031
         "decode_body": _body,

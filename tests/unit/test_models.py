@@ -11,7 +11,7 @@ import pytest
 from qworker import QWorker, Task
 from qworker.current import Context, pop, push
 from qworker.errors import ConfigurationError, EncodeError
-from qworker.protocol import Body
+from qworker.message.protocol import Body
 from tests.unit.stores import KeepingStore, make_app
 
 pydantic = pytest.importorskip("pydantic", reason='pip install "qworker-queue[pydantic]"')

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import ConfigurationError, EncodeError, PublishError
-from qworker.protocol import (
+from qworker.message.protocol import (
     HeaderTemplate,
     TaskMessage,
     decode_body,
@@ -24,7 +24,7 @@ from qworker.protocol import (
     retry_headers,
     rewire,
 )
-from qworker.wire import HEADERS, MAX_HEADERS, NO_EMBED
+from qworker.message.reading import HEADERS, MAX_HEADERS, NO_EMBED
 
 ACCEPT = frozenset({"json", "pickle"})
 SIGNATURE = {

@@ -15,7 +15,7 @@ from qworker import Middleware, QWorker, Signature, signals
 from qworker.clock import from_epoch
 from qworker.current import Context, pop, push
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
-from qworker.protocol import TaskMessage, encode, parse_headers
+from qworker.message.protocol import TaskMessage, encode, parse_headers
 from qworker.task import Task
 from qworker.testing.clock import FakeClock
 from tests.unit.stores import KeepingStore, Sent, make_app

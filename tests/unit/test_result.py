@@ -21,7 +21,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.current import Context, pop, push, set_default_app
 from qworker.eager import EagerResult
 from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
-from qworker.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.result import AsyncResult, RemoteTraceback, result_from_tuple
 from qworker.waiting import allow_join_result
 from tests.unit.stores import KeepingStore, make_app

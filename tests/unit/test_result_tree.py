@@ -8,7 +8,7 @@ import pytest
 
 from qworker import QWorker
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
-from qworker.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.result import AsyncResult
 from tests.unit.stores import KeepingStore, make_app
 

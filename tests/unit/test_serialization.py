@@ -22,10 +22,10 @@ from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.json import register_type
 
-from qworker import serialization
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
-from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
-from qworker.serialization import compress, content_types, decode, decompress, encode
+from qworker.message import serialization
+from qworker.message.kombu_json import MAX_DEPTH, dumps, loads, too_deep
+from qworker.message.serialization import compress, content_types, decode, decompress, encode
 
 JSON_ONLY = frozenset({"json"})
 GZIP = "application/x-gzip"

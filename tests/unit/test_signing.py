@@ -8,7 +8,7 @@ import pytest
 
 from qworker.clock import isoformat
 from qworker.errors import ConfigurationError, SecurityError
-from qworker.protocol import (
+from qworker.message.protocol import (
     TaskMessage,
     decode_body,
     encode,
@@ -17,7 +17,7 @@ from qworker.protocol import (
     retry_headers,
     rewire,
 )
-from qworker.signing import SIGNED_HEADERS, Signer
+from qworker.message.signing import SIGNED_HEADERS, Signer
 from qworker.testing import FakeClock
 
 OLD = "the old key, which is long enough"

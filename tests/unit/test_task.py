@@ -27,7 +27,7 @@ from qworker.errors import (
     Retry,
 )
 from qworker.execution import INTERRUPTED, Interrupted, execute
-from qworker.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from qworker.testing import MemoryStore
 from tests.unit.stores import KeepingStore, make_app
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker.errors import InvalidTaskMessage, SecurityError
-from qworker.wire import (
+from qworker.message.reading import (
     HEADERS,
     MAX_HEADERS,
     MAX_ID,

@@ -13,11 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from qworker.errors import InvalidTaskMessage, SecurityError
-from qworker.json_dialect import dumps
-from qworker.naming import task_id
-from qworker.safe_repr import repr_args, repr_kwargs, safe_repr
-from qworker.serialization import JSON, MAX_BYTES
-from qworker.wire import (
+from qworker.message.kombu_json import dumps
+from qworker.message.reading import (
     HEADERS,
     Body,
     Verifier,
@@ -28,6 +25,9 @@ from qworker.wire import (
     parse_properties,
     read_object,
 )
+from qworker.message.serialization import JSON, MAX_BYTES
+from qworker.naming import task_id
+from qworker.safe_repr import repr_args, repr_kwargs, safe_repr
 
 # -- protocol 1 --
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
-from qworker.exceptions import exception_from_dict, exception_to_dict
 from qworker.interrupts import let_pass
-from qworker.json_dialect import MAX_DEPTH, dumps, loads, too_deep
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
+from qworker.message.kombu_json import MAX_DEPTH, dumps, loads, too_deep
 from qworker.naming import install_command, near
 
 __all__ = [

@@ -16,14 +16,10 @@ from typing import Any, Protocol
 
 from qworker.clock import isoformat
 from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
-from qworker.foreign import from_kombu, from_v1, to_kombu
 from qworker.interrupts import let_pass
-from qworker.json_dialect import MAX_DEPTH, dumps, too_deep
-from qworker.naming import hostname, task_id
-from qworker.safe_repr import repr_args, repr_kwargs
-from qworker.serialization import JSON, MAX_BYTES, compress, encode_json, explain, serializer_of
-from qworker.serialization import encode as encode_value
-from qworker.wire import (
+from qworker.message.kombu_envelope import from_kombu, from_v1, to_kombu
+from qworker.message.kombu_json import MAX_DEPTH, dumps, too_deep
+from qworker.message.reading import (
     MAX_HEADERS,
     MAX_ID,
     NO_EMBED,
@@ -37,6 +33,10 @@ from qworker.wire import (
     read_object,
     without_empty,
 )
+from qworker.message.serialization import JSON, MAX_BYTES, compress, encode_json, explain, serializer_of
+from qworker.message.serialization import encode as encode_value
+from qworker.naming import hostname, task_id
+from qworker.safe_repr import repr_args, repr_kwargs
 
 __all__ = [
     "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1", "origin",
@@ -47,7 +47,7 @@ _EMPTY: Mapping[str, Any] = {}
 
 
 class SupportsSigning(Protocol):
-    """What is asked of a `qworker.signing.Signer` here."""
+    """What is asked of a `qworker.message.signing.Signer` here."""
 
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from qworker import errors, states
 from qworker.interrupts import let_pass
-from qworker.json_dialect import dumps, too_deep
+from qworker.message.kombu_json import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
 MAX_ARGUMENT = (

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from qworker.clock import to_epoch
 from qworker.errors import InvalidTaskMessage
-from qworker.json_dialect import MAX_DEPTH, loads, too_deep
+from qworker.message.kombu_json import MAX_DEPTH, loads, too_deep
+from qworker.message.serialization import JSON, MAX_BYTES, check_accepted, decode, decompress
 from qworker.safe_repr import printable, safe_repr
-from qworker.serialization import JSON, MAX_BYTES, check_accepted, decode, decompress
 
 MAX_HEADERS = 256 * 1024  #: characters of the headers text
 MAX_ID = 255  #: characters of task names and ids
@@ -41,7 +41,7 @@ class Body(NamedTuple):
 
 
 class Verifier(Protocol):
-    """What is asked of a `qworker.signing.Signer` here."""
+    """What is asked of a `qworker.message.signing.Signer` here."""
 
     def verify(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
