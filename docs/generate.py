@@ -20,7 +20,7 @@ from qworker.call_options import FOR_CELERYS_SAKE
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
 from qworker.task import Task
-from qworker.transports.promises import OTHER, PROMISES
+from qworker.transports.capabilities import OTHER, PROMISES
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"

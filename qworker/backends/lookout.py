@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from qworker.backends.base import POLL_SECONDS
-from qworker.backends.sql_upserts import LOOK
+from qworker.transports.sql.result_upserts import LOOK
 
 logger = logging.getLogger(__name__)
 

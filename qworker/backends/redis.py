@@ -1,7 +1,7 @@
 """Results on Redis or Valkey, under Celery's keys.
 
 Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``, ``sentinel://…``.
-Goes to:     keys and channels that ``redis_rows.py`` describes; the server lets them expire.
+Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them expire.
 Thread:      any: each use borrows a connection, who waits keeps one a thread. None crosses a fork.
 
 A worker's batch is one script call. When the messages are in the same database of the same server, the broker
@@ -18,12 +18,12 @@ from typing import Any
 from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
 from qworker.backends.keyvalue import LOCK_PREFIX
 from qworker.backends.redis_bell import RedisBell
-from qworker.backends.redis_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import deferred, let_pass
-from qworker.transports.redis_connection import Link, Links, Script, checked, pack
-from qworker.transports.redis_url import endpoint
+from qworker.transports.redis.connection import Link, Links, Script, checked, pack
+from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
+from qworker.transports.redis.url import endpoint
 
 MAX_KEYS = 1000
 """Asked for in one command, so that others are served in between."""

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
-from qworker.transports.redis_connection import Link, checked, pack
-from qworker.transports.redis_url import Endpoint
+from qworker.transports.redis.connection import Link, checked, pack
+from qworker.transports.redis.url import Endpoint
 
 
 class RedisBell:

@@ -4,7 +4,7 @@ Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``d
 Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``; locks and counters to ``qworker_keyvalue``.
 Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
 
-Each statement is a transaction of its own. Rows are stored by the batch in one statement, where ``sql_upserts.py`` has one
+Each statement is a transaction of its own. Rows are stored by the batch in one statement, where ``transports/sql/result_upserts.py`` has one
 for the database. Elsewhere, and where that does not tell whether it stored a row, a row is only inserted after a look has
 found none; and a state is replaced by one UPDATE whose WHERE names the states that may not be, so two writers cannot
 pass each other.
@@ -28,14 +28,14 @@ from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
 from qworker.backends.lookout import Bell, Lookout
 from qworker.backends.sql_columns import Columns
 from qworker.backends.sql_ear import DRIVERS, SQLEar
-from qworker.backends.sql_rows import key_of, latest, pack, place_of, unpack
 from qworker.backends.sql_tables import Layout, connect, make_tables
-from qworker.backends.sql_upserts import COUNTING, UPSERTS, channel_of, lock_of
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import apart
-from qworker.transports.reaching import MYSQL, POSTGRESQL, explained
-from qworker.transports.sql_refusals import passing, refused
+from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.sql.refusals import passing, refused
+from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
+from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from qworker import states
 from qworker.backends.base import About, Backend, Found, Meta
-from qworker.backends.sql_rows import key_of
 from qworker.backends.sql_tables import EXTENDED
 from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.errors import DamagedResult
 from qworker.interrupts import let_pass
 from qworker.safe_repr import storable
+from qworker.transports.sql.result_rows import key_of
 
 
 class Columns:

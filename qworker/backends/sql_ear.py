@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from qworker.transports.sql_link import blind
+from qworker.transports.sql.link import blind
 
 DRIVERS = ("psycopg", "psycopg2")
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 
-from qworker.backends.sql_rows import LONGEST_ID
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.reaching import check_libpq
-from qworker.transports.sql_schema import SQL_MODE
+from qworker.transports.connect_errors import check_libpq
+from qworker.transports.sql.result_rows import LONGEST_ID
+from qworker.transports.sql.schema import SQL_MODE
 
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
 """Columns that are there when Celery, or we, made the table with ``result_extended``."""
@@ -63,8 +63,8 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
 minutes; and what we can rely on."""
 
 _CONNECTIONS = {
-    "psycopg": ("qworker.transports.sql_patient", "PatientConnection.connect"),
-    "pymysql": ("qworker.transports.sql_measured", "MeasuredConnection"),
+    "psycopg": ("qworker.transports.sql.timeout_connection", "PatientConnection.connect"),
+    "pymysql": ("qworker.transports.sql.limited_connection", "MeasuredConnection"),
 }
 """What makes a connection in the place of the driver's own, by the driver."""
 

@@ -20,7 +20,9 @@ from qworker import states
 from qworker.backends.base import Backend, Found, Meta, Row
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
 from qworker.clock import Clock
-from qworker.embedded import (
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
+from qworker.transports.sqlite import (
     UPSERT_RESULT,
     Bell,
     Database,
@@ -28,8 +30,6 @@ from qworker.embedded import (
     Ringer,
     database_path,
 )
-from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import let_pass
 
 T = TypeVar("T")
 

@@ -24,10 +24,10 @@ from qworker.cli.return_types import unserialisable
 from qworker.cli.servers import facts
 from qworker.clock import Clock
 from qworker.discovery import Found, load_tasks
-from qworker.embedded import database_path
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls
+from qworker.transports.sqlite import database_path
 
 # RETURNING, which claims and settles in one statement.
 _OLDEST_SQLITE = (3, 35, 0)

@@ -17,9 +17,9 @@ from qworker.cli.output import count, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import Settings, mask_urls
 from qworker.errors import ConfigurationError
-from qworker.moving import Report, move, same_place, waiting
 from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore, QueueInfo
+from qworker.transports.transfer import Report, move, same_place, waiting
 
 _LINE_EVERY = 10_000
 

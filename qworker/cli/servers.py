@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from qworker.cli.output import age
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.reaching import MYSQL, POSTGRESQL, RABBITMQ, REDIS, explained
+from qworker.transports.connect_errors import MYSQL, POSTGRESQL, RABBITMQ, REDIS, explained
 
 LARGEST_SKEW = 2.0  # seconds
 PATIENCE = 5.0  # seconds, for a connection and for one answer
@@ -105,7 +105,7 @@ def redis_facts(where: str, info: dict[str, str], save: str | None, allow_evicti
 
 
 def _ask_redis(url: str, setting: str, conf: Any) -> Iterator[Fact]:
-    from qworker.transports.redis_url import endpoint
+    from qworker.transports.redis.url import endpoint
 
     mine = setting == "broker_url"
     options = dict(conf.broker_transport_options if mine else conf.result_backend_transport_options)
@@ -162,7 +162,7 @@ def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 
 
 def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
-    mysql = import_module("qworker.transports.sql_mysql")
+    mysql = import_module("qworker.transports.sql.mysql")
     where = mask_urls(url)
     fields, tls = mysql.connection_fields(url.removeprefix("db+"))
     connection = import_module("pymysql").connect(
@@ -198,7 +198,7 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 
 
 def _ask_rabbitmq(url: str, setting: str, conf: Any) -> Iterator[Fact]:
-    amqp = import_module("qworker.transports.amqp_link")
+    amqp = import_module("qworker.transports.amqp.link")
     where = mask_urls(url)
     link = amqp.Link(amqp.address_of(url, conf.broker_use_ssl), PATIENCE)
     try:

@@ -16,7 +16,7 @@ from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
 from qworker.discovery import Found
 from qworker.errors import ConfigurationError
-from qworker.transports.promises import DELIVERY_COUNT, ETA, FANOUT, PRIORITY, Promises, promises_of
+from qworker.transports.capabilities import DELIVERY_COUNT, ETA, FANOUT, PRIORITY, Promises, promises_of
 
 PAGE = "docs/reference/transports.md"
 _DEFAULT = "default"

@@ -18,10 +18,10 @@ from qworker.components.early_acks import EarlyAcks
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.settlements import Settlements
-from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.request import Request
 from qworker.retry import RECONNECT
+from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
 from qworker.worker_state import WorkerState
 

@@ -37,9 +37,9 @@ from qworker.components.frames import (
 from qworker.components.marks import Marks
 from qworker.components.preparation import Prepared, prepare, tracks_start
 from qworker.components.soft_limit import SIGNAL, SoftLimit
-from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
+from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from qworker.components.letter import Letter
 from qworker.components.ready_queue import Slots
-from qworker.crash_points import CRASHING, crash_point
 from qworker.request import Request
+from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack
 
 

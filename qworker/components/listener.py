@@ -30,10 +30,10 @@ from qworker.components.receipt import Receipt
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
 from qworker.control import heard
-from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.request import Request
 from qworker.retry import RECONNECT
+from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import LeaseStore, Release
 from qworker.worker_state import WorkerState
 

@@ -20,8 +20,8 @@ from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.pool import TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.crash_points import CRASHING, crash_point
 from qworker.request import EXPIRED, REVOKED, Request
+from qworker.transports.crash_points import CRASHING, crash_point
 
 PATIENCE = 10.0
 BATCH = 64

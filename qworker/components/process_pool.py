@@ -36,10 +36,10 @@ from qworker.components.pool_child import ChildHandle, describe_exit
 from qworker.components.ready_queue import Slots
 from qworker.components.spawner import Spawner
 from qworker.components.wake import Wake
-from qworker.crash_points import CRASHING, crash_point
 from qworker.errors import QWorkerError
 from qworker.execution import Outcome
 from qworker.request import Request
+from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)
 

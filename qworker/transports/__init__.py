@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from qworker.transports.lease import LeaseStore
 
 SCHEMES = {
-    "sqlite": "qworker.transports.sqlite",
-    "redis": "qworker.transports.redis",
-    "rediss": "qworker.transports.redis",
-    "valkey": "qworker.transports.redis",
-    "valkeys": "qworker.transports.redis",
-    "unix": "qworker.transports.redis",
-    "sentinel": "qworker.transports.redis",
-    "amqp": "qworker.transports.amqp",
-    "amqps": "qworker.transports.amqp",
-    "pyamqp": "qworker.transports.amqp",
-    "postgresql": "qworker.transports.sql",
-    "postgres": "qworker.transports.sql",
-    "mysql": "qworker.transports.sql",
-    "mariadb": "qworker.transports.sql",
-    "sqs": "qworker.transports.sqs",
+    "sqlite": "qworker.transports.sqlite.broker",
+    "redis": "qworker.transports.redis.broker",
+    "rediss": "qworker.transports.redis.broker",
+    "valkey": "qworker.transports.redis.broker",
+    "valkeys": "qworker.transports.redis.broker",
+    "unix": "qworker.transports.redis.broker",
+    "sentinel": "qworker.transports.redis.broker",
+    "amqp": "qworker.transports.amqp.broker",
+    "amqps": "qworker.transports.amqp.broker",
+    "pyamqp": "qworker.transports.amqp.broker",
+    "postgresql": "qworker.transports.sql.broker",
+    "postgres": "qworker.transports.sql.broker",
+    "mysql": "qworker.transports.sql.broker",
+    "mariadb": "qworker.transports.sql.broker",
+    "sqs": "qworker.transports.sqs.broker",
 }
 """The module for each scheme; it has ``open_store(url, conf)``, which returns the store and opens nothing yet."""
 
 
-PLAIN = "qworker.transports.plain"
+PLAIN = "qworker.transports.kombu.broker"
 """The module for every other scheme that kombu has a transport for."""
 
 
@@ -45,7 +45,7 @@ def register() -> None:
     """Teach kombu, and so Celery, that ``sqlite:///path`` is the embedded broker."""
     from kombu.transport import TRANSPORT_ALIASES
 
-    TRANSPORT_ALIASES["sqlite"] = "qworker.transports.channel:Transport"
+    TRANSPORT_ALIASES["sqlite"] = "qworker.transports.kombu.channel:Transport"
 
 
 def broker_urls(url: str | None) -> list[str]:

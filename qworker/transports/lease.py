@@ -1,7 +1,7 @@
 """LeaseStore: what a broker must be able to do for a qworker worker. One contract suite holds for all.
 
 Comes from:  ``publishing.py`` (push), the Listener (everything else), the command line (queues, dead…).
-Goes to:     the store behind it: ``transports/sqlite.py``.
+Goes to:     the store behind it: ``transports/sqlite/broker.py``.
 Thread:      push, revoke and the administration from any thread; the leasing side from the listener only.
 
 A message is taken on a *lease*: it stays in the store, marked with its holder, until it is settled. What a

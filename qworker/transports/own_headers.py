@@ -1,7 +1,7 @@
 """Headers that are about a message's way and not the task's: ours, and those that RabbitMQ adds.
 
 Comes from:  nothing; names.
-Goes to:     the transports that keep such things in headers: ``amqp_codec.py``, ``plain_messages.py``.
+Goes to:     the transports that keep such things in headers: ``transports/amqp/codec.py``, ``transports/kombu/messages.py``.
 Thread:      any; pure.
 
 All other headers belong to whoever sent the message, whatever they begin with, and arrive.

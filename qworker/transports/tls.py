@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from qworker.conf import kinds
 from qworker.errors import ConfigurationError
 from qworker.naming import near
-from qworker.transports.reaching import unreadable
+from qworker.transports.connect_errors import unreadable
 
 _NAMES = {
     "ca": "ca_certs",

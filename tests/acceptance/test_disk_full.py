@@ -18,7 +18,7 @@ import json, os, sys
 from pathlib import Path
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.lease import Ack, Bury, Envelope
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
 
 disk = Path(sys.argv[1])
 said = {}

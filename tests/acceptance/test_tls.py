@@ -19,7 +19,7 @@ import pytest
 
 from qworker import QWorker
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.transports.amqp_link import Link, address_of
+from qworker.transports.amqp.link import Link, address_of
 from tests.acceptance.harness import TASKS, Site, opened, until
 from tests.acceptance.private_servers import serving
 from tests.acceptance.tls_servers import SECURE, Secure

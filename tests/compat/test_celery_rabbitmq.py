@@ -16,7 +16,7 @@ import pytest
 celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
-from qworker.transports.amqp_link import Link, address_of  # noqa: E402
+from qworker.transports.amqp.link import Link, address_of  # noqa: E402
 from tests.compat.fleet import LEDGER, Fleet  # noqa: E402
 from tests.servers import require  # noqa: E402
 

@@ -22,7 +22,7 @@ from qworker.clock import boottime
 from qworker.testing.store import MemoryStore
 from qworker.transports.failover import FailoverStore
 from qworker.transports.lease import LeaseStore
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
-from qworker.transports.amqp import AMQPStore
-from qworker.transports.amqp_inbox import MOST
-from qworker.transports.amqp_link import Link, address_of
-from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.inbox import MOST
+from qworker.transports.amqp.link import Link, address_of
+from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.lease import Leased, LeaseStore, Revocation
 from tests.servers import require
 

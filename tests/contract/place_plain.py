@@ -14,9 +14,9 @@ from typing import Any
 
 from qworker.conf import Settings
 from qworker.transports import open_store
-from qworker.transports.plain import PlainStore
-from qworker.transports.plain_holder import DEAD
-from qworker.transports.sqs import SqsStore
+from qworker.transports.kombu.broker import PlainStore
+from qworker.transports.kombu.consumer import DEAD
+from qworker.transports.sqs.broker import SqsStore
 from tests.acceptance.sqs_server import REGION, Sqs
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}

@@ -10,8 +10,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from qworker.backends.redis_rows import STATUS_SUFFIX, TASK_PREFIX
 from qworker.transports.lease import LeaseStore
+from qworker.transports.redis.result_rows import STATUS_SUFFIX, TASK_PREFIX
 from tests.servers import require
 
 
@@ -35,7 +35,7 @@ class RedisPlace:
         self.client = redis.Redis.from_url(self.url)
 
     def open(self, **options: Any) -> LeaseStore:
-        from qworker.transports.redis import RedisStore
+        from qworker.transports.redis.broker import RedisStore
 
         named = {"global_keyprefix": self.prefix}
         return RedisStore(self.url, options={**named, **options.pop("options", {})}, results=named, **options)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from qworker.transports.lease import LeaseStore
-from qworker.transports.sql import SQLStore
+from qworker.transports.sql.broker import SQLStore
 from tests.servers import require
 
 

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker
-from qworker.backends.sql_rows import pack
 from qworker.components.letter import Letter
 from qworker.components.result_writer import ResultWriter
 from qworker.errors import EncodeError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, Bury
+from qworker.transports.sql.result_rows import pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import URLS, require
 

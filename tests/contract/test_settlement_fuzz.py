@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker
-from qworker.backends.sql_rows import pack
 from qworker.components.settlements import Settlements
 from qworker.message.exceptions import exception_to_dict
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
+from qworker.transports.sql.result_rows import pack
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.lease_places import PLACES, Place, message
 from tests.contract.place_plain import KombuPlace, SqsPlace, sqs_server

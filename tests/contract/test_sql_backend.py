@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 from qworker import QWorker
 from qworker.backends.sql import SQLBackend
-from qworker.backends.sql_upserts import channel_of, lock_of
 from qworker.errors import BackendError, ResultTimeout
 from qworker.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Ack
-from qworker.transports.sql import SQLStore
+from qworker.transports.sql.broker import SQLStore
+from qworker.transports.sql.result_upserts import channel_of, lock_of
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace

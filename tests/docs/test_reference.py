@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from qworker import signals, task_options, transports
-from qworker.transports.promises import OTHER, promises_of
+from qworker.transports.capabilities import OTHER, promises_of
 from tests.docs.pages import REPOSITORY
 
 

@@ -18,12 +18,12 @@ import pytest
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import open_store
-from qworker.transports.amqp import AMQPStore
-from qworker.transports.amqp_holder import GATHER_SECONDS
-from qworker.transports.amqp_link import Link, address_of
-from qworker.transports.amqp_outgoing import outgoing
-from qworker.transports.amqp_publisher import PORTION, Publisher
-from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.consumer import GATHER_SECONDS
+from qworker.transports.amqp.link import Link, address_of
+from qworker.transports.amqp.outgoing import outgoing
+from qworker.transports.amqp.publisher import PORTION, Publisher
+from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 from tests.servers import require
 

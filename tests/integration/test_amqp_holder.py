@@ -15,9 +15,9 @@ import amqp
 import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.transports.amqp import AMQPStore
-from qworker.transports.amqp_link import Link, address_of
-from qworker.transports.amqp_queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.link import Link, address_of
+from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
@@ -201,8 +201,8 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
 WORKER = """
 import struct, sys
 from pathlib import Path
-from qworker.transports.amqp import AMQPStore
-from qworker.transports.amqp_queues import Queues
+from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.queues import Queues
 store = AMQPStore(sys.argv[1], queues=Queues(prefix=sys.argv[2], type=sys.argv[3]))
 store.enlist("victim", ["q"], 4)
 held = []

@@ -25,7 +25,7 @@ from kombu.pidbox import Mailbox
 from qworker.errors import ConfigurationError
 from qworker.transports import register
 from qworker.transports.lease import Ack, Bury, Envelope
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
 
 pytestmark = pytest.mark.integration
 

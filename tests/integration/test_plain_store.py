@@ -17,8 +17,8 @@ from qworker.conf import Settings
 from qworker.errors import ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.transports import open_store
+from qworker.transports.kombu.broker import PlainStore
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
-from qworker.transports.plain import PlainStore
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., PlainStore]

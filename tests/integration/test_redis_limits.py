@@ -13,7 +13,7 @@ from qworker.components.settlements import Settlements
 from qworker.errors import EncodeError, PublishError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack
-from qworker.transports.redis import RedisStore
+from qworker.transports.redis.broker import RedisStore
 from tests.acceptance.private_servers import Redis, serving
 from tests.contract.lease_places import message
 

@@ -21,7 +21,7 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Leased, Release, Store  # noqa: E402
-from qworker.transports.redis import RedisStore  # noqa: E402
+from qworker.transports.redis.broker import RedisStore  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
 from tests.contract.lease_places import mark, message, until  # noqa: E402

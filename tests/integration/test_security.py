@@ -17,10 +17,10 @@ from qworker import QWorker, dead_letters, signals
 from qworker.clock import isoformat
 from qworker.errors import Reject, TaskRevoked
 from qworker.message.protocol import TaskMessage, encode
-from qworker.moving import move
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Dead, Envelope, LeaseStore
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.transfer import move
 
 pytestmark = pytest.mark.integration
 KEY = "a key that is long enough for the tests"

@@ -12,12 +12,12 @@ import pymysql
 import pytest
 
 from qworker import QWorker, states
-from qworker.backends.sql_rows import LONGEST_ID, key_of, pack
 from qworker.components.settlements import Settlements
 from qworker.errors import EncodeError, PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
-from qworker.transports.sql import SQLStore
+from qworker.transports.sql.broker import SQLStore
+from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.lease_places import message
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 

@@ -21,7 +21,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_store
 from qworker.transports.lease import Ack, LeaseStore, Reclaimed, Release, Store
-from qworker.transports.sql import SQLStore
+from qworker.transports.sql.broker import SQLStore
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import mark, message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace

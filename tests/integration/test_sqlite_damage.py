@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.embedded import Database, database
 from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Bury, Dead, Envelope, Release
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite import Database
+from qworker.transports.sqlite.broker import SQLiteStore, database
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
 from tests.contract.lease_places import message, until
 
 pytestmark = pytest.mark.integration

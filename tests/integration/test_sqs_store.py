@@ -20,11 +20,11 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_store
+from qworker.transports.kombu.broker import PlainStore
+from qworker.transports.kombu.messages import of_envelope
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
-from qworker.transports.plain import PlainStore
-from qworker.transports.plain_messages import of_envelope
-from qworker.transports.sqs import SqsStore
-from qworker.transports.sqs_queue import Received, SqsQueue
+from qworker.transports.sqs.broker import SqsStore
+from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 
 pytestmark = pytest.mark.integration

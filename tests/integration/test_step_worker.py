@@ -20,7 +20,7 @@ from qworker.components.pool import LOST, TIME_LIMIT
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore
-from qworker.transports.sqlite import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteStore
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from amqp.basic_message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.transports.amqp_codec import (
+from qworker.transports.amqp.codec import (
     Delivery,
     content_header,
     delivery,
@@ -23,11 +23,11 @@ from qworker.transports.amqp_codec import (
     tag_of,
     whole_delivery,
 )
-from qworker.transports.amqp_delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
-from qworker.transports.amqp_inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
-from qworker.transports.amqp_link import address_of
-from qworker.transports.amqp_queues import DEAD, Queues
-from qworker.transports.amqp_table import short
+from qworker.transports.amqp.delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
+from qworker.transports.amqp.inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
+from qworker.transports.amqp.link import address_of
+from qworker.transports.amqp.queues import DEAD, Queues
+from qworker.transports.amqp.table import short
 from qworker.transports.own_headers import is_apart
 from qworker.transports.tls import Tls
 from tests.certificates import Certificates

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qworker.message.kombu_json import dumps
 from qworker.message.protocol import HeaderTemplate, TaskMessage
-from qworker.transports.amqp_shapes import CREDIT, LESSON, Shapes
-from qworker.transports.amqp_table import read_table, table
+from qworker.transports.amqp.header_cache import CREDIT, LESSON, Shapes
+from qworker.transports.amqp.table import read_table, table
 
 NAMES = st.sampled_from(["id", "task", "n", "ü", 'q"', "%s", ""])
 TEXTS = st.text(max_size=8) | st.sampled_from(["%b", 'say "hi"', "a\\b", "\x00", "\ud800", "SSSS", "ü" * 70])

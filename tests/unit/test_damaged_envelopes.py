@@ -15,13 +15,13 @@ from kombu import Connection
 
 from qworker.errors import MessageError
 from qworker.message.protocol import receive
-from qworker.transports.amqp_codec import Delivery
-from qworker.transports.amqp_inbox import Inbox, Prefetch
-from qworker.transports.amqp_table import table
+from qworker.transports.amqp.codec import Delivery
+from qworker.transports.amqp.inbox import Inbox, Prefetch
+from qworker.transports.amqp.table import table
 from qworker.transports.delivery_fields import LATEST, MOST_COUNT
+from qworker.transports.kombu.broker import PlainStore
+from qworker.transports.kombu.messages import dead, leased, read
 from qworker.transports.lease import Bury, Envelope, Leased, Release
-from qworker.transports.plain import PlainStore
-from qworker.transports.plain_messages import dead, leased, read
 
 ANY = st.recursive(
     st.none()
@@ -64,9 +64,9 @@ def _dumps(value: Any) -> str:
 
 def _redis() -> Any:
     pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
-    from qworker.transports import redis_envelope
+    from qworker.transports.redis import envelope
 
-    return redis_envelope
+    return envelope
 
 
 def _ours() -> bytes:
@@ -256,7 +256,7 @@ def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -
 )
 def test_anything_in_a_message_from_sqs(body: str, count: Any) -> None:
     pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
-    from qworker.transports.sqs_queue import Received
+    from qworker.transports.sqs.queue import Received
 
     with Connection("memory://") as connection:
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import states
-from qworker.embedded import (
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.transports.sqlite import (
     NEXT_TAG,
     SCHEMA_VERSION,
     UPSERT_RESULT,
@@ -28,8 +29,7 @@ from qworker.embedded import (
     file_system,
     transaction,
 )
-from qworker.embedded.database import busy
-from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
+from qworker.transports.sqlite.database import busy
 
 # -- where it is --
 

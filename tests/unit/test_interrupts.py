@@ -15,7 +15,7 @@ import pytest
 from qworker import interrupts
 from qworker.interrupts import NotOurTurn, apart, conclude, deferred, in_turn, interrupt, let_pass
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
-from qworker.transports.amqp_codec import Delivery, content_header, read_content
+from qworker.transports.amqp.codec import Delivery, content_header, read_content
 
 
 class Stray(Exception):

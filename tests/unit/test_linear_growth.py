@@ -31,10 +31,10 @@ from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.kombu_envelope import from_kombu
 from qworker.message.protocol import decode_body, parse_headers, parse_properties, receive
 from qworker.safe_repr import printable, repr_args, repr_kwargs, safe_repr
-from qworker.transports.amqp_codec import Delivery, read_content
-from qworker.transports.amqp_table import read_table
-from qworker.transports.plain_messages import read as read_plain
-from qworker.transports.reaching import explained, while_connecting
+from qworker.transports.amqp.codec import Delivery, read_content
+from qworker.transports.amqp.table import read_table
+from qworker.transports.connect_errors import explained, while_connecting
+from qworker.transports.kombu.messages import read as read_plain
 
 MOST_GROWTH = 2.5
 MEASURABLE = 0.02
@@ -42,15 +42,21 @@ MEASURABLE = 0.02
 LARGEST = 64 * 1024
 
 REGEXES: dict[str, Callable[[], list[Any]]] = {
-    "qworker.embedded.database:_STRICTLY": lambda: _named("qworker.embedded.database:_STRICTLY"),
-    "qworker.embedded.place:_ESCAPED": lambda: _named("qworker.embedded.place:_ESCAPED"),
-    "qworker.transports.redis_envelope:_HEAD": lambda: _named("qworker.transports.redis_envelope:_HEAD"),
-    "qworker.transports.reaching:_HANGING_UP": lambda: _named("qworker.transports.reaching:_HANGING_UP"),
-    "qworker.transports.reaching:_WAITING": lambda: _named("qworker.transports.reaching:_WAITING"),
-    "qworker.transports.reaching:_PATTERNS": lambda: [
-        pattern for pattern, _ in importlib.import_module("qworker.transports.reaching")._PATTERNS
+    "qworker.transports.sqlite.database:_STRICTLY": lambda: _named(
+        "qworker.transports.sqlite.database:_STRICTLY"
+    ),
+    "qworker.transports.sqlite.path:_ESCAPED": lambda: _named("qworker.transports.sqlite.path:_ESCAPED"),
+    "qworker.transports.redis.envelope:_HEAD": lambda: _named("qworker.transports.redis.envelope:_HEAD"),
+    "qworker.transports.connect_errors:_HANGING_UP": lambda: _named(
+        "qworker.transports.connect_errors:_HANGING_UP"
+    ),
+    "qworker.transports.connect_errors:_WAITING": lambda: _named(
+        "qworker.transports.connect_errors:_WAITING"
+    ),
+    "qworker.transports.connect_errors:_PATTERNS": lambda: [
+        pattern for pattern, _ in importlib.import_module("qworker.transports.connect_errors")._PATTERNS
     ],
-    "qworker.transports.redis_connection:_CODE": lambda: _named("qworker.transports.redis_connection:_CODE"),
+    "qworker.transports.redis.connection:_CODE": lambda: _named("qworker.transports.redis.connection:_CODE"),
     "qworker.process:_CODE": lambda: _named("qworker.process:_CODE"),
     "qworker.conf.secrets:_SECRET_NAME": lambda: _named("qworker.conf.secrets:_SECRET_NAME"),
     "qworker.conf.secrets:_NOT_SECRET": lambda: _named("qworker.conf.secrets:_NOT_SECRET"),
@@ -301,7 +307,7 @@ def _scanners() -> Iterator[tuple[str, Callable[[Any], Any], Callable[[int], Any
     text_readers: dict[str, Callable[[str], Any]] = {
         "mask_urls": mask_urls,
         "explained": lambda text: explained(
-            text, importlib.import_module("qworker.transports.reaching").REDIS
+            text, importlib.import_module("qworker.transports.connect_errors").REDIS
         ),
         "while_connecting": lambda text: while_connecting(text, True),
         "safe_repr": safe_repr,
@@ -354,7 +360,7 @@ def test_a_scanner_is_linear(function: Callable[[Any], Any], make: Callable[[int
 @pytest.mark.parametrize("words", {**ENVELOPES, **JSON_TEXTS})
 def test_an_envelope_on_redis_is_read_in_linear_time(words: str) -> None:
     pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
-    envelope = importlib.import_module("qworker.transports.redis_envelope")
+    envelope = importlib.import_module("qworker.transports.redis.envelope")
     make = {**ENVELOPES, **JSON_TEXTS}[words]
     check_growth(lambda text: envelope.from_payload(text.encode("utf-8", "replace"), envelope.Scale()), make)
 

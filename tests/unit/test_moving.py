@@ -7,10 +7,10 @@ import json
 import pytest
 
 from qworker.errors import BrokerUnavailable, NotSupported
-from qworker.moving import BATCH, move, same_place
 from qworker.testing.clock import FakeClock
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore
+from qworker.transports.transfer import BATCH, move, same_place
 
 HOUR = 3600.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.transports.reaching import MYSQL, POSTGRESQL, RABBITMQ, REDIS, Spelling, explained
+from qworker.transports.connect_errors import MYSQL, POSTGRESQL, RABBITMQ, REDIS, Spelling, explained
 
 MISSING = "it wants a password and got none: write it into the URL, as in"
 WRONG = "the user name or password is wrong: both stand in the URL, as in"

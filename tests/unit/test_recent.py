@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.transports.amqp_finished import LINGER_SECONDS, SECONDS, Finished
+from qworker.transports.amqp.finished import LINGER_SECONDS, SECONDS, Finished
 from qworker.transports.recent import Recent
 
 

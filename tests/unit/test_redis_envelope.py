@@ -12,7 +12,7 @@ pytest.importorskip("hiredis", reason='pip install "qworker-queue[redis]"')
 
 from qworker.naming import task_id
 from qworker.transports.lease import Envelope, Leased
-from qworker.transports.redis_envelope import Scale, from_payload, route, tag_of, to_payload
+from qworker.transports.redis.envelope import Scale, from_payload, route, tag_of, to_payload
 
 OURS = Scale()
 CELERYS = Scale(translated=False)

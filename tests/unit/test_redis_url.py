@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.redis_connection import Link
-from qworker.transports.redis_layout import layout
-from qworker.transports.redis_url import endpoint
+from qworker.transports.redis.connection import Link
+from qworker.transports.redis.layout import layout
+from qworker.transports.redis.url import endpoint
 from tests.certificates import Certificates
 
 

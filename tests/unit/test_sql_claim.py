@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from qworker.transports.sql_claim import CLAIM, CLAIM_AFTER, LONG_DRAIN, RIPEN, Claims
+from qworker.transports.sql.claim import CLAIM, CLAIM_AFTER, LONG_DRAIN, RIPEN, Claims
 
 BATCH = LONG_DRAIN // 2
 

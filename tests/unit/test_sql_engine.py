@@ -9,8 +9,8 @@ import pymysql
 import pytest
 
 from qworker.backends.sql_tables import connect
-from qworker.transports.sql_measured import MeasuredConnection
-from qworker.transports.sql_patient import PatientConnection
+from qworker.transports.sql.limited_connection import MeasuredConnection
+from qworker.transports.sql.timeout_connection import PatientConnection
 
 
 class Asked(Exception):

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import states
-from qworker.backends.sql_rows import latest
-from qworker.backends.sql_upserts import MAX_BYTES, MAX_ROWS, mysql_upsert, postgresql_upsert, sqlite_upsert
+from qworker.transports.sql.result_rows import latest
+from qworker.transports.sql.result_upserts import (
+    MAX_BYTES,
+    MAX_ROWS,
+    mysql_upsert,
+    postgresql_upsert,
+    sqlite_upsert,
+)
 
 COLUMNS = ("task_id", "status", "result", "date_done")
 ANY_STATE = (*sorted(states.ALL_STATES), "PROGRESS")

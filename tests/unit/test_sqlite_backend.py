@@ -11,9 +11,9 @@ from qworker import states
 from qworker.backends import Backend, open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
-from qworker.embedded import UPSERT_RESULT
 from qworker.errors import BackendError
 from qworker.testing.clock import FakeClock
+from qworker.transports.sqlite import UPSERT_RESULT
 
 
 def opened(path: Path, clock: Clock = SYSTEM_CLOCK) -> Backend:

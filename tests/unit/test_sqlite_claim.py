@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qworker.embedded import Database
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.sqlite_holder import CLAIM, CLAIM_NEAR
+from qworker.transports.sqlite import Database
+from qworker.transports.sqlite.consumer import CLAIM, CLAIM_NEAR
 
 
 def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) -> int:

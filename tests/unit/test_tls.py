@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker.errors import ConfigurationError
-from qworker.transports.reaching import POSTGRESQL, REDIS, check_libpq, explained, while_connecting
+from qworker.transports.connect_errors import POSTGRESQL, REDIS, check_libpq, explained, while_connecting
 from qworker.transports.tls import Tls, divided, for_kombu, tls_of
 from tests.certificates import Certificates
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qworker.transports.sql_waker import QUICKEST, SLOWEST, Looker
-from qworker.transports.waker import Waker
+from qworker.transports.sql.poll_backoff import QUICKEST, SLOWEST, Looker
+from qworker.transports.wakeup import Waker
 
 ROUNDS = 3000
 

@@ -1,0 +1,226 @@
+"""Dead letters in RabbitMQ: the queue ``qworker.dead``, looked through and put back.
+
+Comes from:  the administration in ``broker.py``.
+Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
+Thread:      any.
+
+A queue can only be read by taking messages out of it. One reader at a time takes all of them, acknowledges those that are
+to go, and gives back the rest, to where they were, by closing its channel. All queues' letters are in this one, so that
+whoever administrates finds them without knowing every queue; the limit for each queue is kept by workers, who sweep.
+
+Headers that fill a frame leave no room there for a reason. They are moved to the beginning of the body then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from amqp.exceptions import AccessRefused
+
+from qworker.errors import BrokerUnavailable
+from qworker.naming import task_id
+from qworker.transports.amqp.codec import (
+    Content,
+    Delivery,
+    ack_frame,
+    content_header,
+    largest_header,
+    read_content,
+    tag_of,
+)
+from qworker.transports.amqp.link import Link
+from qworker.transports.amqp.outgoing import Outgoing
+from qworker.transports.amqp.queues import DEAD, LONGEST_TIME, Queues
+from qworker.transports.lease import Dead
+from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED, outline
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 0.1
+"""How long to wait for another who looks through the dead letters."""
+SWEEP_SECONDS = 5.0
+LOOK_SECONDS = 3600.0
+"""How often workers look for what is too old, where that is longer than the server can be told."""
+
+
+class Letter(NamedTuple):
+    """A dead letter in hand. number: of its delivery."""
+
+    number: int
+    dead: Dead
+    priority: int
+
+
+class Shelf:
+    """All dead letters, in hand until the channel closes."""
+
+    def __init__(self, link: Link, channel: int, letters: list[Letter], whole: bool) -> None:
+        self._link = link
+        self._channel = channel
+        self.letters = letters
+        self.frame_max: int = link.connection.frame_max
+        self.whole = whole
+        """Whether all could be read in time."""
+
+    def chosen(self, tags: Sequence[int] | None) -> list[Letter]:
+        """Those with *tags* (None: all), oldest first."""
+        wanted = None if tags is None else set(tags)
+        return [letter for letter in self.letters if wanted is None or letter.dead.tag in wanted]
+
+    def remove(self, letters: Sequence[Letter]) -> int:
+        if letters:
+            self._link.write(b"".join(ack_frame(self._channel, letter.number, False) for letter in letters))
+        return len(letters)
+
+
+def _letter(message: Delivery) -> Letter:
+    content = read_content(message)
+    own = content.own
+    died = own.get(DIED)
+    deliveries = own.get(DELIVERIES)
+    text, body = _moved_back(content, message.body)
+    dead = Dead(
+        tag_of(message, content),
+        str(own.get(QUEUE, "")),
+        str(own.get(REASON, "not put here by qworker")),
+        float(died) if isinstance(died, int | float) else 0.0,
+        deliveries if isinstance(deliveries, int) else 0,
+        text,
+        content.properties,
+        body,
+    )
+    return Letter(message.number, dead, content.priority)
+
+
+def _outline(message: Delivery) -> Letter:
+    """As _letter, without what takes room."""
+    letter = _letter(message)
+    return letter._replace(dead=letter.dead._replace(headers="", properties=None, body=b""))
+
+
+@contextmanager
+def shelf(
+    connect: Callable[[float], Link],
+    queues: Queues,
+    timeout: float,
+    read: Callable[[Delivery], Letter] = _letter,
+    patient: bool = True,
+) -> Iterator[Shelf]:
+    """Take all dead letters in hand, and give back what was not removed. BrokerUnavailable when another does so, and who is
+    patient has waited for that in vain."""
+    link = connect(timeout)
+    deadline = time.monotonic() + timeout
+    try:
+        count = queues.look(link, DEAD) or 0
+        found: list[Letter] = []
+        link.on_message = lambda message: found.append(read(message))
+        channel = _consume(link, queues, deadline if patient else 0.0) if count else link.channel()
+        while len(found) < count and (left := deadline - time.monotonic()) > 0:
+            link.read(left)
+        yield Shelf(link, channel.channel_id, found, len(found) >= count)
+        link.call(channel.close)  # answered once the acks before it were carried out
+    finally:
+        link.close()
+
+
+def _consume(link: Link, queues: Queues, deadline: float) -> Any:
+    """A channel on which the dead letters come, and nobody else gets any."""
+    while True:
+        channel = link.channel()
+        try:
+            link.call(channel.basic_consume, queues.prefix + DEAD, exclusive=True)
+        except AccessRefused as error:
+            if time.monotonic() + AGAIN_SECONDS >= deadline:
+                raise BrokerUnavailable(
+                    f"the dead letters are being looked through by another: try again ({error.reply_text})"
+                ) from None
+            time.sleep(AGAIN_SECONDS)
+        else:
+            return channel
+
+
+class Sweeper:
+    """Keeps the dead letters of each queue within their limits. To know which are over, all have to be looked through; so
+    that is done only when there are more than at the last time, by a tenth of a queue's limit."""
+
+    def __init__(self, connect: Callable[[float], Link], queues: Queues) -> None:
+        self._connect = connect
+        self._queues = queues
+        self._kept = 0  # listener only, as all below
+        self._look_at = 0.0
+
+    def sweep(self, count: int, now: float, expires: float, most: int) -> int:
+        """Delete of the *count* letters those that died over *expires* seconds before *now*, or are beyond the newest
+        *most* of their queue; return how many went. 0 also when another looks through them just now."""
+        stale = expires * 1000 > LONGEST_TIME and now >= self._look_at
+        if not stale and count <= max(most, self._kept + most // 10):
+            return 0
+        try:
+            with shelf(self._connect, self._queues, SWEEP_SECONDS, _outline, patient=False) as found:
+                if not found.whole:
+                    return 0  # the newest were not seen: who is beyond them?
+                over = _over(found.letters, now - expires, most)
+                self._kept = len(found.letters) - len(over)
+                self._look_at = now + LOOK_SECONDS
+                return found.remove(over)
+        except BrokerUnavailable as error:
+            logger.debug("the dead letters were not swept: %s", error)
+            return 0
+
+
+def _over(letters: Sequence[Letter], died_before: float, most: int) -> list[Letter]:
+    newest: Counter[str] = Counter()
+    over = []
+    for letter in sorted(letters, key=lambda letter: (letter.dead.died_at, letter.number), reverse=True):
+        newest[letter.dead.queue] += 1
+        if newest[letter.dead.queue] > most or letter.dead.died_at < died_before:
+            over.append(letter)
+    return over
+
+
+def buried(
+    dead: Dead, queues: Queues, message_id: str, priority: int, more: Mapping[str, Any], frame_max: int
+) -> Outgoing:
+    """The message of *dead* on its way to the dead letters. more: what else its headers are to hold."""
+    most = largest_header(frame_max)
+    own = {
+        **more,
+        QUEUE: dead.queue,
+        REASON: dead.reason[: most // 8],
+        DIED: float(dead.died_at),
+        DELIVERIES: dead.deliveries,
+    }
+    text, body = dead.headers, dead.body
+    header = content_header(text, dead.properties, len(body), message_id, priority, own)
+    if len(header) > most:
+        moved = text.encode("utf-8", "surrogatepass")
+        text, body = outline(text), moved + body
+        header = content_header(
+            text, dead.properties, len(body), message_id, priority, {**own, MOVED: len(moved)}
+        )
+    return Outgoing(queues.prefix + DEAD, header, body)
+
+
+def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:
+    """The headers, as text, and the body that a dead letter had before it became one."""
+    size = content.own.get(MOVED)
+    if type(size) is not int or not 0 < size <= len(body):
+        return content.text, body
+    return body[:size].decode("utf-8", "surrogatepass"), body[size:]
+
+
+def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None:
+    """The message of *letter* as it goes back to its queue: with a new id, so that nothing known of the old one counts. None
+    when its headers leave no room for what is to be noted there."""
+    dead = letter.dead
+    more: dict[str, Any] = {REDELIVERED: True}
+    header = content_header(dead.headers, dead.properties, len(dead.body), task_id(), letter.priority, more)
+    if len(header) > largest_header(frame_max):
+        logger.error("dead letter %d cannot be sent back: its headers have %d bytes", dead.tag, len(header))
+        return None
+    return Outgoing(queues.prefix + dead.queue, header, dead.body)

@@ -1,0 +1,376 @@
+"""Link: one connection to RabbitMQ, read in large pieces and never waited for without end.
+
+Comes from:  ``publisher.py`` and ``consumer.py``, which have one each.
+Goes to:     py-amqp, for the handshake, TLS and all that is rare; the socket itself, for messages and acks.
+Thread:      one at a time. A forked child must ``abandon()`` it.
+
+py-amqp reads a frame in three pieces, each with its own time limit; that is most of what it costs. Here the socket is
+read as far as it has anything, and frames are taken out of that. Everything that goes wrong is BrokerUnavailable, and
+leaves the link closed: a new one is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from struct import Struct
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+import amqp
+from amqp import method_framing, transport
+from amqp.exceptions import AMQPError, ChannelError, UnexpectedFrame
+from kombu.utils.url import parse_url
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.amqp.codec import DELIVER, Delivery, body_size, delivery, whole_delivery
+from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
+from qworker.transports.tls import Tls, divided, own_name, tls_of
+
+_HEAD = Struct(">BHI")
+_CONFIRM = Struct(">QB")
+RECEIVE_BYTES = 64 * 1024
+"""Less than what malloc() asks the system for, each time anew."""
+_RETURN, _ACK, _NACK, _CANCEL = (
+    b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
+)  # fmt: skip
+CLIENT = {"product": "qworker", "connection_name": "qworker"}
+
+
+class Address(NamedTuple):
+    """Where RabbitMQ is, and how to log in there. shown: the URL without its password. name: what its certificate is made
+    for, if it is asked for TLS."""
+
+    shown: str
+    host: str
+    port: int
+    user: str
+    password: str
+    virtual_host: str
+    tls: Tls | None
+    name: str
+
+
+def address_of(url: str, use_ssl: Any = None) -> Address:
+    """The parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError when it cannot be understood, or names
+    files of certificates that are of no use."""
+    start, _, query = url.partition("?")
+    asked, others = divided(parse_qsl(query))
+    try:
+        parts = parse_url(f"{start}?{urlencode(others)}")
+        port = parts.get("port")
+    except ValueError as error:
+        raise ConfigurationError(f"broker_url: {mask_urls(url)}: {error}", setting="broker_url") from None
+    host = parts.get("hostname") or "127.0.0.1"
+    use_ssl, name = own_name(use_ssl, host)
+    tls = tls_of(start.partition(":")[0], asked, use_ssl)
+    if tls is not None:
+        tls.checked("broker_url")
+    return Address(
+        mask_urls(url),
+        host,
+        int(port or (5671 if tls is not None else 5672)),
+        parts.get("userid") or "guest",
+        parts.get("password") or "guest",
+        parts.get("virtual_host") or "/",
+        tls,
+        name,
+    )
+
+
+class _Buffered:
+    """A transport of py-amqp's that takes frames out of what it has read in one go."""
+
+    sock: Any
+    connected: bool
+    _data = b""
+    _at = 0
+
+    def whole(self) -> bool:
+        """Whether a frame can be taken without reading."""
+        left = len(self._data) - self._at
+        return left >= 8 and left >= 8 + _HEAD.unpack_from(self._data, self._at)[2]
+
+    def fill(self) -> None:
+        """Read once. OSError when the other side is gone, or says nothing within the socket's time limit."""
+        received = self.sock.recv(RECEIVE_BYTES)
+        if not received:
+            self.connected = False
+            raise OSError("the server has closed the connection")
+        self._data = self._data[self._at :] + received if self._at < len(self._data) else received
+        self._at = 0
+
+    def pop(self) -> tuple[int, int, bytes]:
+        kind, channel, size = _HEAD.unpack_from(self._data, self._at)
+        start = self._at + 7
+        end = start + size
+        if self._data[end] != 0xCE:
+            raise UnexpectedFrame("a frame without its end")
+        self._at = end + 1
+        return kind, channel, self._data[start:end]
+
+    def message(self) -> Delivery | None:
+        """Take out a message, if the next frames are one, and all are here."""
+        found = whole_delivery(self._data, self._at)
+        if found is None:
+            return None
+        message, self._at = found
+        return message
+
+    def read_frame(self, unpack: Any = None) -> tuple[int, int, bytes]:
+        while not self.whole():
+            self.fill()
+        return self.pop()
+
+
+class _TCP(_Buffered, transport.TCPTransport):  # type: ignore[misc]
+    pass
+
+
+class _TLS(_Buffered, transport.SSLTransport):  # type: ignore[misc]
+    def _wrap_socket(self, sock: Any, tls: Tls, name: str) -> Any:
+        return tls.context().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+
+    def _shutdown_transport(self) -> None:
+        pass  # TLS has a good-bye of its own, whose answer could keep us waiting
+
+
+class _Connection(amqp.Connection):  # type: ignore[misc]
+    def Transport(
+        self, host: str, connect_timeout: float, ssl: Any = False, *times: Any, socket_settings: Any = None
+    ) -> Any:
+        if ssl:
+            return _TLS(host, connect_timeout=connect_timeout, ssl=ssl, socket_settings=socket_settings)
+        return _TCP(host, connect_timeout=connect_timeout, socket_settings=socket_settings)
+
+
+class Link:
+    """Connects at once. timeout: seconds for connecting. heartbeat: seconds; 0: none. patience: seconds for each answer.
+
+    on_message: called with each Delivery. on_return: with the routing key of a message that no queue took.
+    on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose queue is gone.
+    """
+
+    def __init__(
+        self, address: Address, timeout: float, heartbeat: float = 0.0, patience: float = 10.0
+    ) -> None:
+        self.address = address
+        self.timeout = patience
+        self.blocked = ""
+        """Why the server takes no messages now; "" when it does."""
+        self.on_message: Callable[[Delivery], None] = _ignore
+        self.on_return: Callable[[str], None] = _ignore
+        self.on_confirm: Callable[[int, bool, bool], None] = _ignore
+        self.on_cancel: Callable[[str], None] = _ignore
+        self._pid = os.getpid()
+        self._poll = select.poll()
+        self.connection: Any = None
+        connection = _Connection(
+            f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}",
+            userid=address.user,
+            password=address.password,
+            login_method="PLAIN" if address.tls is None or not address.tls.certfile else None,
+            virtual_host=address.virtual_host,
+            ssl=False if address.tls is None else {"tls": address.tls, "name": address.name},
+            connect_timeout=timeout,
+            heartbeat=heartbeat,
+            client_properties=CLIENT,
+            on_blocked=self._set_blocked,
+            on_unblocked=self._set_unblocked,
+            frame_handler=self._frame_handler,
+            socket_settings={
+                getattr(socket, "TCP_USER_TIMEOUT", 18): int(max(timeout, heartbeat, 5.0) * 1000)
+            },
+        )
+        self.connection = connection
+        with self._guarded(connecting=True):
+            connection.connect()
+            connection.transport.sock.settimeout(patience)
+            self._poll.register(connection.transport.sock.fileno(), select.POLLIN)
+
+    @property
+    def alive(self) -> bool:
+        connection = self.connection
+        return connection is not None and self._pid == os.getpid()
+
+    @contextmanager
+    def _guarded(self, channel_errors: bool = False, connecting: bool = False) -> Iterator[None]:
+        """Makes BrokerUnavailable of what goes wrong. channel_errors: errors that end only a channel pass."""
+        try:
+            yield
+        except (OSError, AMQPError, AttributeError, TypeError) as error:
+            if channel_errors and isinstance(error, ChannelError):
+                raise
+            connection = self.connection
+            if isinstance(error, AttributeError | TypeError) and getattr(connection, "channels", None):
+                raise  # else it is py-amqp's way to say that the connection was closed meanwhile
+            self.drop()
+            words = _words(error)
+            if connecting:
+                words = while_connecting(words, self.address.tls is not None)
+            raise BrokerUnavailable(
+                f"RabbitMQ at {self.address.shown}: {explained(words, RABBITMQ)}"
+            ) from error
+
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a method of py-amqp's that waits for an answer: each answer within the time limit. Errors that end only
+        the channel (amqp.exceptions.ChannelError) pass, everything else is BrokerUnavailable."""
+        if not self.alive:
+            raise BrokerUnavailable(f"the connection to RabbitMQ at {self.address.shown} is closed")
+        with self._guarded(channel_errors=True):
+            self.connection.transport.sock.settimeout(self.timeout)
+            return function(*args, **options)
+
+    def channel(self) -> Any:
+        """A new channel."""
+        return self.call(lambda: self.connection.channel())
+
+    # -- messages --
+
+    def write(self, data: bytes, timeout: float | None = None) -> None:
+        """Send frames; BrokerUnavailable when they are not gone within *timeout* seconds."""
+        with self._guarded():
+            sock = self.connection.transport.sock
+            sock.settimeout(max(0.001, self.timeout if timeout is None else timeout))
+            sock.sendall(data)
+            self.connection.bytes_sent += 1
+
+    def read(self, timeout: float, waker: int = -1) -> bool:
+        """Handle all frames that have come; wait up to *timeout* seconds for one. True if there was one.
+
+        waker: a file that ends the wait when it can be read.
+        """
+        with self._guarded():
+            carrier = self.connection.transport
+            if not carrier.whole():
+                if not self._readable(carrier, timeout, waker):
+                    return False
+                carrier.sock.settimeout(self.timeout)
+                carrier.fill()
+            connection, seen = self.connection, False
+            while True:
+                if (message := carrier.message()) is not None:
+                    connection.bytes_recv += 1
+                    self.on_message(message)
+                elif carrier.whole():
+                    connection.on_inbound_frame(carrier.pop())
+                else:
+                    return seen
+                seen = True
+
+    def _readable(self, carrier: Any, timeout: float, waker: int) -> bool:
+        pending = getattr(carrier.sock, "pending", None)
+        if pending is not None and pending() > 0:
+            return True
+        if waker < 0:
+            return bool(self._poll.poll(max(0.0, timeout) * 1000))
+        ready = select.poll()
+        own = carrier.sock.fileno()
+        ready.register(own, select.POLLIN)
+        ready.register(waker, select.POLLIN)
+        return any(file == own for file, _ in ready.poll(max(0.0, timeout) * 1000))
+
+    def tick(self) -> None:
+        """Send a heartbeat when one is due; BrokerUnavailable when the server's have stayed away."""
+        with self._guarded():
+            self.connection.heartbeat_tick()
+
+    def _frame_handler(self, connection: Any, callback: Any) -> Callable[[tuple[int, int, bytes]], bool]:
+        """What py-amqp calls with each frame: messages and confirms are ours, the rest is its own."""
+        usual = method_framing.frame_handler(connection, callback)
+        partial: dict[int, list[Any]] = {}  # channel → [method, header, body still missing, *pieces]
+
+        def message(channel: int) -> None:
+            method, header, _, *pieces = partial.pop(channel)
+            if method[:4] == DELIVER:
+                self.on_message(delivery(method, header, b"".join(pieces) if len(pieces) != 1 else pieces[0]))
+            else:
+                at = 4 + 2
+                at += 1 + method[at]
+                at += 1 + method[at]
+                self.on_return(method[at + 1 : at + 1 + method[at]].decode("utf-8", "replace"))
+
+        def on_frame(frame: tuple[int, int, bytes]) -> bool:
+            kind, channel, payload = frame
+            if kind == 3 and channel in partial:
+                found = partial[channel]
+                found.append(payload)
+                found[2] -= len(payload)
+                if found[2] <= 0:
+                    message(channel)
+            elif kind == 2 and channel in partial:
+                found = partial[channel]
+                found[1] = payload
+                found[2] = body_size(payload)
+                if not found[2]:
+                    message(channel)
+            elif kind == 1:
+                method = payload[:4]
+                if method in (DELIVER, _RETURN):
+                    partial[channel] = [payload, b"", 0]
+                elif method in (_ACK, _NACK):
+                    number, bits = _CONFIRM.unpack_from(payload, 4)
+                    self.on_confirm(number, bits & 1 == 1, method == _ACK)
+                elif method == _CANCEL:
+                    self.on_cancel(payload[5 : 5 + payload[4]].decode("utf-8", "replace"))
+                else:
+                    return bool(usual(frame))
+            else:
+                return bool(usual(frame))
+            connection.bytes_recv += 1
+            return True
+
+        return on_frame
+
+    def _set_blocked(self, reason: str) -> None:
+        self.blocked = "it has stopped taking messages (a memory or disk alarm)"
+
+    def _set_unblocked(self) -> None:
+        self.blocked = ""
+
+    # -- the end --
+
+    def drop(self) -> None:
+        """Close the socket without a word."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            try:
+                connection.collect()
+            except (OSError, AMQPError, AttributeError):
+                pass  # it was half closed
+
+    def close(self) -> None:
+        """Say good-bye, then close. Safe to call twice, or in a forked child."""
+        if not self.alive:
+            self.abandon()
+            return
+        try:
+            self.connection.transport.sock.settimeout(min(self.timeout, 2.0))
+            self.connection.close()
+        except (OSError, AMQPError, AttributeError):
+            pass  # it is closed either way
+        self.drop()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's socket without a sign to the server."""
+        connection, self.connection = self.connection, None
+        carrier: Any = getattr(connection, "_transport", None)
+        sock = getattr(carrier, "sock", None)
+        if sock is not None:
+            carrier.sock = None
+            os.close(sock.detach())
+
+
+def _ignore(*args: Any) -> None:
+    pass
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    text = getattr(error, "reply_text", None) or str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

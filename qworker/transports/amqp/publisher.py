@@ -1,0 +1,336 @@
+"""The publishing side of RabbitMQ: what is pushed is confirmed by the server before push returns.
+
+Comes from:  ``broker.py``: push, and what a worker sends to a queue instead of settling it in place.
+Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
+Thread:      any, one at a time; callers that wait together share one round of confirms.
+
+AMQP has no step that takes several messages or none: when some of a push were confirmed and the rest were not, it raises,
+and calling again may send some twice. So nothing is lost by sending a large push in portions, each confirmed within the
+time that is given: very many messages need no patience that grows with them, and others' go between.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amqp.exceptions import ChannelError
+
+from qworker.errors import BrokerUnavailable, QueueNotFound
+from qworker.interrupts import apart, in_turn
+from qworker.transports.amqp.codec import message_frames, publish_method
+from qworker.transports.amqp.link import Link
+from qworker.transports.amqp.outgoing import Outgoing, too_large
+from qworker.transports.amqp.queues import Queues
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.group_commit import Line, Pending
+
+logger = logging.getLogger(__name__)
+
+WRITE_BYTES = 32 * 1024
+"""What is sent before confirms are looked at: without that both sides could wait for each other. It is little, so that
+the server has something to do while the next headers are made."""
+MOST_DELAYS = 10_000
+
+
+PORTION = 2000
+"""Messages of one push that are confirmed together."""
+PARKED_TOGETHER = 1000
+"""Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted from when the
+server gets it, so they must not lie about on the way."""
+
+
+class _ReturnedError(Exception):
+    """No queue took some messages. queues: where they were to go."""
+
+    def __init__(self, queues: set[str]) -> None:
+        super().__init__(queues)
+        self.queues = queues
+
+
+class Publisher:
+    """connect: makes a Link within so many seconds. confirms: wait for the server's word. now: epoch seconds. silence:
+    seconds without a word after which a server that owes us one is taken for dead."""
+
+    def __init__(
+        self,
+        connect: Callable[[float], Link],
+        queues: Queues,
+        confirms: bool,
+        now: Callable[[], float],
+        silence: float = math.inf,
+    ) -> None:
+        self._connect = connect
+        self._queues = queues
+        self._confirms = confirms
+        self._now = now
+        self._silence_seconds = silence
+        self.frame_max = 131072
+        """Bytes, as agreed upon with the server; until then, its default."""
+        self.turn = threading.Lock()
+        self._line: Line[Outgoing] = Line(self, self._serve, "RabbitMQ")
+        self._link: Link | None = None  # under the turn, as all below
+        self._whole = True
+        """Nobody was interrupted in the midst of sending."""
+        self._channel: Any = None
+        self._sent = self._confirmed = 0
+        self._above: set[int] = set()
+        self._refused = False
+        self._returned: set[str] = set()
+        self._declared: set[str] = set()
+        self._methods: dict[str, bytes] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's is ours."""
+        if self._link is not None:
+            self._link.abandon()
+        self.turn = threading.Lock()
+        self._line.forget()
+        self._link = None
+
+    # -- sending --
+
+    def send(self, messages: Sequence[Outgoing], timeout: float) -> None:
+        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that could not be had within
+        *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none could be made."""
+        for start in range(0, len(messages), PORTION):
+            try:
+                self._line.push(messages[start : start + PORTION], timeout)
+            except BrokerUnavailable as error:
+                if not start:
+                    raise
+                raise BrokerUnavailable(
+                    f"{start} of {len(messages)} messages were published; of the rest: {error}"
+                ) from error
+
+    def _serve(self, batch: list[Pending[Outgoing]], deadline: float) -> None:
+        """Send the whole batch, and mark each with what became of it."""
+        error: Exception | None = None
+        returned: set[str] = set()
+        try:
+            batch = self._without_too_large(batch, deadline)
+            self._deliver([message for pending in batch for message in pending.items], deadline)
+        except _ReturnedError as unroutable:
+            returned = unroutable.queues
+        except Exception as failure:  # every caller is to hear of it
+            error = failure
+        for pending in batch:
+            lost = returned & {message.queue for message in pending.items}
+            pending.error = error or (self._not_found(lost) if lost else None)
+            pending.done = True
+
+    def _not_found(self, queues: set[str]) -> QueueNotFound:
+        names = ", ".join(repr(queue) for queue in sorted(queues))
+        return QueueNotFound(
+            f"RabbitMQ returned the message: there is no queue {names}, and it went away again"
+        )
+
+    def _without_too_large(self, batch: list[Pending[Outgoing]], deadline: float) -> list[Pending[Outgoing]]:
+        """*batch* but for those pushes that the server would never take: their callers are told, and nothing is sent."""
+        found = []
+        for pending in batch:
+            if any(message.large for message in pending.items):
+                self._opened(deadline)  # then we know how large frames may be
+                pending.error = too_large(pending.items, self.frame_max)
+            if pending.error is None:
+                found.append(pending)
+            else:
+                pending.done = True
+        return found
+
+    def _deliver(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        try:
+            self._transmit(messages, deadline)
+        except _ReturnedError as unroutable:
+            # The queue was deleted since we saw it: once more, with a new one.
+            self._declared -= unroutable.queues
+            again = [message for message in messages if message.queue in unroutable.queues]
+            self._transmit(again, deadline)
+
+    def _transmit(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        link = self._opened(deadline)
+        self._whole = False
+        try:
+            self._transmit_on(link, messages, deadline)
+        except (BrokerUnavailable, QueueNotFound):
+            self._whole = True  # or it is closed
+            raise
+        except BaseException:  # an interrupt: nobody goes on with what is half sent, or half confirmed
+            link.drop()
+            raise
+        self._whole = True
+        if self._refused:
+            raise BrokerUnavailable(
+                f"RabbitMQ at {link.address.shown} refused a message (nack): its queue is full or failing"
+            )
+        if self._returned:
+            raise _ReturnedError(self._returned)
+
+    def _transmit_on(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
+        for message in messages:
+            if message.queue not in self._declared:
+                link.timeout = max(0.1, deadline - time.monotonic())
+                self._declare(link, message)
+        self._refused = False
+        self._returned = set()
+        if CRASHING:
+            crash_point("publishing")
+        parts: list[bytes] = []
+        size = parked = 0
+        for message in messages:
+            method = self._methods.get(message.queue)
+            if method is None:
+                method = publish_method("", message.queue, True)
+                if message.parking is None:
+                    self._methods[message.queue] = method
+            header, parking = message.header, message.parking
+            if not isinstance(header, bytes):
+                left = None if parking is None else max(0, parking.begins - int(self._now() * 1000))
+                header = header(left)
+                parked += parking is not None
+            parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
+            size += len(parts[-1])
+            self._sent += 1
+            if size >= WRITE_BYTES or parked >= PARKED_TOGETHER:
+                self._write(link, b"".join(parts), deadline)
+                if parked and self._confirms:
+                    self._await_confirms(link, deadline)
+                parts, size, parked = [], 0, 0
+        if parts:
+            self._write(link, b"".join(parts), deadline)
+        if self._confirms:
+            self._await_confirms(link, deadline)
+        if CRASHING:
+            crash_point("published")
+
+    def _write(self, link: Link, data: bytes, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            link.drop()
+            raise BrokerUnavailable(self._silence(link))
+        try:
+            link.write(data, left)
+        except BrokerUnavailable:
+            if time.monotonic() >= deadline:
+                raise BrokerUnavailable(self._silence(link)) from None
+            raise
+        while link.read(0):
+            pass
+
+    def _await_confirms(self, link: Link, deadline: float) -> None:
+        heard = time.monotonic()
+        while self._confirmed < self._sent:
+            now = time.monotonic()
+            dead = heard + self._silence_seconds if not link.blocked else math.inf
+            if now >= min(deadline, dead):
+                silence = self._silence(link)
+                link.drop()  # what it may still confirm is no longer waited for
+                raise BrokerUnavailable(silence)
+            if link.read(min(deadline, dead) - now):
+                heard = time.monotonic()
+
+    def _silence(self, link: Link) -> str:
+        why = f": {link.blocked}" if link.blocked else ""
+        return f"RabbitMQ at {link.address.shown} did not confirm in time{why}; it may have been published"
+
+    # -- the link --
+
+    def _opened(self, deadline: float) -> Link:
+        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*."""
+        link = self._link
+        if link is not None and not self._whole:
+            link.drop()
+        if link is not None and link.alive:
+            try:
+                while link.read(0):
+                    pass  # also notices that the server has gone meanwhile
+            except BrokerUnavailable:
+                pass
+        if link is None or not link.alive:
+            link = self._open(deadline)
+        while link.blocked:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {link.address.shown}: {link.blocked}; nothing was published"
+                )
+            link.read(left)
+        return link
+
+    def _open(self, deadline: float) -> Link:
+        self._link = None
+        link = apart(lambda: self._connect(max(0.1, deadline - time.monotonic())))
+        link.on_confirm = self._confirm
+        link.on_return = self._note_return
+        self._sent = self._confirmed = 0
+        self._above = set()
+        self._declared = set()
+        self._methods = {}
+        self._whole = True
+        self._channel = link.channel()
+        if self._channel.channel_id != 1:
+            raise BrokerUnavailable("RabbitMQ gave an unexpected channel")
+        if self._confirms:
+            link.call(self._channel.confirm_select)
+        self._link = link
+        self.frame_max = link.connection.frame_max
+        return link
+
+    def _declare(self, link: Link, message: Outgoing) -> None:
+        if message.parking is None:
+            self._queues.declare(link, message.queue.removeprefix(self._queues.prefix))
+        else:
+            channel = self._parking(link)
+            arguments = message.parking.arguments
+            try:
+                link.call(
+                    channel.queue_declare, message.queue, durable=True, auto_delete=False, arguments=arguments
+                )
+            except ChannelError as error:
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {link.address.shown} makes no queue for delayed messages: {error.reply_text}"
+                ) from None
+            if len(self._declared) > MOST_DELAYS:
+                self._declared = set()  # most of them are past
+        self._declared.add(message.queue)
+
+    def _parking(self, link: Link) -> Any:
+        channel = link.connection.channels.get(2)
+        return channel if channel is not None and channel.is_open else link.call(link.connection.channel, 2)
+
+    def _confirm(self, number: int, multiple: bool, stored: bool) -> None:
+        if not stored:
+            self._refused = True
+        above = self._above
+        if multiple:
+            if number > self._confirmed:
+                self._confirmed = number
+                if above:
+                    self._above = above = {one for one in above if one > number}
+        elif number == self._confirmed + 1:
+            self._confirmed = number
+        elif number > self._confirmed:
+            above.add(number)
+        while self._confirmed + 1 in above:
+            self._confirmed += 1
+            above.remove(self._confirmed)
+
+    def _note_return(self, queue: str) -> None:
+        self._returned.add(queue)
+
+    def targets(self) -> set[str]:
+        """The queues that were published to."""
+        return {name.removeprefix(self._queues.prefix) for name in list(self._methods)}
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to call twice."""
+        in_turn(self.turn, None, self._let_go)
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()

@@ -1,0 +1,119 @@
+"""The queues in RabbitMQ: which there are to be, and with what arguments they are made.
+
+Comes from:  the settings ``task_queues``, ``task_default_queue_type``, ``task_queue_max_priority``.
+Goes to:     ``publisher.py`` and ``consumer.py``, over their links.
+Thread:      any; nothing changes here.
+
+A queue that is there already is taken as it is, whoever made it and with whatever arguments; so a Celery worker and ours
+may meet in it, whoever came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from amqp.exceptions import AccessRefused, ChannelError, NotFound
+
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.amqp.link import Link
+
+DEAD = "qworker.dead"
+REVOKED = "qworker.revoked"
+LONGEST_TIME = 3650 * 86400 * 1000
+"""Milliseconds: RabbitMQ refuses queues whose messages are to live for longer."""
+
+
+@dataclass(frozen=True)
+class Queues:
+    """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest: seconds, for
+    the dead letters and the revocations."""
+
+    type: str = "classic"
+    max_priority: int | None = None
+    default: str = "celery"
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    dead_expires: float = 604800.0
+    revoke_expires: float = 86400.0
+    prefix: str = ""
+    """Before the names of all queues in the server: for those who share a virtual host and want to be apart."""
+
+    def known(self) -> list[str]:
+        return sorted({self.default, *self.declared})
+
+    def arguments(self, queue: str) -> dict[str, Any]:
+        """What *queue* is made with."""
+        if queue == DEAD:
+            expires = int(self.dead_expires * 1000)
+            return {"x-message-ttl": expires} if expires <= LONGEST_TIME else {}
+        if queue == REVOKED:
+            return {
+                "x-queue-type": "stream",
+                "x-max-age": f"{max(1, int(self.revoke_expires))}s",
+                "x-stream-max-segment-size-bytes": 1_000_000,
+            }
+        options = self.declared.get(queue, {})
+        given = dict(options.get("queue_arguments") or options.get("arguments") or {})
+        if self.type == "quorum":
+            given.setdefault("x-queue-type", "quorum")
+        most = options.get("max_priority", self.max_priority)
+        if most and given.get("x-queue-type", "classic") == "classic":
+            given.setdefault("x-max-priority", most)
+        return given
+
+    def declare(self, link: Link, queue: str) -> int:
+        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in it."""
+        found = self.look(link, queue)
+        options = self.declared.get(queue, {})
+        bindings = _bindings(queue, options)
+        if found is not None and not bindings:
+            return found
+        channel = link.channel()
+        try:
+            if found is None:
+                found = int(
+                    link.call(
+                        channel.queue_declare, self.prefix + queue, durable=True, auto_delete=False,
+                        arguments=self.arguments(queue),
+                    ).message_count
+                )  # fmt: skip
+            for name, kind, key in bindings:
+                link.call(channel.exchange_declare, name, kind, durable=True, auto_delete=False)
+                link.call(channel.queue_bind, self.prefix + queue, name, key)
+            link.call(channel.close)
+        except AccessRefused as error:
+            raise ConfigurationError(
+                f"queue {queue!r} is not in RabbitMQ at {link.address.shown}, and the user {link.address.user!r} "
+                f"may not make it: {error.reply_text}. Have it made, or give the user the right to configure it",
+                setting="broker_url",
+            ) from None
+        except ChannelError as error:
+            raise ConfigurationError(
+                f"queue {queue!r} cannot be made in RabbitMQ at {link.address.shown}: {error.reply_text}. "
+                "Look at its options in task_queues, task_default_queue_type and task_queue_max_priority",
+                setting="task_queues",
+            ) from None
+        return found
+
+    def look(self, link: Link, queue: str) -> int | None:
+        """How many messages are ready in *queue*; None when there is no such queue."""
+        channel = link.channel()
+        try:
+            count = int(link.call(channel.queue_declare, self.prefix + queue, passive=True).message_count)
+        except NotFound:
+            return None
+        except ChannelError as error:  # another's exclusive queue, or no right to see it
+            raise BrokerUnavailable(f"queue {queue!r} at {link.address.shown}: {error.reply_text}") from None
+        link.call(channel.close)
+        return count
+
+
+def _bindings(queue: str, options: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Name and kind of the exchanges that *queue* is bound to, each with the routing key."""
+    if options.get("bindings"):
+        return [(str(name), str(kind), str(key)) for name, kind, key in options["bindings"]]
+    name = str(getattr(options.get("exchange"), "name", options.get("exchange")) or "")
+    if not name:
+        return []
+    return [(name, str(options.get("exchange_type", "direct")), str(options.get("routing_key") or queue))]

@@ -1,0 +1,78 @@
+"""Messages of RabbitMQ that a worker sends instead of settling them in place: changed, or to the dead letters.
+
+Comes from:  ``consumer.py``, which acknowledges the old one once the new one is confirmed.
+Goes to:     ``publisher.py``.
+Thread:      the listener's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.transports.amqp.codec import content_header, largest_header, may_be_over
+from qworker.transports.amqp.dead_letters import buried
+from qworker.transports.amqp.delays import LONGEST
+from qworker.transports.amqp.inbox import Held
+from qworker.transports.amqp.outgoing import Outgoing, address
+from qworker.transports.amqp.queues import Queues
+from qworker.transports.lease import Bury, Dead, Release
+from qworker.transports.own_headers import DELIVERIES, DUE, PARKED, REDELIVERED
+
+logger = logging.getLogger(__name__)
+
+
+class Anew:
+    """frame_max: bytes, as agreed upon with the server."""
+
+    def __init__(self, queues: Queues, clock: Clock, frame_max: int) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._frame_max = frame_max
+
+    def released(self, held: Held, release: Release) -> Outgoing:
+        """The message of *held* as it goes back to its queue; to the dead letters if it is too large for that."""
+        leased = held.leased
+        more = {**held.own, **_counts(held, release)}
+        more.pop(DUE, None)
+        due = release.due if release.due is not None and release.due > self._clock.now() else None
+        if due is not None:
+            more[DUE] = float(due)
+
+        def header(expiration: int | None) -> bytes:
+            return content_header(
+                leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more,
+                expiration,
+            )  # fmt: skip
+
+        most = largest_header(self._frame_max)
+        if may_be_over(leased.headers, most) and (size := len(header(LONGEST))) > most:
+            reason = (
+                f"it could not go back to its queue: with what is to be noted there, "
+                f"its headers have {size} bytes, and RabbitMQ takes {most}"
+            )
+            logger.error("message %d in %s goes to the dead letters: %s", leased.tag, leased.queue, reason)
+            return self.buried(held, Bury(leased.tag, reason, counted=release.counted))
+        return address(self._queues.prefix + leased.queue, due, self._clock.now(), header, leased.body)
+
+    def buried(self, held: Held, bury: Bury) -> Outgoing:
+        """The message of *held* as a dead letter."""
+        leased = held.leased
+        dead = Dead(
+            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted, leased.headers,
+            leased.properties, leased.body,
+        )  # fmt: skip
+        more = {name: value for name, value in held.own.items() if name != DUE}
+        return buried(dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
+
+
+def _counts(held: Held, release: Release) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    if release.counted:
+        changed[DELIVERIES] = held.leased.deliveries + 1
+    if release.parked:
+        changed[PARKED] = held.leased.parked + 1
+    if release.counted or release.redelivered or held.leased.redelivered:
+        changed[REDELIVERED] = True
+    return changed

@@ -1,0 +1,115 @@
+"""Revocations in RabbitMQ: a stream that every worker reads from its beginning.
+
+Comes from:  ``broker.py`` (revoke), the server.
+Goes to:     the listener, by ``revoked_since``.
+Thread:      the listener's; encode() any.
+
+Reading a stream takes nothing out of it, so one queue serves all workers, also those that start later. It keeps what is
+younger than revoke_expires, roughly, so each revocation says itself when it is over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from amqp.exceptions import ChannelError
+
+from qworker.clock import Clock
+from qworker.errors import ConfigurationError
+from qworker.naming import task_id
+from qworker.transports.amqp.codec import Delivery, ack_frame, content_header, read_content
+from qworker.transports.amqp.link import Link
+from qworker.transports.amqp.outgoing import Outgoing
+from qworker.transports.amqp.publisher import Publisher
+from qworker.transports.amqp.queues import REVOKED, Queues
+from qworker.transports.lease import Revocation
+
+logger = logging.getLogger(__name__)
+
+CONSUMER = "qworker.revoked"
+PREFETCH = 500
+
+
+def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
+    """The messages that say *values*."""
+    bodies = [json.dumps(value).encode() for value in values]
+    return [
+        Outgoing(queues.prefix + REVOKED, content_header("{}", None, len(body), task_id()), body)
+        for body in bodies
+    ]
+
+
+class RevokedStream:
+    """What was read of the stream. expires: seconds for which a revocation stands."""
+
+    def __init__(self, clock: Clock, expires: float) -> None:
+        self._clock = clock
+        self._expires = expires
+        self._known: dict[str, float] = {}
+        """Ids of the messages that were read → until when they stand: over each new link all are read again."""
+        self._number = 0
+        """Of the last that was heard, counted here: the offsets of a stream made anew begin anew."""
+        self._heard: list[tuple[int, float, Revocation]] = []
+        self._marker = ""
+        self._link: Link | None = None
+        self._channel = 0
+
+    def open(self, link: Link, queues: Queues, publisher: Publisher, timeout: float) -> None:
+        """Read the stream over *link*, and return when all that stands in it was read."""
+        try:
+            now = self._clock.now()
+            self._known = {id: expires for id, expires in self._known.items() if expires > now}
+            if queues.look(link, REVOKED) is None:
+                queues.declare(link, REVOKED)
+            channel = link.channel()
+            link.call(channel.basic_qos, 0, PREFETCH, False)
+            self._link, self._channel = link, channel.channel_id
+            link.call(
+                channel.basic_consume,
+                queues.prefix + REVOKED,
+                CONSUMER,
+                arguments={"x-stream-offset": "first"},
+            )
+        except (ConfigurationError, ChannelError) as error:
+            logger.warning("this worker hears of no revocations: RabbitMQ has no streams here (%s)", error)
+            return
+        # The server does not say how long a stream is: read on until our own mark comes along.
+        self._marker = task_id()
+        publisher.send(encode([{"marker": self._marker}], queues), timeout)
+        deadline = time.monotonic() + timeout
+        while self._marker and (left := deadline - time.monotonic()) > 0:
+            link.read(left)
+
+    def take(self, message: Delivery) -> bool:
+        """Note *message* if it is ours; True when it is a revocation."""
+        if message.consumer != CONSUMER or self._link is None:
+            return False
+        self._link.write(ack_frame(self._channel, message.number, False))
+        try:
+            value = json.loads(message.body)
+            if value.get("marker"):
+                if value["marker"] == self._marker:
+                    self._marker = ""
+                return False
+            found = Revocation(str(value["id"]), bool(value["terminate"]), str(value["signal"]))
+            expires = float(value["expires"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False  # a stranger's
+        id = read_content(message).message_id or repr(message.body)
+        if id in self._known:
+            return False
+        self._known[id] = expires
+        self._number += 1
+        self._heard.append((self._number, expires, found))
+        return True
+
+    def since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        """As LeaseStore.revoked_since."""
+        now = self._clock.now()
+        self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
+        found = [entry[2] for entry in self._heard]
+        return (self._heard[-1][0] if found else cursor), found

@@ -1,0 +1,209 @@
+"""The files of one holder of leases: a lock that shows that it lives, and marks of what it runs.
+
+Comes from:  the stores' holders; the children, which mark what they run (``components/marks.py``).
+Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on this
+             machine; and who reclaims.
+Thread:      the listener's.
+
+The kernel drops the lock with the process, so on one machine a death is seen at once. Only a file that is here and
+not locked says so: no file at all may mean another container, and there the lease must run out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from qworker.transports.lease import MARK
+from qworker.transports.sqlite import boot_id
+
+try:
+    import fcntl
+except ImportError:  # Windows: a holder's death is known by its lease alone
+    fcntl = None  # type: ignore[assignment]
+
+PROMPT_SECONDS = 1.0
+"""A look at the leases of others that takes longer met a server that stood still. They could not renew them either, so
+what it saw of their silence says nothing."""
+LONG_DEAD = 86400.0
+"""Seconds after which nobody will ask for the files of a holder whose broker is a server."""
+
+
+def runtime_directory() -> Path | None:
+    """A directory of this user alone, on this machine, for the files of workers; None where nothing can be written."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    for path in (Path(base, "qworker") if base else None, Path(tempfile.gettempdir(), f"qworker-{user}")):
+        if path is None:
+            continue
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o700, exist_ok=True)
+            status = path.lstat()
+            # Another user's directory, or a link to somewhere, would let others play dead for us.
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == user and os.access(path, os.W_OK):
+                return path
+    return None
+
+
+class Holding:
+    """The files of this process as a holder, in *directory*, which is asked for when they are needed; None: nowhere.
+
+    lock: path of the locked file, '' while there is none.
+    """
+
+    def __init__(self, directory: Callable[[], Path | None]) -> None:
+        self._directory = directory
+        self._marks: str | None = None
+        self._file = -1
+        self._copied = b""
+        self.lock = ""
+
+    @property
+    def marks(self) -> str:
+        """Path of the marks, '' where there is no place for them; the same for as long as this object is."""
+        if self._marks is None:
+            directory = self._directory()
+            name = f"{os.getpid()}.{os.urandom(6).hex()}.running"
+            self._marks = "" if directory is None else str(directory / name)
+        return self._marks
+
+    def take(self) -> None:
+        """Make the lock, if that can be done here; without it, the lease alone tells of our death.
+
+        To be called for each epoch, before anybody can read of it. A lock that is still there is kept.
+        """
+        self._copied = b""
+        if fcntl is None or not self.marks or (self.lock and os.path.exists(self.lock)):
+            return
+        self.let_go()
+        path = lock_beside(self.marks)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            forget(path)  # unlocked, it would tell of our death
+            os.close(file)
+        else:
+            self._file, self.lock = file, path
+
+    def copy_marks(self, write: Callable[[set[int]], object]) -> None:
+        """Have *write* take the tags that are marked as running elsewhere, when they are others than it last took."""
+        data = _read(self.marks) or b""
+        if data != self._copied:
+            write(_tags(data))
+            self._copied = data
+
+    def tidy(self, known: Collection[str] = (), age: float = LONG_DEAD) -> None:
+        """Delete what processes left behind that ended more than *age* seconds ago, and that nobody reclaimed.
+
+        known: marks, by name, of holders that are yet to be reclaimed from here: these stay.
+        """
+        spared = {name.removesuffix(".running") for name in known}
+        before = time.time() - age
+        over = {".lock": _is_free, ".running": _ended}
+        with contextlib.suppress(OSError):
+            for path in Path(self.marks).parent.iterdir() if self.marks else ():
+                if path.suffix not in over or path.stem in spared:
+                    continue
+                with contextlib.suppress(OSError):
+                    if path.stat().st_mtime <= before and over[path.suffix](str(path)):
+                        path.unlink()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around giving back what is held: then the files go. Where that fails the lock stays, free, and tells others on
+        this machine that the holder is dead."""
+        try:
+            yield
+            forget(self.lock)
+        finally:
+            forget(self._marks or "")
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the lock and leave the files; in a forked child, without which the parent's lock would outlive it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self.lock = ""
+
+
+def lock_beside(marks: str) -> str:
+    """The path of the lock of the holder whose marks are at *marks*."""
+    return f"{marks.removesuffix('.running')}.lock"
+
+
+def died(lock: str, boot: str) -> bool:
+    """Whether the process is certainly dead that made the file *lock* in the boot of the name *boot*."""
+    return boot == boot_id() and _is_free(lock)
+
+
+def marked(marks: str) -> set[int] | None:
+    """The tags marked in the file *marks*; None when there is no such file here."""
+    data = _read(marks)
+    return None if data is None else _tags(data)
+
+
+def left_by_the_dead(marks: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
+    """The names of dead holders whose files are beside *marks*, without those *known*, and the tags that each had marked."""
+    with contextlib.suppress(OSError):
+        for path in Path(marks).parent.glob("*.lock"):
+            if path.stem not in known and _is_free(str(path)):
+                tags = marked(str(path.with_suffix(".running")))
+                if tags is not None:  # else it is only about to take its lock, or ran nothing yet
+                    yield path.stem, tags
+
+
+def forget(path: str) -> None:
+    """Delete a holder's file, if it is here."""
+    with contextlib.suppress(OSError):
+        if path:
+            os.unlink(path)
+
+
+def _is_free(path: str) -> bool:
+    """Whether the file is there, and nobody locks it."""
+    if fcntl is None:
+        return False
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who ask do not mislead each other
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _ended(path: str) -> bool:
+    """Whether the process has ended whose number the file's name begins with."""
+    try:
+        os.kill(int(os.path.basename(path).partition(".")[0]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _tags(data: bytes) -> set[int]:
+    return {mark for (mark,) in MARK.iter_unpack(data[: len(data) // MARK.size * MARK.size]) if mark}

@@ -1,0 +1,295 @@
+"""Connections to Redis and Valkey, on which commands are asked, and the scripts that are run there.
+
+Comes from:  ``redis_store.py``, ``consumer.py``, ``waiting.py``; the result store on Redis.
+Goes to:     the server that an Endpoint leads to; hiredis packs what is sent and reads the replies.
+Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither crosses a fork.
+
+Whatever goes wrong with a connection or a server comes out as BrokerUnavailable, which says what to do; the next
+use connects anew. Every connect and every read has an end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError
+from qworker.interrupts import apart
+from qworker.naming import install_command
+from qworker.transports.connect_errors import REDIS, explained
+from qworker.transports.redis.url import SOCKET_TIMEOUT, Endpoint
+
+try:
+    import hiredis
+    import redis
+except ImportError as error:
+    raise ConfigurationError(
+        f"{error.name or 'redis'} is not installed, which redis:// needs: {install_command('redis')}",
+        setting="broker_url",
+    ) from error
+
+_CODE = re.compile("[A-Z]{3,}")
+LONGEST = "proto-max-bulk-len"
+SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
+"""Bytes of one value: LONGEST cannot be set lower; and what it is where nobody may ask for it."""
+IDLE_LINKS = 8
+"""How many connections are kept for those who publish."""
+
+ADVICE = {
+    "OOM": "its memory is full (maxmemory): let workers empty the queues, or give it more",
+    "MISCONF": "it cannot write its snapshot to disk, and refuses writes",
+    "LOADING": "it is loading its data",
+    "READONLY": "it is a replica: the address should be that of the master, or sentinel://",
+    "MASTERDOWN": "it has lost its master",
+    "NOREPLICAS": "too few replicas are there",
+    "BUSY": "it is busy with a script",
+    "NOPERM": "the user may not do that",
+    "CLUSTERDOWN": "the cluster is down",
+    "MOVED": "it is a cluster, which is not supported: use one master, or sentinel://",
+}
+"""What an error of the server means, by its first word."""
+ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "LOADING", "MOVED"})
+"""After these another connection may reach another server."""
+
+pack: Callable[..., bytes] = hiredis.pack_command
+"""The bytes of a command, a tuple of text, bytes and numbers."""
+
+
+class Link:
+    """One connection, made at the first use and again after it broke."""
+
+    def __init__(self, where: Endpoint) -> None:
+        self._where = where
+        self._connection: Any = None  # keeps the socket from being collected
+        self._socket: socket.socket | None = None
+        self._reader: Any = None
+        self._timeout = 0.0
+        self._whole = True
+        """Nobody was interrupted in the midst of using it."""
+
+    def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
+        """Send packed commands; return that many replies, of which errors are ``hiredis.ReplyError``.
+
+        Raises BrokerUnavailable when they have not all come within *timeout* seconds: whether the commands were
+        carried out is then not known.
+        """
+        try:
+            connected = self._usable(timeout)
+            if timeout != self._timeout:
+                connected.settimeout(timeout)
+                self._timeout = timeout
+            connected.sendall(data)
+            found = []
+            gets = self._reader.gets
+            while True:
+                reply = gets()
+                if reply is False:
+                    received = connected.recv(65536)
+                    if not received:
+                        raise ConnectionError("the server closed the connection")
+                    self._reader.feed(received)
+                    continue
+                found.append(reply)
+                if len(found) == replies:
+                    self._whole = True
+                    return found
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError | redis.RedisError | hiredis.HiredisError):
+                raise unavailable(self._where, error) from error
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Send packed commands whose replies come later; see received()."""
+        try:
+            self._usable().sendall(data)
+            self._whole = True
+        except (OSError, redis.RedisError) as error:
+            self.close()
+            raise unavailable(self._where, error) from error
+
+    def received(self) -> list[Any]:
+        """The replies that have come, without waiting for more. Raises BrokerUnavailable when it broke."""
+        if self._socket is None:
+            return []
+        try:
+            connected = self._usable()
+            connected.setblocking(False)
+            self._timeout = 0.0
+            try:
+                while True:
+                    data = connected.recv(65536)
+                    if not data:
+                        raise ConnectionError("the server closed the connection")
+                    self._reader.feed(data)
+                    if len(data) < 65536 and not getattr(connected, "pending", int)():  # TLS keeps some
+                        break
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if "want" not in type(error).__name__.lower():  # of TLS: nothing more has come
+                    raise
+            connected.settimeout(SOCKET_TIMEOUT)
+            self._timeout = SOCKET_TIMEOUT
+            found = []
+            while (reply := self._reader.gets()) is not False:
+                found.append(reply)
+            self._whole = True
+            return found
+        except (OSError, hiredis.HiredisError) as error:
+            self.close()
+            raise unavailable(self._where, error) from error
+
+    def refresh(self) -> None:
+        """Let go of a connection that the server has closed since it was used, before anything is sent on it."""
+        if self._socket is not None and self._ready.poll(0):
+            self.close()
+
+    def fileno(self) -> int:
+        """Of the socket; -1 when it is not connected, or whoever used it was interrupted."""
+        return -1 if self._socket is None or not self._whole else self._socket.fileno()
+
+    def _usable(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
+        """The socket, another one if the last use of it was interrupted; whoever is done with it says so by _whole."""
+        if not self._whole:
+            self.close()
+        connected = self._socket or self._connect(timeout)
+        self._whole = False
+        return connected
+
+    def _connect(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
+        self._connection = apart(lambda: self._where.connect(max(timeout, 0.001)))
+        connected: socket.socket = self._connection._sock
+        self._socket, self._reader, self._timeout = connected, hiredis.Reader(), 0.0
+        self._ready = select.poll()
+        self._ready.register(connected, select.POLLIN)
+        return connected
+
+    def close(self) -> None:
+        """Let go of the connection; the next use makes another. Safe to call twice."""
+        connection, self._connection, self._socket = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.disconnect()
+            except (OSError, redis.RedisError):
+                pass  # it is gone all the same
+
+    def abandon(self) -> None:
+        """In a forked child: close our copy of the socket without a word on it."""
+        connected, self._socket = self._socket, None
+        if connected is not None:
+            os.close(
+                connected.detach()
+            )  # first: the connection would shut it down for both when it is let go
+        self._connection = None
+
+
+class Links:
+    """Connections for any thread: each use takes one that is free, or makes one."""
+
+    def __init__(self, where: Endpoint) -> None:
+        self.where = where
+        self._free: list[Link] = []  # any thread: pop and append are atomic
+
+    @contextmanager
+    def lent(self) -> Iterator[Link]:
+        """A connection for the block, given back after it."""
+        link = self.take()
+        try:
+            yield link
+        finally:
+            self.give(link)
+
+    def take(self) -> Link:
+        try:
+            link = self._free.pop()
+        except IndexError:
+            return Link(self.where)
+        link.refresh()
+        return link
+
+    def give(self, link: Link) -> None:
+        if len(self._free) < IDLE_LINKS:
+            self._free.append(link)
+        else:
+            link.close()
+
+    def close(self) -> None:
+        while self._free:
+            try:
+                self._free.pop().close()
+            except IndexError:
+                return
+
+    def abandon(self) -> None:
+        """In a forked child: none of the parent's is ours."""
+        links, self._free = self._free, []
+        for link in links:
+            link.abandon()
+
+
+class Script:
+    """A Lua script, sent once to each server and called by its digest."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    def call(
+        self, link: Link, keys: Sequence[Any], arguments: Sequence[Any], timeout: float = SOCKET_TIMEOUT
+    ) -> Any:
+        """Run it; raises BrokerUnavailable when the server cannot or will not, EncodeError when an argument is too large."""
+        data = self.packed(keys, arguments)
+        if len(data) > SURELY_TAKEN:
+            refuse_too_large(link, arguments)
+        (reply,) = link.ask(data, 1, timeout)
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
+            (reply,) = link.ask(pack(("EVAL", self._source, len(keys), *keys, *arguments)), 1, timeout)
+        return checked(link, reply)
+
+    def packed(self, keys: Sequence[Any], arguments: Sequence[Any]) -> bytes:
+        """The command that runs it; a server that does not know it yet answers with NOSCRIPT."""
+        return pack(("EVALSHA", self._digest, len(keys), *keys, *arguments))
+
+
+def checked(link: Link, reply: Any) -> Any:
+    """*reply* itself, unless it is an error: then BrokerUnavailable."""
+    if isinstance(reply, hiredis.ReplyError):
+        if _code(str(reply)) in ELSEWHERE:
+            link.close()
+        raise unavailable(link._where, reply)
+    return reply
+
+
+def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
+    """EncodeError when one of *values*, of which some are bytes, is larger than the server takes: it would hang up, and seem
+    to be gone."""
+    size = max((len(value) for value in values if isinstance(value, bytes)), default=0)
+    if size <= SURELY_TAKEN:
+        return
+    (reply,) = link.ask(pack(("CONFIG", "GET", LONGEST)))
+    limit = int(reply[1]) if isinstance(reply, list) and len(reply) == 2 else USUALLY_TAKEN
+    if size > limit:
+        raise EncodeError(
+            f"{link._where.safe_url} takes values of up to {limit:,} bytes ({LONGEST}), and this has {size:,}"
+        )
+
+
+def _code(text: str) -> str:
+    """The word of ADVICE in the text of an error, which older servers wrap up when it comes out of a script."""
+    return next((word for word in _CODE.findall(text) if word in ADVICE), "")
+
+
+def unavailable(where: Endpoint, error: BaseException) -> BrokerUnavailable:
+    """The error to raise for *error*, with what it means."""
+    text = str(error) or type(error).__name__
+    advice = ADVICE.get(_code(text))
+    return BrokerUnavailable(
+        f"{where.safe_url}: {f'{advice} ({text})' if advice else explained(text, REDIS)}"
+    )

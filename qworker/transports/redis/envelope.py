@@ -1,0 +1,224 @@
+"""A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it is ours.
+
+Comes from:  ``redis_store.py`` (push), ``consumer.py`` (lease), ``dead_letters.py`` (dead letters).
+Goes to:     the lists, where stock kombu consumers read the same.
+Thread:      any; pure functions.
+
+In front of kombu's keys stands one more, ``qworker``, with what we know of the message's way so far; kombu keeps it
+and looks at nothing in it. Its first values are changed by our Lua scripts, as text. Its ``sizes`` tell where the
+headers and the body lie, so that a message of ours is cut up at known places; what others wrote or rewrote
+does not fit them, and is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from qworker.errors import InvalidTaskMessage
+from qworker.message.kombu_envelope import from_kombu
+from qworker.message.reading import parse_properties
+from qworker.transports.delivery_fields import count, instant
+from qworker.transports.lease import Envelope, Leased
+
+SEPARATOR = "\x06\x16"
+"""Between a queue's name and the step of its priority."""
+STEPS = (0, 3, 6, 9)
+
+_HEAD = re.compile(
+    rb'\{"qworker": \{"deliveries": (\d+), "redelivered": (true|false), "parked": (\d+), "due": (null|[\d.e+]+), '
+    rb'"sent": (null|[\d.e+]+), "sizes": \[(\d+), (\d+)\](, "properties": )?'
+)
+_BODY = b', "body": "'
+_HEADERS = b'"}, "headers": '
+_TAG_BYTES = 36
+_TAG = b', "body_encoding": "base64", "delivery_tag": "'
+_MOST = 2**63 - 1
+_text = json.JSONEncoder().encode
+
+
+class Scale(NamedTuple):
+    """How priorities lie in kombu's steps, of which 0 is taken first. translated: ours, 9 first, are turned round."""
+
+    steps: tuple[int, ...] = STEPS
+    translated: bool = True
+
+    def to_kombu(self, priority: int) -> int:
+        """kombu's priority, 0 to 9, for ours."""
+        inside = min(max(priority, 0), 9)
+        return 9 - inside if self.translated else inside
+
+    def from_kombu(self, priority: Any) -> int:
+        """Our priority for kombu's; one that is no number counts as none."""
+        try:
+            inside = min(max(int(priority or 0), 0), 9)
+        except (TypeError, ValueError, OverflowError):
+            inside = 0
+        return 9 - inside if self.translated else inside
+
+    def step(self, priority: int) -> int:
+        """The step of *priority* of ours."""
+        wanted = self.to_kombu(priority)
+        return max((step for step in self.steps if step <= wanted), default=self.steps[0])
+
+
+@lru_cache(1024)
+def route(queue: str, priority: int, scale: Scale) -> tuple[int, bytes]:
+    """The step for messages of *priority* to *queue*, and what of their payloads is the same for all."""
+    tail = b'"routing_key": %s}, "priority": %d%s' % (_text(queue).encode(), scale.to_kombu(priority), _TAG)
+    return scale.step(priority), tail
+
+
+def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -> bytes:
+    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its own.
+
+    TypeError for a body that is no bytes.
+    """
+    _, headers, properties, body, _, due, _ = envelope
+    if type(body) is not bytes:
+        raise TypeError(f"the type of a body is bytes, not {type(body).__name__}")
+    # What is no object would make the envelope unreadable; nothing of ours sends such.
+    text = headers.encode() if headers[:1] == "{" and headers[-1:] == "}" else _text(headers).encode()
+    encoded = b2a_base64(body, newline=False)
+    id = _id(headers)
+    if properties is None:
+        kept, middle = b"", _PLAIN % id
+    else:
+        kept, middle = _middle(id, properties)
+    return (
+        b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": %b, "sent": %b, '
+        b'"sizes": [%d, %d]%b}, %b%b%b"}, "headers": %b, "body": "%b"}'
+        % (
+            b"null" if due is None else repr(float(due)).encode(),
+            now,
+            len(text),
+            len(encoded),
+            kept,
+            middle,
+            tail,
+            delivery_tag.encode(),
+            text,
+            encoded,
+        )
+    )
+
+
+def _id(headers: str) -> bytes:
+    """The task's id in the headers, as JSON; null if there is none to be seen."""
+    start = headers.find('"id":"') + 6
+    end = headers.find('"', start)
+    if start < 6 or end < 0 or "\\" in (id := headers[start:end]):
+        return b"null"
+    return b'"%b"' % id.encode()
+
+
+def _middle(id: bytes, properties: str) -> tuple[bytes, bytes]:
+    """How the text of *properties* is kept, and the keys between ours and the routing key."""
+    try:
+        given = parse_properties(properties)
+    except InvalidTaskMessage:  # who receives it will say so
+        given = parse_properties(None)
+    content_type, encoding = given.pop("content_type"), given.pop("content_encoding")
+    for name in ("priority", "body_encoding", "delivery_info", "delivery_tag"):
+        given.pop(name, None)
+    rest = {"correlation_id": json.loads(id), "reply_to": None, "delivery_mode": 2, **given}
+    middle = (
+        f'"content-type": {_text(content_type)}, "content-encoding": {_text(encoding)}, '
+        f'"properties": {_text(rest)[:-1]}, "delivery_info": {{"exchange": "", '
+    )
+    return f', "properties": {_text(properties)}'.encode(), middle.encode()
+
+
+_PLAIN = (
+    b'"content-type": "application/json", "content-encoding": "utf-8", "properties": {"correlation_id": %s, '
+    b'"reply_to": null, "delivery_mode": 2, "delivery_info": {"exchange": "", '
+)
+
+
+def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
+    """Read a payload, whoever wrote it, from *queue*. What is no envelope comes out with headers that are no headers, so that
+    its receiver makes a dead letter of it."""
+    try:
+        known = _cut_up(payload, scale, queue)
+    except ValueError:  # it looks like ours, and is not: numbers without end, a body that is no base64
+        known = None
+    return known or _parsed(payload, scale, queue)
+
+
+def _cut_up(payload: bytes, scale: Scale, queue: str) -> Leased | None:
+    """Read a payload of ours; None for any other. ValueError when it only looks like one."""
+    head = _HEAD.match(payload)
+    if head is not None:
+        deliveries, redelivered, parked, due, _, size, body_size, kept = head.groups()
+        end = len(payload) - 2
+        body_at = end - int(body_size)
+        stop = body_at - len(_BODY)
+        start = stop - int(size)
+        at = start - len(_HEADERS) - _TAG_BYTES
+        if (
+            at > 0
+            and payload[stop:body_at] == _BODY
+            and payload[at + _TAG_BYTES : start] == _HEADERS
+            and payload[at - len(_TAG) : at] == _TAG
+            and payload.endswith(b'"}')
+        ):
+            headers = payload[start:stop].decode("utf-8", "replace")
+            return Leased(
+                tag_of(payload[at : at + _TAG_BYTES]),
+                queue,
+                scale.from_kombu(payload[at - len(_TAG) - 1 : at - len(_TAG)]),
+                None if due == b"null" else instant(float(due)),
+                count(int(deliveries)),
+                redelivered == b"true",
+                count(int(parked)),
+                headers if headers[:1] == "{" else json.loads(headers),
+                None if kept is None else _kept(payload, head.end()),
+                a2b_base64(payload[body_at:end]),
+            )
+    return None
+
+
+def _kept(payload: bytes, start: int) -> str:
+    text: str = json.JSONDecoder().raw_decode(payload.decode("utf-8", "replace"), start)[0]
+    return text
+
+
+def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
+    try:
+        value = json.loads(payload)
+        own = value.get("qworker") if isinstance(value, dict) else None
+        state: Mapping[str, Any] = own if isinstance(own, dict) else {}
+        headers = value["headers"] if isinstance(value, dict) else None
+        wire = from_kombu({**value, "headers": {}} if isinstance(headers, str) else value)
+        properties = value.get("properties") or {}
+        return Leased(
+            tag_of(str(properties.get("delivery_tag") or wire.body).encode()),
+            queue,
+            scale.from_kombu(properties.get("priority")),
+            instant(state.get("due")),
+            count(state.get("deliveries")),
+            state.get("redelivered") is True
+            or (isinstance(headers, dict) and headers.get("redelivered") is True),
+            count(state.get("parked")),
+            headers if isinstance(headers, str) else wire.headers,
+            state["properties"] if isinstance(state.get("properties"), str) else wire.properties,
+            wire.body,
+        )
+    except (InvalidTaskMessage, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = payload.decode("utf-8", "replace")
+        return Leased(tag_of(payload), queue, 0, None, 0, False, 0, text, None, b"")
+
+
+def tag_of(delivery_tag: bytes) -> int:
+    """A number for the message, the same at every delivery; never 0."""
+    try:
+        if len(delivery_tag) == _TAG_BYTES:
+            return int(delivery_tag[24:] + delivery_tag[:4], 16) & _MOST or 1
+    except ValueError:
+        pass
+    return int.from_bytes(blake2b(delivery_tag, digest_size=8).digest()) & _MOST or 1

@@ -1,0 +1,187 @@
+"""Who is dead, and what becomes of what it held: of our own workers, and of stock consumers.
+
+Comes from:  ``consumer.py``.
+Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<epoch>``, kombu's ``unacked``.
+Thread:      the listener's.
+
+Where its lock is (``transports/owner_files.py``), the kernel tells of a holder's death at once; elsewhere (another host, another
+container) the lease must run out, on the server's clock. What children mark as running is copied to the owner's record,
+for other hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from qworker.transports import owner_files
+from qworker.transports.lease import Reclaimed
+from qworker.transports.redis.connection import Link, checked, pack
+from qworker.transports.redis.envelope import SEPARATOR, from_payload
+from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
+from qworker.transports.sqlite import boot_id
+
+RESTORE_PORTION = 100
+FORGET_SECONDS = 86400.0
+"""After which a silent holder of nothing is taken off the list."""
+
+
+def died(record: dict[str, str]) -> bool:
+    """Whether the owner with this record is certainly dead."""
+    return owner_files.died(record.get("lock", ""), record.get("boot", ""))
+
+
+def record_of(fields: list[bytes]) -> dict[str, str]:
+    """The reply to HGETALL of an owner's record."""
+    texts = [field.decode("utf-8", "replace") for field in fields]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+class Watch:
+    """Looks after the other holders for one. lease_seconds: as long as a silent one that holds nothing is let be."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._records: dict[bytes, dict[str, str]] = {}
+        self._idle: dict[bytes, bytes] = {}
+        """Epochs that were silent and held nothing → their lease then: not asked again before that changes."""
+
+    def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
+        """Epoch, end of the lease and record of each holder."""
+        reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
+        leases = dict(zip(reply[::2], reply[1::2], strict=True))
+        unknown = [epoch for epoch in leases if epoch not in self._records]
+        if unknown:
+            commands = b"".join(
+                pack(("HGETALL", self._layout.key(f"owner.{epoch.decode()}"))) for epoch in unknown
+            )
+            for epoch, fields in zip(unknown, link.ask(commands, len(unknown)), strict=True):
+                self._records[epoch] = record_of(checked(link, fields))
+        self._records = {epoch: self._records[epoch] for epoch in leases}
+        return [(epoch, lease, self._records[epoch]) for epoch, lease in leases.items()]
+
+    def reclaim(
+        self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
+    ) -> list[Reclaimed]:
+        """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too: see LeaseStore."""
+        found = []
+        began = time.monotonic()
+        owners = self.owners(link)
+        if not any(int(epoch) != own for epoch, _, _ in owners):
+            return []
+        current = server_time(link) if now is None else now
+        silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
+        for epoch, lease, record in owners:
+            if int(epoch) == own:
+                continue
+            dead = died(record)
+            forgotten = float(lease) < current - FORGET_SECONDS
+            silent = silent_too and float(lease) < current and (forgotten or self._idle.get(epoch) != lease)
+            if not dead and not silent:
+                continue
+            reply = self._layout.run(
+                link,
+                GIVE_BACK,
+                wall,
+                epoch,
+                "" if now is None else repr(now),
+                "dead" if dead else "silent",
+                0,
+                2**53,
+                *self._counted(link, epoch, record),
+            )
+            if reply is None:
+                self._idle[epoch] = lease
+                continue
+            if dead or reply[0]:
+                found.append(Reclaimed(record.get("name", epoch.decode()), reply[0], reply[1]))
+            if dead:
+                owner_files.forget(record["lock"])
+                owner_files.forget(record.get("marks", ""))
+        return found
+
+    def _counted(self, link: Link, epoch: bytes, record: dict[str, str]) -> list[int]:
+        """The numbers of those messages of *epoch* that were being run, as far as is known."""
+        running = owner_files.marked(record.get("marks", "")) if record.get("boot") == boot_id() else None
+        if running is None:
+            copied = checked(
+                link, link.ask(pack(("HGET", self._layout.key(f"owner.{epoch.decode()}"), "running")))[0]
+            )
+            running = {int(tag) for tag in (copied or b"").split()}
+        if not running:
+            return []
+        start = b"qworker:%b:" % epoch
+        unacked = self._layout.keys[0]
+        fields = [
+            field for field in checked(link, link.ask(pack(("HKEYS", unacked)))[0]) if field.startswith(start)
+        ]
+        if not fields:
+            return []
+        numbers = []
+        for field, value in zip(
+            fields, checked(link, link.ask(pack(("HMGET", unacked, *fields)))[0]), strict=True
+        ):
+            if value is not None and from_payload(_payload(value), self._layout.scale).tag in running:
+                numbers.append(int(field.split(b":", 3)[2]))
+        return numbers
+
+    # -- stock consumers --
+
+    def restore(self, link: Link, wall: float) -> int:
+        """Give back what stock consumers took longer ago than the visibility timeout, as they do it themselves."""
+        before = server_time(link) - self._layout.visibility_timeout
+        unacked, index, _ = self._layout.keys
+        command = pack(("ZRANGEBYSCORE", index, "-inf", repr(before), "LIMIT", 0, RESTORE_PORTION))
+        stale = [field for field in checked(link, link.ask(command)[0]) if not field.startswith(b"qworker:")]
+        if not stale:
+            return 0
+        values = checked(link, link.ask(pack(("HMGET", unacked, *stale)))[0])
+        return sum(
+            self._restore(link, wall, field, value) for field, value in zip(stale, values, strict=True)
+        )
+
+    def _restore(self, link: Link, wall: float, field: bytes, value: bytes | None) -> int:
+        try:
+            message, exchange, routing_key = json.loads(value or b"null")
+            message["headers"]["redelivered"] = True
+            message["properties"]["delivery_info"]["redelivered"] = True
+            kombus = int(message["properties"].get("priority") or 0)
+            if not isinstance(exchange, str) or not isinstance(routing_key, str):
+                return 0
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return 0  # acked meanwhile, or nothing that can be read
+        queue = self._queue(link, exchange, routing_key)
+        if queue is None:
+            return 0
+        step = max((step for step in self._layout.scale.steps if step <= kombus), default=0)
+        payload = json.dumps(message)
+        restored: int = self._layout.run(
+            link, RESTORE, wall, field, self._layout.list_of(queue, step), payload, queue
+        )
+        return restored
+
+    def _queue(self, link: Link, exchange: str, routing_key: str) -> str | None:
+        """The queue that *routing_key* leads to from *exchange*, by kombu's table of bindings."""
+        if not exchange:
+            return routing_key
+        members = checked(
+            link, link.ask(pack(("SMEMBERS", f"{self._layout.prefix}_kombu.binding.{exchange}")))[0]
+        )
+        for member in members:
+            key, _, queue = member.decode().split(SEPARATOR)
+            if key == routing_key:
+                return str(queue)
+        return None
+
+
+def _payload(value: bytes) -> bytes:
+    """The payload in ``[payload, "", "queue"]``."""
+    return value[1 : value.rfind(b', "", "')]
+
+
+def server_time(link: Link) -> Any:
+    """Epoch seconds on the server's clock."""
+    seconds, microseconds = checked(link, link.ask(pack(("TIME",)))[0])
+    return int(seconds) + int(microseconds) / 1e6

@@ -1,0 +1,384 @@
+"""The Lua that runs inside Redis: claiming, settling, renewing and giving back, each in one step.
+
+Comes from:  ``consumer.py``, ``reclaim.py``, ``dead_letters.py``.
+Goes to:     the server, by ``connection.Script``.
+Thread:      any; constants.
+
+A message on lease is a field of kombu's hash ``unacked``, named ``qworker:<epoch>:<number>:<step>:<queue>``, with
+kombu's value ``[payload, exchange, routing key]``, so that stock consumers can restore it. That field is the
+fence: who may settle the message is who still finds it. Payloads are never decoded here, only joined and cut as text.
+
+A member of ``qworker.delayed.<queue>`` is the step, a number by which equal due times keep their order, and the payload.
+
+KEYS of all: unacked, unacked_index, qworker.owners. ARGV of all begins with the prefix of all keys, the
+prefix of the bells' channels, and the wall clock of the caller in epoch seconds.
+"""
+
+from __future__ import annotations
+
+from qworker.transports.redis.connection import Script
+from qworker.transports.redis.result_rows import STORE_ROW
+
+PRELUDE = r"""
+local UNACKED, INDEX, OWNERS, P, BELL, WALL = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[3])
+-- A server out of memory refuses only the first write of a script: this one takes none.
+redis.call('DEL', P .. 'qworker.none')
+local function list_of(queue, step)
+  if step == '0' then return P .. queue end
+  return P .. queue .. '\6\22' .. step
+end
+local function delayed_of(queue) return P .. 'qworker.delayed.' .. queue end
+local function tail_of(queue) return ', "", ' .. cjson.encode(queue) .. ']' end
+local function seconds(given)
+  if given ~= '' then return tonumber(given) end
+  local now = redis.call('TIME')
+  return tonumber(now[1]) + tonumber(now[2]) / 1000000
+end
+local function number_after(key)
+  local now = redis.call('TIME')
+  local number = now[1] * 1000000 + now[2]
+  number = string.format('%.0f', math.max(number, tonumber(redis.call('GET', key) or 0) + 1))
+  redis.call('SET', key, number)
+  return number
+end
+local function exact(number) return string.format('%.6f', number) end
+local function in_portions(command, key, values)
+  for i = 1, #values, 4000 do
+    redis.call(command, key, unpack(values, i, math.min(i + 3999, #values)))
+  end
+end
+local rung = {}
+local function ring(queue)
+  if not rung[queue] then
+    rung[queue] = true
+    redis.call('PUBLISH', BELL .. queue, '1')
+  end
+end
+"""
+
+PUT_BACK = r"""
+local STATE = '^{%s*"qworker":%s*{%s*"deliveries":%s*(%d+),%s*"redelivered":%s*(%a+),%s*"parked":%s*(%d+),%s*"due":%s*([^,%s]+),%s*()'
+local function stated(payload)
+  local deliveries, redelivered, parked, due, rest = string.match(payload, STATE)
+  if deliveries then
+    -- What a stranger wrote there, and no number can be made of, counts for nothing.
+    if #deliveries > 9 then deliveries = '0' end
+    if #parked > 9 then parked = '0' end
+    if redelivered ~= 'true' then redelivered = 'false' end
+    if not string.match(due, '^%d[%d.e+]*$') or not tonumber(due) or tonumber(due) > 253402300799 then due = 'null' end
+    return deliveries, redelivered, parked, due, string.sub(payload, rest)
+  end
+  return '0', 'false', '0', 'null', '"sent": null}, ' .. string.sub(payload, 2)
+end
+local function joined(deliveries, redelivered, parked, due, rest)
+  return '{"qworker": {"deliveries": ' .. deliveries .. ', "redelivered": ' .. redelivered ..
+    ', "parked": ' .. parked .. ', "due": ' .. due .. ', ' .. rest
+end
+local function parts_of(field)
+  local number, step, queue = string.match(field, '^qworker:%d+:(%d+):(%d+):(.*)$')
+  return tonumber(number), step, queue
+end
+local function payload_of(value, queue) return string.sub(value, 2, -#tail_of(queue) - 1) end
+-- counted, parked: 0 or 1. due: '' leaves it as it is.
+local function put_back(field, value, counted, parked, redelivered, due)
+  local _, step, queue = parts_of(field)
+  local deliveries, before, times, old, rest = stated(payload_of(value, queue))
+  if due == '' then due = old end
+  if redelivered then before = 'true' end
+  local payload = joined(deliveries + counted, before, times + parked, due, rest)
+  if due ~= 'null' and tonumber(due) > WALL then
+    redis.call('ZADD', delayed_of(queue), due, step .. string.format(' %020.0f ', WALL * 1000000000) .. payload)
+  else
+    redis.call('RPUSH', list_of(queue, step), payload)
+  end
+  ring(queue)
+end
+"""
+
+KEEP_LETTER = r"""
+local function keep_letter(tag, queue, step, reason, died_at, payload)
+  redis.call('HSET', P .. 'qworker.letter.' .. tag, 'queue', queue, 'step', step, 'reason', reason,
+    'died_at', died_at, 'payload', payload)
+  redis.call('ZADD', P .. 'qworker.dead', died_at, tag)
+  redis.call('ZADD', P .. 'qworker.dead.' .. queue, died_at, tag)
+end
+"""
+
+LEASE = Script(
+    PRELUDE
+    + r"""
+-- ARGV: epoch, limit, near, horizon (epoch seconds), most bytes, first number, number of steps, steps…, queues…
+-- Returns false for who was taken for dead; else the next due time ('' for none) and field, payload, field, payload…
+local epoch, limit, near, horizon = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local most, number, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local score = redis.call('ZSCORE', OWNERS, epoch)
+if not score then return false end
+-- Of a command that was on its way when its sender had given it up: see 'stray' below.
+if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. epoch, 'from') or 0) then return {''} end
+local out, hash, index, due, size = {''}, {}, {}, false, 0
+local function take(queue, step, payload, tail)
+  local field = 'qworker:' .. epoch .. ':' .. number .. ':' .. step .. ':' .. queue
+  number = number + 1
+  size = size + #payload
+  hash[#hash + 1] = field
+  hash[#hash + 1] = '[' .. payload .. tail
+  index[#index + 1] = score
+  index[#index + 1] = field
+  out[#out + 1] = field
+  out[#out + 1] = payload
+end
+for i = 11 + steps, #ARGV do
+  local queue = ARGV[i]
+  local delayed, tail = delayed_of(queue), tail_of(queue)
+  local earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
+  if earliest and tonumber(earliest) <= WALL then
+    local ripe = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[3], 'LIMIT', 0, 1000)
+    for _, member in ipairs(ripe) do
+      local step, payload = string.match(member, '^(%d+) %d+ (.*)$')
+      redis.call('LPUSH', list_of(queue, step), payload)
+    end
+    in_portions('ZREM', delayed, ripe)
+    earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
+  end
+  if near > 0 and earliest and tonumber(earliest) <= horizon then
+    local soon = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[7], 'LIMIT', 0, near)
+    local taken = {}
+    for _, member in ipairs(soon) do
+      if size >= most then break end
+      local step, payload = string.match(member, '^(%d+) %d+ (.*)$')
+      take(queue, step, payload, tail)
+      taken[#taken + 1] = member
+    end
+    near = near - #taken
+    in_portions('ZREM', delayed, taken)
+    earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
+  end
+  if earliest and (not due or tonumber(earliest) < tonumber(due)) then due = earliest end
+  for s = 11, 10 + steps do
+    local list = list_of(queue, ARGV[s])
+    while limit > 0 and size < most do
+      local payload = redis.call('RPOP', list)
+      if not payload then break end
+      take(queue, ARGV[s], payload, tail)
+      limit = limit - 1
+    end
+  end
+end
+in_portions('HSET', UNACKED, hash)
+in_portions('ZADD', INDEX, index)
+out[1] = due or ''
+return out
+"""
+)
+
+SETTLE = Script(
+    PRELUDE
+    + STORE_ROW
+    + PUT_BACK
+    + KEEP_LETTER
+    + r"""
+-- ARGV: operations, each a letter and what belongs to it. Returns the fields that were no longer there.
+local i, lost, gone, returned = 4, {}, {}, {}
+local function forget(field)
+  if redis.call('HDEL', UNACKED, field) == 0 then
+    lost[#lost + 1] = field
+    return false
+  end
+  gone[#gone + 1] = field
+  return true
+end
+local function bury(field, tag, reason, counted)
+  local value = redis.call('HGET', UNACKED, field)
+  if not forget(field) then return false end
+  local _, step, queue = parts_of(field)
+  local deliveries, redelivered, parked, due, rest = stated(payload_of(value, queue))
+  keep_letter(tag, queue, step, reason, ARGV[3], joined(deliveries + counted, redelivered, parked, due, rest))
+  return true
+end
+while i <= #ARGV do
+  local kind, field = ARGV[i], ARGV[i + 1]
+  if kind == 'ack' then
+    forget(field)
+    i = i + 2
+  elseif kind == 'ack and store' then
+    if forget(field) then store_row(ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]) end
+    i = i + 6
+  elseif kind == 'store' then
+    store_row(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+    i = i + 5
+  elseif kind == 'bury' then
+    bury(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+    i = i + 5
+  elseif kind == 'bury and store' then
+    if bury(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])) then
+      store_row(ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], ARGV[i + 8])
+    end
+    i = i + 9
+  else
+    local value = redis.call('HGET', UNACKED, field)
+    if forget(field) then returned[#returned + 1] = {parts_of(field), field, value, i} end
+    i = i + 6
+  end
+end
+-- The last one first, so that they come out in the order in which they were.
+table.sort(returned, function(a, b) return a[1] > b[1] end)
+for _, each in ipairs(returned) do
+  local at = each[4]
+  put_back(each[2], each[3], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4] == '1', ARGV[at + 5])
+end
+in_portions('ZREM', INDEX, gone)
+return lost
+"""
+)
+
+ENLIST = Script(
+    PRELUDE
+    + r"""
+-- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and values of
+-- the owner's record. Returns the new epoch.
+local epoch = number_after(P .. 'qworker.epoch')
+redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), epoch)
+local queues = tonumber(ARGV[6])
+for i = 7, 6 + queues do redis.call('SADD', P .. 'qworker.queues', ARGV[i]) end
+redis.call('HSET', P .. 'qworker.owner.' .. epoch, unpack(ARGV, 7 + queues))
+return epoch
+"""
+)
+
+EXTEND = Script(
+    PRELUDE
+    + r"""
+-- ARGV: epoch, now, lease seconds, fields…  Returns false for who was taken for dead.
+if not redis.call('ZSCORE', OWNERS, ARGV[4]) then return false end
+local expires = exact(seconds(ARGV[5]) + tonumber(ARGV[6]))
+redis.call('ZADD', OWNERS, 'XX', expires, ARGV[4])
+for i = 7, #ARGV do redis.call('ZADD', INDEX, 'XX', expires, ARGV[i]) end
+return 1
+"""
+)
+
+MARK = Script(
+    PRELUDE
+    + r"""
+-- ARGV: epoch, the tags that it is running.
+if redis.call('ZSCORE', OWNERS, ARGV[4]) then
+  redis.call('HSET', P .. 'qworker.owner.' .. ARGV[4], 'running', ARGV[5])
+end
+return 1
+"""
+)
+
+GIVE_BACK = Script(
+    PRELUDE
+    + PUT_BACK
+    + r"""
+-- ARGV: epoch, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it holds something
+-- or has said nothing for a day), 'stray' (what it holds of the numbers from … up to …, and it stays), from, up to, numbers that count as a delivery…
+-- Returns false when nothing was to be done; else how many went back, and how many of them counted.
+local epoch, whose, from, to = ARGV[4], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local expires = redis.call('ZSCORE', OWNERS, epoch)
+if not expires then return false end
+if whose == 'silent' and tonumber(expires) >= seconds(ARGV[5]) then return false end
+local counts, counted = {}, 0
+for i = 9, #ARGV do counts[tonumber(ARGV[i])] = true end
+local start, held = 'qworker:' .. epoch .. ':', {}
+for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
+  if string.sub(field, 1, #start) == start then
+    local number = parts_of(field)
+    if number >= from and number < to then held[#held + 1] = {number, field} end
+  end
+end
+if whose == 'silent' and #held == 0 and tonumber(expires) >= seconds(ARGV[5]) - 86400 then return false end
+table.sort(held, function(a, b) return a[1] > b[1] end)
+local again = whose == 'dead' or whose == 'silent'
+local gone = {}
+for _, each in ipairs(held) do
+  local value, count = redis.call('HGET', UNACKED, each[2]), 0
+  if counts[each[1]] then
+    count = 1
+    counted = counted + 1
+  end
+  put_back(each[2], value, count, 0, again, '')
+  gone[#gone + 1] = each[2]
+end
+in_portions('HDEL', UNACKED, gone)
+in_portions('ZREM', INDEX, gone)
+if whose == 'stray' then
+  local owner = P .. 'qworker.owner.' .. epoch
+  redis.call('HSET', owner, 'from', math.max(to, tonumber(redis.call('HGET', owner, 'from') or 0)))
+else
+  redis.call('ZREM', OWNERS, epoch)
+  redis.call('DEL', P .. 'qworker.owner.' .. epoch)
+end
+return {#held, counted}
+"""
+)
+
+RESTORE = Script(
+    PRELUDE
+    + r"""
+-- ARGV: field, list, payload, queue: of a message that a stock consumer left behind. Returns whether it was there.
+if redis.call('HDEL', UNACKED, ARGV[4]) == 0 then return 0 end
+redis.call('ZREM', INDEX, ARGV[4])
+redis.call('RPUSH', ARGV[5], ARGV[6])
+ring(ARGV[7])
+return 1
+"""
+)
+
+QUEUES = Script(
+    PRELUDE
+    + r"""
+-- ARGV: steps…  Returns name, ready, delayed, leased, dead, when the oldest was sent ('' if unknown) of each queue.
+local leased, out = {}, {}
+for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
+  local queue = string.match(field, '^qworker:%d+:%d+:%d+:(.*)$')
+  if not queue then
+    queue = string.match(redis.call('HGET', UNACKED, field), '"([^"]*)"%]$')
+  end
+  if queue then leased[queue] = (leased[queue] or 0) + 1 end
+end
+for _, queue in ipairs(redis.call('SMEMBERS', P .. 'qworker.queues')) do
+  local ready, oldest = 0, ''
+  for i = 4, #ARGV do
+    local list = list_of(queue, ARGV[i])
+    ready = ready + redis.call('LLEN', list)
+    local last = redis.call('LINDEX', list, -1)
+    local sent = last and string.match(string.sub(last, 1, 200), '"sent": ([%d%.]+)')
+    if sent and (oldest == '' or tonumber(sent) < tonumber(oldest)) then oldest = sent end
+  end
+  out[#out + 1] = {queue, ready, redis.call('ZCARD', delayed_of(queue)), leased[queue] or 0,
+    redis.call('ZCARD', P .. 'qworker.dead.' .. queue), oldest}
+end
+return out
+"""
+)
+
+PURGE = Script(
+    PRELUDE
+    + r"""
+-- ARGV: queue, steps…  Returns how many messages went.
+local gone = redis.call('ZCARD', delayed_of(ARGV[4]))
+redis.call('UNLINK', delayed_of(ARGV[4]))
+for i = 5, #ARGV do
+  gone = gone + redis.call('LLEN', list_of(ARGV[4], ARGV[i]))
+  redis.call('UNLINK', list_of(ARGV[4], ARGV[i]))
+end
+return gone
+"""
+)
+
+FLUSH = Script(
+    PRELUDE
+    + r"""
+-- ARGV: queue. Returns how many delayed messages went to the lists, at most a thousand at a time.
+local members = redis.call('ZRANGE', delayed_of(ARGV[4]), 0, 999)
+for _, member in ipairs(members) do
+  local step, payload = string.match(member, '^(%d+) %d+ (.*)$')
+  redis.call('LPUSH', list_of(ARGV[4], step), payload)
+end
+in_portions('ZREM', delayed_of(ARGV[4]), members)
+if #members > 0 then ring(ARGV[4]) end
+return #members
+"""
+)

@@ -1,0 +1,211 @@
+"""Where a Redis or Valkey server is: from a URL and options to a function that connects.
+
+Comes from:  ``broker_url``, ``result_backend`` and their options.
+Goes to:     ``connection.py``. redis-py makes the connection (TLS, passwords, sentinels).
+Thread:      any; an Endpoint is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+from qworker.transports.connect_errors import while_connecting
+from qworker.transports.tls import Tls, divided, tls_of
+
+try:
+    import redis
+    from redis.sentinel import Sentinel
+except ImportError as error:
+    raise ConfigurationError(
+        f"{error.name or 'redis'} is not installed, which redis:// needs: {install_command('redis')}",
+        setting="broker_url",
+    ) from error
+
+SOCKET_TIMEOUT = 10.0
+CONNECT_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server is. safe_url: without passwords. place: equal for URLs of the same database of the same server."""
+
+    safe_url: str
+    db: int
+    place: tuple[Any, ...]
+    connect: Callable[..., Any]
+    """Make a connection of redis-py, connected; connect(timeout): no step of it takes longer than so many seconds."""
+
+
+def endpoint(
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    use_ssl: Any = None,
+    setting: str = "broker_url",
+) -> Endpoint:
+    """Where *url*, the value of *setting*, leads, with the transport options and the TLS settings; nothing is connected yet.
+
+    Raises ConfigurationError for what is no such URL, or names files of certificates that are of no use.
+    """
+    options = options or {}
+    scheme, _, _ = url.partition("://")
+    if scheme == "sentinel":
+        return _sentinel(url, options, use_ssl, setting)
+    parts = urlsplit(url)
+    asked, fields = _query(parts.query)
+    tls: Tls | None = None
+    if scheme in ("redis+socket", "unix", "redis+unix"):
+        kind: Any = redis.UnixDomainSocketConnection
+        fields["path"] = unquote(parts.path)
+        if not fields["path"]:
+            raise _wrong(url, "it names no socket: write redis+socket:///path/to/redis.sock?virtual_host=0")
+    elif scheme in ("redis", "rediss", "valkey", "valkeys"):
+        kind = redis.Connection
+        fields["host"], fields["port"] = _address(url, parts.netloc.rpartition("@")[2], 6379)
+        if parts.path.strip("/"):
+            fields.setdefault("db", unquote(parts.path.strip("/")))
+        tls = _tls(scheme, asked, use_ssl, setting)
+        if tls is not None:
+            kind = redis.SSLConnection
+            fields |= tls.for_redis()
+    else:
+        raise _wrong(
+            url, "write redis://host:6379/0, rediss://…, redis+socket:///path or sentinel://host:26379"
+        )
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    if user:
+        fields["username"] = unquote(user)
+    if password:
+        fields["password"] = unquote(password)
+    fields = _common(url, fields, options)
+    place = (fields.get("path") or (fields["host"], fields["port"]), fields["db"])
+
+    def connect(timeout: float = SOCKET_TIMEOUT) -> Any:
+        return _connected(kind(**_within(timeout, fields)), tls)
+
+    return Endpoint(mask_urls(url), fields["db"], place, connect)
+
+
+def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) -> Endpoint:
+    """``sentinel://host:26379;sentinel://host2:26379/0``, where the master is asked for at every connect."""
+    name = options.get("master_name")
+    if not name:
+        raise ConfigurationError(
+            'sentinel:// needs the name of the master: broker_transport_options = {"master_name": "mymaster"}',
+            setting="broker_transport_options",
+        )
+    addresses: list[tuple[str, int]] = []
+    asked: dict[str, str] = {}
+    fields: dict[str, Any] = {}
+    for part in url.split(";"):
+        parts = urlsplit(part if "://" in part else f"sentinel://{part}")
+        login, _, hosts = parts.netloc.rpartition("@")
+        addresses += [_address(url, host, 26379) for host in hosts.split(",")]
+        user, _, password = login.partition(":")
+        fields |= {"username": unquote(user)} if user else {}
+        fields |= {"password": unquote(password)} if password else {}
+        asked_here, fields_here = _query(parts.query)
+        asked |= asked_here
+        fields |= fields_here
+        if parts.path.strip("/"):
+            fields["db"] = parts.path.strip("/")
+    tls = _tls("sentinel", asked, use_ssl, setting)
+    kind: Any = redis.Connection if tls is None else redis.SSLConnection
+    fields = _common(url, fields | (tls.for_redis() if tls is not None else {}), options)
+    sentinel_fields = {"socket_timeout": CONNECT_TIMEOUT, **options.get("sentinel_kwargs", {})}
+    sentinel: Any = Sentinel(addresses, sentinel_kwargs=sentinel_fields)  # type: ignore[no-untyped-call]
+
+    def connect(timeout: float = SOCKET_TIMEOUT) -> Any:
+        host, port = sentinel.discover_master(name)
+        return _connected(kind(host=host, port=port, **_within(timeout, fields)), tls)
+
+    return Endpoint(mask_urls(url), fields["db"], ("sentinel", name, fields["db"]), connect)
+
+
+def _query(text: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """What the parameters of a URL say of TLS, and of the rest."""
+    asked, others = divided(parse_qsl(text))
+    fields: dict[str, Any] = dict(others)
+    if "virtual_host" in fields:
+        fields["db"] = fields.pop("virtual_host")
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        if name in fields:
+            fields[name] = float(fields[name])
+    return asked, fields
+
+
+def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> Tls | None:
+    tls = tls_of(scheme, asked, use_ssl, setting)
+    return None if tls is None else tls.checked(setting)
+
+
+def _check_login(connection: Any) -> None:
+    """Raises redis.AuthenticationError when the server wants a password and we have none. It would say so only of a
+    short command: of a long one it says something about lengths, and to who waits for news it says nothing."""
+    connection.send_command("PING")
+    try:
+        connection.read_response()
+    except redis.AuthenticationError:
+        raise
+    except redis.ResponseError:  # a user that may do what we need, and not that
+        pass
+
+
+def _connected(connection: Any, tls: Tls | None) -> Any:
+    wrong = "" if tls is None else tls.problem()
+    if wrong:  # the files were in order when we began
+        raise OSError(wrong)
+    try:
+        connection.connect()
+        if not connection.password:
+            _check_login(connection)
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        marked = while_connecting(str(error), tls is not None)
+        if marked == str(error):
+            raise
+        raise redis.ConnectionError(marked) from error
+    return connection
+
+
+def _common(url: str, fields: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        db = int(fields.get("db", options.get("db", 0)))
+    except ValueError:
+        raise _wrong(url, f"the database is a number, not {fields['db']!r}") from None
+    common: dict[str, Any] = {
+        "socket_timeout": options.get("socket_timeout") or SOCKET_TIMEOUT,
+        "socket_connect_timeout": options.get("socket_connect_timeout") or CONNECT_TIMEOUT,
+        "client_name": options.get("client_name"),
+        **fields,
+        "db": db,
+        "protocol": 2,
+    }
+    if "path" not in fields:
+        common["socket_keepalive"] = options.get("socket_keepalive", True)
+        if options.get("socket_keepalive_options"):
+            common["socket_keepalive_options"] = options["socket_keepalive_options"]
+    return common
+
+
+def _within(timeout: float, fields: dict[str, Any]) -> dict[str, Any]:
+    limits = {name: min(timeout, fields[name]) for name in ("socket_timeout", "socket_connect_timeout")}
+    if "ssl_cert_reqs" in fields:
+        limits["socket_timeout"] = min(limits.values())  # the handshake is a part of connecting
+    return fields | limits
+
+
+def _address(url: str, text: str, port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    try:
+        return parts.hostname or "127.0.0.1", parts.port or port
+    except ValueError as error:
+        raise _wrong(url, str(error)) from None
+
+
+def _wrong(url: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{mask_urls(url)} does not name a Redis server: {why}", setting="broker_url")

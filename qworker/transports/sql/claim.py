@@ -1,0 +1,134 @@
+"""How messages are taken from PostgreSQL: in batches, without waiting for others, at a cost that does not grow.
+
+Comes from:  ``postgresql.py``.
+Goes to:     the table ``qworker_message``.
+Thread:      the listener's.
+
+A claim is one statement, and so one exchange with the server: its last row, which has no tag, tells when the next
+message falls due, and which revocation was the last.
+
+What was taken leaves dead entries at the front of the index, which every further claim would step over until vacuum
+comes: after a million messages 30 ms each time. So in a long drain a claim begins where the last one ended, and only
+four times a second at the very front, for what came back there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+
+from qworker.transports.lease import MAX_LEASE_BYTES
+from qworker.transports.sql.link import Claimed, Row, leased
+from qworker.transports.sql.schema import COLUMNS, LAST_REVOKED
+
+# An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever takes this
+# holder for dead deletes its row first, and so waits until what is taken here can be seen.
+_TAKE = f"""WITH me AS (SELECT id FROM qworker_owner WHERE id = %s FOR KEY SHARE),
+$selection,
+fitting AS (SELECT tag FROM (SELECT tag, sum(size) OVER (ORDER BY place, tag ROWS UNBOUNDED PRECEDING) - size AS before
+FROM taken) AS sized WHERE before < {MAX_LEASE_BYTES}),
+claimed AS (UPDATE qworker_message SET state = 2, owner = (SELECT id FROM me)
+WHERE tag = ANY(ARRAY(SELECT tag FROM fitting)) AND EXISTS (SELECT 1 FROM me) RETURNING {COLUMNS})
+SELECT {COLUMNS} FROM claimed"""
+_DELAYED = "FROM qworker_message WHERE queue = %s AND state = 1"
+_NEAR = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
+ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED)"""
+# What fell due since the last claim is ripe, and not many; what the last claim saw was made ready by RIPEN.
+_READY = f"""ready AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size FROM qworker_message
+WHERE queue = %s AND state = 0 $after ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED),
+ripe AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
+ORDER BY due LIMIT 100 FOR UPDATE SKIP LOCKED),
+taken AS (SELECT * FROM ready UNION ALL SELECT * FROM ripe ORDER BY place, tag LIMIT %s)"""
+_AFTER = """AND (urgency, tag) > (%s, %s) AND NOT EXISTS
+(SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0 AND urgency < %s)"""
+_NEXT = f"""UNION ALL SELECT NULL, NULL, NULL, (SELECT due {_DELAYED} AND tag <> ALL(ARRAY(SELECT tag FROM fitting))
+ORDER BY due LIMIT 1), ({LAST_REVOKED}), NULL, NULL, NULL, NULL, NULL"""
+CLAIM = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", ""))
+CLAIM_AFTER = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", _AFTER))
+CLAIM_NEAR = _TAKE.replace("$selection", _NEAR)
+RIPEN = f"""UPDATE qworker_message SET state = 0 WHERE tag = ANY(ARRAY(SELECT tag {_DELAYED} AND due <= %s
+ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED))"""
+LONG_DRAIN = 2000
+"""Messages taken in a row without running dry."""
+FRONT_SECONDS = 0.25
+
+
+class _Drain(NamedTuple):
+    """taken: in a row. urgency, tag: of the last. front_at: when the front is looked at again."""
+
+    taken: int
+    urgency: int
+    tag: int
+    front_at: float
+
+
+class Claims:
+    """Remembers how far each queue has been drained."""
+
+    def __init__(self) -> None:
+        self._drains: dict[str, _Drain] = {}
+
+    def claim(
+        self,
+        connection: Any,
+        epoch: int,
+        queue: str,
+        now: float,
+        limit: int,
+        until: float,
+        near: int,
+        due: float | None,
+    ) -> Claimed:
+        """due: when the first of the delayed messages falls due, going by the last claim."""
+        limit = max(0, limit)
+        if due is not None and due <= now:
+            connection.execute(RIPEN, (queue, now))
+        drain = self._drains.get(queue)
+        clock = time.monotonic()
+        after = limit > 0 and drain is not None and drain.taken >= LONG_DRAIN and clock < drain.front_at
+        statement = CLAIM
+        place: Row = ()
+        if after and drain:
+            statement, place = CLAIM_AFTER, (drain.urgency, drain.tag, queue, drain.urgency)
+        values = (epoch, queue, *place, limit, queue, now, limit, queue)
+        early: list[Row] = []
+        if near > 0:
+            with connection.pipeline():  # one transaction: what the first has taken, a retry must not forget
+                ahead = connection.execute(CLAIM_NEAR, (epoch, queue, until, near))
+                ready = connection.execute(statement, values)
+            early = ahead.fetchall()
+        else:
+            ready = connection.execute(statement, values)
+        rows, due, revoked = _parted(ready)
+        if after and len(rows) < limit and sum(len(row[-1]) for row in rows) < MAX_LEASE_BYTES:
+            after = False
+            rest = limit - len(rows)
+            try:
+                front = connection.execute(CLAIM, (epoch, queue, rest, queue, now, rest, queue))
+                rows += _parted(front)[0]
+            except psycopg.Error:  # nor must we; who asks next will hear of it
+                if not rows and not early:
+                    raise
+        self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)
+        return Claimed([leased(row) for row in rows], [leased(row) for row in early], due, revoked)
+
+    def _note(
+        self, queue: str, rows: Sequence[Row], limit: int, drain: _Drain | None, front_at: float
+    ) -> None:
+        if limit <= 0:
+            return
+        if len(rows) < limit:
+            self._drains.pop(queue, None)
+            return
+        urgency, tag = max((row[2], row[0]) for row in rows)
+        before = drain.taken if drain else 0
+        self._drains[queue] = _Drain(before + len(rows), urgency, tag, front_at)
+
+
+def _parted(cursor: Any) -> tuple[list[Row], float | None, int]:
+    """The messages that a claim took, when the next one falls due, and the last revocation."""
+    *rows, last = cursor.fetchall()
+    return rows, last[3], last[4]

@@ -1,0 +1,324 @@
+"""A connection to the database that is the broker, whatever its kind; and who keeps one open.
+
+Comes from:  ``postgresql.py`` and ``mysql.py``, which make a Link each.
+Goes to:     ``broker.py`` (publishing, under its turn) and ``consumer.py`` (the listener's).
+Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
+from qworker.interrupts import NotOurTurn, apart, in_turn
+from qworker.transports.lease import Leased
+from qworker.transports.sql.schema import VERSION
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+MessageRow = tuple[Any, ...]
+"""queue, urgency, due, state, sent, headers, properties, body."""
+
+TRIES = 8
+"""How often a transaction is tried that another one stood in the way of."""
+
+
+class Trouble(NamedTuple):
+    """What an error of the driver means. passing: the same again may well succeed. broken: not on this connection."""
+
+    error: QWorkerError
+    passing: bool = False
+    broken: bool = False
+
+
+class Claimed(NamedTuple):
+    """Messages that are due, and some that will be; when the first of those that wait for their time is due; and the
+    highest number of a revocation (0: there is none)."""
+
+    ready: list[Leased]
+    early: list[Leased]
+    due: float | None
+    revoked: int
+
+
+def earliest(dues: Sequence[float | None]) -> float | None:
+    """The first of *dues*; None when there is none."""
+    return min((due for due in dues if due is not None), default=None)
+
+
+class Link(ABC):
+    """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few words
+    that differ. now: the server's clock, as an expression in epoch seconds."""
+
+    errors: tuple[type[Exception], ...]
+    table: str = ""
+    """What tells this broker from others in the same server."""
+
+    def __init__(self) -> None:
+        self._dues: dict[str, float | None] = {}
+        """By queue: what the last claim saw of it."""
+
+    @staticmethod
+    @abstractmethod
+    def check(url: str) -> None:
+        """Raise ConfigurationError when *url* asks for TLS in a way that can never work, such as by a file that is not there."""
+
+    @abstractmethod
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        """The rows of *statement*."""
+
+    @abstractmethod
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Carry out *statement*; return how many rows it changed."""
+
+    @abstractmethod
+    def new_tag(self) -> int:
+        """A tag that no message will ever have."""
+
+    @abstractmethod
+    def remove(self, tags: Sequence[int], owner: int) -> set[int]:
+        """Delete those messages of *tags* that *owner* holds; return which these were."""
+
+    @abstractmethod
+    def begin(self) -> None: ...
+
+    @abstractmethod
+    def commit(self) -> None: ...
+
+    @abstractmethod
+    def rollback(self) -> None: ...
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what the block does."""
+        self.begin()
+        yield  # when it fails, its Handle rolls back
+        self.commit()
+
+    def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
+        """Return when all that was committed before is on the disk."""
+
+    @abstractmethod
+    def within(self, deadline: float) -> AbstractContextManager[None]:
+        """Give up on the server at *deadline* (monotonic seconds), as far as the driver can."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Set the connection up, and make the tables; see ``schema.py``."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the tables, if they are not there, also beside others who do."""
+
+    def _make_tables(self, there: bool) -> None:
+        """create() them unless they are *there*, as this version has them. Raises ConfigurationError for a newer one's."""
+        version = int(self.ask("SELECT max(version) FROM qworker_schema")[0][0] or 0) if there else 0
+        if version > VERSION:
+            raise ConfigurationError(
+                f"the tables in this database were made by a newer qworker (version {version}, this one knows "
+                f"{VERSION}): upgrade qworker, or use another database",
+                setting="broker_url",
+            )
+        if version < VERSION:
+            self.create()
+
+    @abstractmethod
+    def place(self) -> tuple[str, str]:
+        """The full name of the table of messages, and the channel to ring on ('': there is none)."""
+
+    @abstractmethod
+    def insert(self, rows: Sequence[MessageRow]) -> None:
+        """Store messages in one transaction, and ring for them."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Within a transaction: wake those who wait, once it is committed."""
+
+    @abstractmethod
+    def listen(self) -> None:
+        """From now on heard() tells of rings."""
+
+    @abstractmethod
+    def heard(self) -> bool:
+        """Whether there was a ring since the last call."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """What to poll for rings; -1: heard() must be asked again and again."""
+
+    def claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives.
+
+        The latter are only looked for when the last claim saw that there are some.
+        """
+        due = self._dues.get(queue, until)
+        found = self._claim(epoch, queue, now, limit, until, near if due is not None and due <= until else 0)
+        self._dues[queue] = found.due
+        return found
+
+    @abstractmethod
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        """claim(), with no thought of what was seen before."""
+
+    @abstractmethod
+    def columns(self, table: str) -> dict[str, bool]:
+        """The columns of a table; for each, whether the server fills it when it is left out. {} when there is none."""
+
+    @abstractmethod
+    def make_results(self, table: str) -> None:
+        """Make a table of results as Celery makes it."""
+
+    @abstractmethod
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
+        """Store results of different tasks by ``result_upserts.py``. makes_ids: the server gives a new row its id."""
+
+    @abstractmethod
+    def gone(self) -> bool:
+        """Whether the server has closed it since it was last used. Costs no exchange."""
+
+    @abstractmethod
+    def trouble(self, error: Exception) -> Trouble: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Safe to call twice."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: close it without a word, since the parent goes on talking."""
+
+
+class Handle:
+    """Keeps a Link open, and opens it again. turn: held by the thread that uses it, where several may."""
+
+    def __init__(self, connect: Callable[[], Link], url: str) -> None:
+        self.turn = threading.Lock()
+        self._connect = connect
+        self._url = url
+        self._link: Link | None = None  # who has the turn
+        self._whole = True
+        """Nobody was interrupted in the midst of using it."""
+        self.generation = 0
+        """Counts the connections: what was set up on an older one is gone."""
+
+    def open(self) -> Link:
+        """The connection, made if need be, with the tables in place."""
+        if not self._whole and self._link is not None:
+            self._drop(self._link)
+        if self._link is None:
+            try:
+                link = apart(self._connect)
+            except ConfigurationError as error:
+                raise self._waited_out(error) from error
+            try:
+                for attempt in range(TRIES):
+                    try:
+                        link.prepare()
+                        break
+                    except link.errors as error:
+                        self._settle_trouble(link, error, attempt)
+            except BaseException:
+                link.close()
+                raise
+            self._link, self._whole = link, True
+            self.generation += 1
+        return self._link
+
+    def run(self, work: Callable[[Link], T]) -> T:
+        """What *work* makes of the connection; it is called again when another transaction was in its way.
+
+        Raises BrokerUnavailable when the server does not answer, or refuses.
+        """
+        for attempt in range(TRIES):
+            link = self.open()
+            self._whole = False
+            try:
+                found = work(link)
+                self._whole = True
+                return found
+            except link.errors as error:
+                self._settle_trouble(link, error, attempt)
+            except QWorkerError:
+                self._undo(link)
+                raise
+            except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+                self._drop(link)
+                raise
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def run_at_rest(self, work: Callable[[Link], T]) -> T:
+        """run() on a connection that may have been at rest for long: where the server has closed it, on another."""
+        if self._link is not None and self._whole and self._link.gone():
+            self._drop(self._link)
+        return self.run(work)
+
+    def _settle_trouble(self, link: Link, error: Exception, attempt: int) -> None:
+        """Return when it is worth another try; raise what is wrong otherwise."""
+        trouble = link.trouble(error)
+        if trouble.broken:
+            self._drop(link)
+        else:
+            self._undo(link)
+        if not trouble.passing or attempt == TRIES - 1:
+            raise self._waited_out(trouble.error) from error
+        time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
+
+    def _waited_out(self, error: QWorkerError) -> QWorkerError:
+        """What is wrong with a configuration that was right before: the server's side may be mended."""
+        if isinstance(error, ConfigurationError) and self.generation:
+            return BrokerUnavailable(str(error))
+        return error
+
+    def _undo(self, link: Link) -> None:
+        try:
+            link.rollback()
+            self._whole = True
+        except Exception:  # whatever it is, this connection is of no more use
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+        link.close()
+
+    def run_in_turn(self, work: Callable[[Link], T], timeout: float) -> T:
+        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for so long."""
+        try:
+            return in_turn(self.turn, timeout, self.run_at_rest, work)
+        except NotOurTurn:
+            raise BrokerUnavailable(f"{self._url} was kept busy by other threads for {timeout:g} s") from None
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another. Safe to call twice."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+        self.turn = threading.Lock()
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+
+
+def blind(file: int) -> None:
+    """Let *file* lead nowhere in this process; whoever else has it keeps it."""
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.dup2(nowhere, file, inheritable=False)
+    finally:
+        os.close(nowhere)
+
+
+def leased(row: Row) -> Leased:
+    """A Leased of the columns that sql_schema.COLUMNS names."""
+    tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body = row
+    return Leased(tag, queue, -urgency, due, deliveries, redelivered == 1, parked, headers, properties, body)

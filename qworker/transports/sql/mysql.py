@@ -1,0 +1,393 @@
+"""MariaDB and MySQL as a broker: a Link by PyMySQL.
+
+Comes from:  ``broker.py``, for ``mysql://`` and ``mariadb://`` URLs.
+Goes to:     the tables of ``schema.py``.
+Thread:      one at a time.
+
+What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and one of
+ours, which cost more than what most of the statements do.
+
+These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
+waits looks at the sum: often when there was traffic lately, rarely when not.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ssl import SSLSocket, SSLWantReadError
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.naming import install_command
+from qworker.transports.connect_errors import MYSQL as SPELLING
+from qworker.transports.connect_errors import explained
+from qworker.transports.lease import MAX_LEASE_BYTES
+from qworker.transports.sql.link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
+from qworker.transports.sql.refusals import refused
+from qworker.transports.sql.result_upserts import mysql_upsert
+from qworker.transports.sql.schema import (
+    BELLS,
+    COLUMNS,
+    LAST_REVOKED,
+    MYSQL,
+    MYSQL_TABLE,
+    NEW_COLUMNS,
+    NEXT_DUE,
+    SQL_MODE,
+    VERSION,
+)
+from qworker.transports.tls import Tls, divided, tls_of
+
+try:
+    import pymysql
+    from pymysql.constants import CLIENT, SERVER_STATUS
+
+    from qworker.transports.sql.limited_connection import MeasuredConnection
+except ImportError as error:
+    raise ConfigurationError(
+        f"{error.name or 'pymysql'} is not installed, which mysql:// needs: {install_command('mysql')}",
+        setting="broker_url",
+    ) from error
+
+PATIENCE = 30.0
+"""Seconds after which a server that says nothing is given up."""
+NOW = "UNIX_TIMESTAMP(NOW(6))"
+ARMED = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
+# Whoever takes this holder for dead deletes its row first, and so waits until what is taken here can be seen.
+ALIVE = "SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE"
+CLAIM = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 0
+ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED"""
+LATER = """SELECT tag, length(body), due FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
+ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"""
+RIPEN = "UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)"
+RIPE_AT_ONCE = 1000
+TAKE = "UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)"
+OUTLOOK = f"SELECT ({NEXT_DUE}), ({LAST_REVOKED})"
+TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
+FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
+INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
+PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
+RING = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {ARMED}"
+BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
+ONE_PACKET = 32
+"""So many messages, and so many bytes of them, are stored in one packet with all that belongs to it."""
+PACKET_BYTES = 512 * 1024
+PASSING = (1205, 1213, 3572)
+MISSING_TABLE = (1146, 1054, 1049)
+REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
+TAKEN_NUMBER = 1062
+
+
+def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
+    """What PyMySQL connects to *url* with, and what is asked of TLS; ConfigurationError for options there are none of."""
+    parts = urlsplit(url)
+    asked, query = divided(parse_qsl(parts.query))
+    fields: dict[str, Any] = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+        "charset": "utf8mb4",
+    }
+    fields |= {name: query[name] for name in ("charset", "unix_socket") if name in query}
+    return fields, tls_of("mysql", asked)
+
+
+class MySQLLink(Link):
+    """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are understood."""
+
+    errors = (pymysql.err.Error,)
+
+    def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
+        super().__init__()
+        fields, tls = connection_fields(url)
+        if not fields["database"]:
+            raise ConfigurationError(
+                "broker_url names no database: mysql://user@host/database", setting="broker_url"
+            )
+        seconds = max(1, round(connect_timeout))
+        try:
+            self._connection: Any = MeasuredConnection(
+                autocommit=True,
+                client_flag=CLIENT.MULTI_STATEMENTS,
+                connect_timeout=seconds,
+                read_timeout=seconds,  # for the greeting, too, as it comes after what PyMySQL calls connecting
+                write_timeout=seconds,
+                ssl=None if tls is None else tls.context(),
+                sql_mode=SQL_MODE,
+                **fields,
+            )
+        except (pymysql.err.Error, OSError) as error:
+            code = error.args[0] if error.args else 0
+            if code in REFUSED or code == 1049:
+                raise ConfigurationError(
+                    f"MySQL refuses this URL: {explained(str(error.args[-1]), SPELLING)}",
+                    setting="broker_url",
+                ) from error
+            why = explained(str(error.args[-1] if error.args else error), SPELLING)
+            raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
+        self._rest = select.poll()
+        self._rest.register(self._connection._sock, select.POLLIN)
+        self._wait_at_most(PATIENCE)
+        self._texts: dict[str, str] = {}
+        self._rung = 0
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """For each answer from now on. PyMySQL has no public name for it once it is connected."""
+        self._connection._read_timeout = self._connection._write_timeout = seconds
+
+    @contextmanager
+    def within(self, deadline: float) -> Iterator[None]:
+        self._wait_at_most(min(PATIENCE, max(0.05, deadline - time.monotonic())))
+        try:
+            yield
+        finally:
+            self._wait_at_most(PATIENCE)
+
+    @staticmethod
+    def check(url: str) -> None:
+        _, tls = connection_fields(url)
+        if tls is not None:
+            tls.checked("broker_url")
+
+    def prepare(self) -> None:
+        self.do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self.do("SET SESSION innodb_lock_wait_timeout = 10")
+        self._make_tables(bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'")))
+
+    def create(self) -> None:
+        name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
+        if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
+            raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
+        try:
+            for statement in MYSQL:
+                self.do(statement)
+            self._connection.cursor().executemany(
+                "INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, 0)",
+                [(slot,) for slot in range(BELLS)],
+            )
+            self.do("INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, %s)", (VERSION,))
+        finally:
+            self.ask(name.format("release_lock", ""))
+
+    def _text(self, statement: str) -> str:
+        text = self._texts.get(statement)
+        if text is None:
+            text = statement.replace("= ANY(%s)", "IN %s")
+            text = text.replace("extract(epoch FROM clock_timestamp())", NOW)
+            self._texts[statement] = text
+        return text
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._text(statement), values or None)
+            return list(cursor.fetchall())
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        with self._connection.cursor() as cursor:
+            return int(cursor.execute(self._text(statement), values or None))
+
+    def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
+        """The rows of each of *statements*, carried out in order by one exchange; after the first that fails, none."""
+        found: list[list[Row]] = []
+        with self._connection.cursor() as cursor:
+            texts = [cursor.mogrify(self._text(text), values or None) for text, values in statements]
+            cursor.execute(";".join(texts))
+            while True:
+                found.append(list(cursor.fetchall()))
+                if not cursor.nextset():
+                    return found
+
+    def _transacted(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
+        """The same in one transaction: the one that is open, or one of its own."""
+        if self._connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+            return self._together(*statements)
+        return self._together(BEGIN, *statements, COMMIT)[1:-1]
+
+    def new_tag(self) -> int:
+        empty = "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, 0, '', '')"
+        with self._connection.cursor() as cursor:
+            cursor.execute(empty)
+            tag = int(cursor.lastrowid)
+        self.do("DELETE FROM qworker_message WHERE tag = %s", (tag,))
+        return tag
+
+    def remove(self, tags: Sequence[int], owner: int) -> set[int]:
+        if not tags:
+            return set()
+        values = (tags, owner)
+        held, _ = self._transacted(
+            (f"SELECT tag {FROM_HELD} FOR UPDATE", values), (f"DELETE {FROM_HELD}", values)
+        )
+        return {tag for (tag,) in held}
+
+    def begin(self) -> None:
+        self._connection.begin()
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    # -- publishing --
+
+    def place(self) -> tuple[str, str]:
+        database = str(self.ask("SELECT database()")[0][0]).replace("`", "``")
+        return f"`{database}`.qworker_message", ""
+
+    def insert(self, rows: Sequence[MessageRow]) -> None:
+        _check(rows)
+        if len(rows) <= ONE_PACKET and sum(map(_size, rows)) <= PACKET_BYTES:
+            values = ", ".join([PLACES] * len(rows))
+            stored = (f"{INSERT} {values}", [value for row in rows for value in row])
+            self._together(BEGIN, stored, self._bell(), COMMIT)
+            return
+        with self.transaction():
+            self.copy(rows)
+            self.ring()
+
+    def copy(self, rows: Sequence[MessageRow]) -> None:
+        _check(rows)
+        with self._connection.cursor() as cursor:
+            cursor.executemany(f"{INSERT} {PLACES}", rows)
+
+    def ring(self) -> None:
+        self.do(*self._bell())
+
+    def _bell(self) -> tuple[str, Sequence[Any]]:
+        return RING, (random.randrange(BELLS),)
+
+    # -- hearing --
+
+    def listen(self) -> None:
+        self.heard()
+
+    def heard(self) -> bool:
+        before, self._rung = self._rung, int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0])
+        return self._rung != before
+
+    def fileno(self) -> int:
+        return -1
+
+    # -- leasing --
+
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        claim = (CLAIM, (queue, max(0, limit)))
+        later = (LATER, (queue, until if near > 0 else now, RIPE_AT_ONCE + max(0, near)))
+        outlook = (OUTLOOK, (queue,))
+        _, alive, waiting, free = self._together(BEGIN, (ALIVE, (epoch,)), later, claim)
+        if not alive:
+            self.rollback()
+            return Claimed([], [], *self.ask(*outlook)[0])
+        ripe = [tag for tag, _, due in waiting if due <= now]
+        if ripe:
+            _, free = self._together((RIPEN, (ripe,)), claim)
+        del waiting[: len(ripe)]
+        ready = _fitting(free)
+        early = _fitting([row[:2] for row in waiting[: max(0, near)]])
+        tags = [*ready, *early]
+        if not tags:
+            ahead, _ = self._together(outlook, COMMIT)
+            return Claimed([], [], *ahead[0])
+        _, rows, ahead, _ = self._together((TAKE, (epoch, tags)), (TAKEN, (tags,)), outlook, COMMIT)
+        found = {row[0]: leased(row) for row in rows}
+        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *ahead[0])
+
+    # -- results --
+
+    def columns(self, table: str) -> dict[str, bool]:
+        rows = self.ask(
+            "SELECT column_name, extra LIKE '%%auto_increment%%' OR column_default IS NOT NULL "
+            "FROM information_schema.columns WHERE table_schema = database() AND table_name = %s",
+            (table,),
+        )
+        return {str(name): bool(filled) for name, filled in rows}
+
+    def make_results(self, table: str) -> None:
+        self.do(
+            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint AUTO_INCREMENT PRIMARY KEY,
+            task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime, traceback mediumtext,
+            children longblob, KEY ix_{table}_date_done (date_done)) {MYSQL_TABLE}"""
+        )
+
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
+        for statement, values in mysql_upsert(table, tuple(columns), rows, makes_ids):
+            with self._connection.cursor() as cursor:
+                cursor.execute(statement, values)
+
+    # -- trouble --
+
+    def gone(self) -> bool:
+        if not self._rest.poll(0):
+            return False
+        sock = self._connection._sock
+        if isinstance(sock, SSLSocket):
+            patience = sock.gettimeout()
+            sock.setblocking(False)
+            try:
+                sock.recv(1)
+            except SSLWantReadError:
+                return False  # TLS itself had something to say
+            except OSError:
+                pass
+            finally:
+                sock.settimeout(patience)
+        return True  # it says something, though nothing was asked: good-bye
+
+    def trouble(self, error: Exception) -> Trouble:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = str(error.args[-1]) if error.args else str(error)
+        if code in PASSING:
+            return Trouble(BrokerUnavailable(f"MySQL was too busy: {text}"), passing=True)
+        if refused(error):
+            return Trouble(PublishError(f"MySQL cannot take this: {text}"), passing=code == TAKEN_NUMBER)
+        if code in REFUSED:
+            return Trouble(
+                ConfigurationError(f"MySQL refuses this user: {text}", setting="broker_url"), broken=True
+            )
+        if code in MISSING_TABLE:
+            return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
+        return Trouble(BrokerUnavailable(f"MySQL does not answer: {text}"), broken=True)
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except (pymysql.err.Error, OSError):
+            pass
+
+    def abandon(self) -> None:
+        socket = getattr(self._connection, "_sock", None)
+        if socket is not None:
+            blind(socket.fileno())
+
+
+def _check(rows: Sequence[MessageRow]) -> None:
+    """Refuse a body that is not bytes, of which PyMySQL would store the repr()."""
+    for row in rows:
+        if not isinstance(row[-1], bytes):
+            raise TypeError(f"the body of a message is of type bytes, not {type(row[-1]).__name__}")
+
+
+def _size(row: MessageRow) -> int:
+    """About how long *row* is as a part of a statement."""
+    *_, headers, properties, body = row
+    return len(headers) + len(properties or "") + len(body)
+
+
+def _fitting(rows: Sequence[Row]) -> list[int]:
+    """The tags of those of (tag, size) that MAX_LEASE_BYTES allows."""
+    tags: list[int] = []
+    total = 0
+    for tag, size in rows:
+        if total >= MAX_LEASE_BYTES:
+            break
+        total += size
+        tags.append(tag)
+    return tags

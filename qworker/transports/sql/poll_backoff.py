@@ -1,0 +1,29 @@
+"""Sleeping until the database says something; looking again and again where it says nothing without being asked.
+
+Comes from:  ``consumer.py``.
+Goes to:     the connection's socket where news come by that, and the Waker.
+Thread:      the listener's, but for wake().
+"""
+
+from __future__ import annotations
+
+from qworker.transports.wakeup import Waker
+
+QUICKEST, SLOWEST = 0.001, 0.25
+"""Pauses between two looks where nothing is said without being asked."""
+
+
+class Looker(Waker):
+    """pause: the next pause between two looks; it grows while nothing is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pause = QUICKEST
+
+    def rest(self, file: int, seconds: float) -> bool:
+        """Sleep until *file* has something to read (-1: until the next look), or so long; True when wake() was called."""
+        if file < 0:
+            seconds = min(seconds, self.pause)
+            self.pause = min(self.pause * 1.5, SLOWEST)
+        words, _ = self.sleep(seconds, file)
+        return bool(words)

@@ -1,0 +1,260 @@
+"""PostgreSQL as a broker: a Link by psycopg.
+
+Comes from:  ``broker.py``, for ``postgresql://`` URLs.
+Goes to:     the tables of ``schema.py``.
+Thread:      one at a time.
+
+Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it only
+when some worker says in ``qworker_owner.armed_until`` that it listens. The worker's own commits need not reach the
+disk at once (``synchronous_commit = off``): losing the last of them only means running a task again.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.naming import install_command
+from qworker.transports.connect_errors import POSTGRESQL as TLS
+from qworker.transports.connect_errors import check_libpq, explained
+from qworker.transports.sql.claim import Claims
+from qworker.transports.sql.link import Claimed, Link, MessageRow, Row, Trouble, blind
+from qworker.transports.sql.refusals import refused
+from qworker.transports.sql.result_upserts import postgresql_upsert
+from qworker.transports.sql.schema import NEW_COLUMNS, POSTGRESQL, VERSION
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    from qworker.transports.sql.timeout_connection import PATIENCE, PatientConnection
+except ImportError as error:
+    raise ConfigurationError(
+        f"{error.name or 'psycopg'} is not installed, which postgresql:// needs: {install_command('postgresql')}",
+        setting="broker_url",
+    ) from error
+
+COPY_FROM = 32
+"""From so many messages on, COPY is faster than INSERT."""
+SCHEMA_LOCK = 7_291_406_110
+ARMED = "EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > extract(epoch FROM clock_timestamp()))"
+REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"
+BY_INDEX = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
+BROKEN_CLASSES = ("08", "57P", "58", "XX")
+PASSING = ("40001", "40P01", "55P03", "25P02")
+MISSING_TABLE = ("42P01", "42703")
+TAKEN = "23505"
+
+
+class PostgreSQLLink(Link):
+    """url: as libpq has it. relaxed: commits need not be on the disk when they return."""
+
+    errors = (psycopg.Error,)
+
+    def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
+        super().__init__()
+        self._rung = False
+        self._claims = Claims()
+        try:
+            fields: dict[str, Any] = {
+                "connect_timeout": max(2, round(connect_timeout)),
+                "keepalives_idle": 30,
+                "keepalives_interval": 10,
+                "keepalives_count": 3,
+                "tcp_user_timeout": int(PATIENCE * 1000),
+                "application_name": "qworker",
+                **conninfo_to_dict(url),
+            }
+            self._connection = PatientConnection.connect(
+                autocommit=True, prepare_threshold=options.get("prepare_threshold", 2), **fields
+            )
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(
+                f"broker_url is no URL of PostgreSQL: {error}", setting="broker_url"
+            ) from None
+        except psycopg.Error as error:
+            raise BrokerUnavailable(f"PostgreSQL cannot be reached: {explained(str(error), TLS)}") from error
+        self._connection.add_notify_handler(self._note)
+        self._relaxed = relaxed
+        self._rest = select.poll()
+        self._rest.register(self._connection.fileno(), select.POLLIN)
+
+    @contextmanager
+    def within(self, deadline: float) -> Iterator[None]:
+        self._connection.deadline = deadline
+        try:
+            yield
+        finally:
+            self._connection.deadline = None
+
+    @staticmethod
+    def check(url: str) -> None:
+        check_libpq(dict(parse_qsl(urlsplit(url).query)), "broker_url")
+
+    def _note(self, notification: Any) -> None:
+        self._rung = True
+
+    def prepare(self) -> None:
+        self._connection.execute(
+            f"SET statement_timeout = '{PATIENCE:g}s'; SET lock_timeout = '10s'; "
+            "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed'"
+            # All that a worker asks has an index. What was planned while a table was small must do when it is large.
+            + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
+        )
+        self._make_tables(self.ask("SELECT to_regclass('qworker_schema') IS NOT NULL")[0][0])
+        self.table = f"qworker_{self.ask('SELECT to_regclass(%s)::oid', ('qworker_message',))[0][0]}"
+
+    def create(self) -> None:
+        with self.transaction():
+            self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+            for statement in POSTGRESQL:
+                self.do(statement)
+            self.do("INSERT INTO qworker_schema VALUES (1, %s) ON CONFLICT DO NOTHING", (VERSION,))
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self._connection.execute(statement, values or None).fetchall()
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(statement, values or None).rowcount
+
+    def new_tag(self) -> int:
+        return int(self.ask("SELECT nextval(pg_get_serial_sequence('qworker_message', 'tag'))")[0][0])
+
+    def remove(self, tags: Sequence[int], owner: int) -> set[int]:
+        return {tag for (tag,) in self.ask(REMOVE, (tags, owner))}
+
+    def begin(self) -> None:
+        self._connection.execute("BEGIN")
+
+    def commit(self) -> None:
+        self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self._connection.execute("ROLLBACK")
+
+    def flush(self) -> None:
+        with self.transaction():
+            self.do("SET LOCAL synchronous_commit = on")
+            # What has written nothing has nothing to wait for: this is the least that can be written.
+            self.ask("SELECT pg_logical_emit_message(true, 'qworker', '')")
+
+    # -- publishing --
+
+    def place(self) -> tuple[str, str]:
+        where = (
+            "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('qworker_message')"
+        )
+        return f"{self.ask(where)[0][0]}.qworker_message", self.table
+
+    def insert(self, rows: Sequence[MessageRow]) -> None:
+        if len(rows) < COPY_FROM:
+            # One statement, so one exchange with the server and one commit.
+            places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
+            self.do(
+                f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
+                f"SELECT pg_notify(%s, '') WHERE {ARMED}",
+                [*(value for row in rows for value in row), self.table],
+            )
+            return
+        with self.transaction():
+            self.copy(rows)
+            self.ring()
+
+    def copy(self, rows: Sequence[MessageRow]) -> None:
+        statement = f"COPY qworker_message ({NEW_COLUMNS}) FROM STDIN (FORMAT BINARY)"
+        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.set_types(["text", "int2", "float8", "int2", "float8", "text", "text", "bytea"])
+            write = copy.write_row
+            for row in rows:
+                write(row)
+
+    def ring(self) -> None:
+        self.do(f"SELECT pg_notify(%s, '') WHERE {ARMED}", (self.table,))
+
+    # -- hearing --
+
+    def listen(self) -> None:
+        self.do(f"LISTEN {self.table}")
+        self.heard()
+
+    def heard(self) -> bool:
+        server = self._connection.pgconn
+        server.consume_input()
+        while server.notifies() is not None:
+            self._rung = True
+        rung, self._rung = self._rung, False
+        return rung
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    # -- leasing --
+
+    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+        due = self._dues.get(queue, now)
+        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near, due)
+
+    # -- results --
+
+    def columns(self, table: str) -> dict[str, bool]:
+        rows = self.ask(
+            "SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+            "AND attnum > 0 AND NOT attisdropped",
+            (table,),
+        )
+        return dict(rows)
+
+    def make_results(self, table: str) -> None:
+        self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        self.do("CREATE SEQUENCE IF NOT EXISTS task_id_sequence")
+        self.do(
+            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint NOT NULL DEFAULT nextval('task_id_sequence') PRIMARY KEY,
+            task_id varchar(155) UNIQUE, status varchar(50), result bytea, date_done timestamp, traceback text,
+            children bytea)"""
+        )
+        self.do(f"CREATE INDEX IF NOT EXISTS ix_{table}_date_done ON {table} (date_done)")
+
+    def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
+        for statement, values in postgresql_upsert(table, tuple(columns), rows, makes_ids):
+            self.do(statement, values)
+
+    # -- trouble --
+
+    def gone(self) -> bool:
+        return bool(self._rest.poll(0))  # it says something, though nothing was asked: good-bye
+
+    def trouble(self, error: Exception) -> Trouble:
+        code = getattr(error, "sqlstate", None) or ""
+        text = str(error).strip().partition("\n")[0]
+        if code in PASSING:
+            return Trouble(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), passing=True)
+        if not self._connection.closed and refused(error):
+            # Of a number that is taken another try may find a free one.
+            return Trouble(PublishError(f"PostgreSQL cannot take this: {text}"), passing=code == TAKEN)
+        if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
+            return Trouble(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), broken=True)
+        if code in MISSING_TABLE:
+            return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
+        if code == "42501" or code.startswith("28"):
+            return Trouble(
+                ConfigurationError(f"PostgreSQL refuses this user: {text}", setting="broker_url"), broken=True
+            )
+        # A read-only server is one that was just replaced: its successor is found by connecting again.
+        return Trouble(BrokerUnavailable(f"PostgreSQL refused: {text}"), broken=True)
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except psycopg.Error:
+            pass
+
+    def abandon(self) -> None:
+        try:
+            blind(self._connection.fileno())
+        except (psycopg.Error, OSError):
+            pass

@@ -1,0 +1,45 @@
+"""What a holder did lately, in case that the server forgets it.
+
+Comes from:  ``consumer.py``.
+Goes to:     the new connection, after the old one broke.
+Thread:      the listener's.
+
+The worker's commits need not reach the disk at once, and a server that takes over may lack the last of them. An ack
+that is lost so leaves a message with a holder who lives and will never settle it again: so it is settled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from qworker.transports.lease import Leased, Settlement, Store
+from qworker.transports.recent import Recent
+
+SECONDS = 3.0
+"""For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6 s."""
+
+
+class Memory:
+    """held: the tags of what is on lease and not settled."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self._recent: Recent[Settlement] = Recent(SECONDS)
+
+    def took(self, messages: Iterable[Leased]) -> None:
+        self.held.update([message.tag for message in messages])
+
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        self.held.difference_update([each.tag for each in settlements if not isinstance(each, Store)])
+        self._recent.add(settlements)
+
+    def all_recent(self) -> list[Settlement]:
+        """What was settled lately."""
+        return [each for settlements in self._recent for each in settlements]
+
+    def recent(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
+        """What was settled lately of *tags*, and the results stored beside, oldest first."""
+        for settlements in self._recent:
+            found = [each for each in settlements if isinstance(each, Store) or each.tag in tags]
+            if found:
+                yield found

@@ -1,0 +1,108 @@
+"""Who is dead, and what becomes of what it held; and what is deleted for its age.
+
+Comes from:  ``consumer.py``, about once a second.
+Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
+Thread:      the listener's.
+
+On one machine the lock of a dead holder tells at once (``transports/owner_files.py``); elsewhere its lease must run out, on the clock
+of the database. Only what it was running when it died counts as a delivery: its file of marks says so, or where
+that is not to be had, the copy of it in its row.
+"""
+
+from __future__ import annotations
+
+import time
+
+from qworker.transports import owner_files
+from qworker.transports.lease import Reclaimed
+from qworker.transports.sql.link import Link, Row
+from qworker.transports.sql.results import PORTION, ResultTable
+from qworker.transports.sqlite import boot_id
+
+NOW = "extract(epoch FROM clock_timestamp())"
+OWNERS = (
+    f"SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW} FROM qworker_owner WHERE id <> %s"
+)
+HELD = "SELECT tag FROM qworker_message WHERE owner = %s AND state = 2"
+SILENT_SECONDS = 3600.0
+"""After so long without a word, the row of a holder of nothing goes as well."""
+
+
+def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the database's.
+    silent_too: see LeaseStore."""
+    found = []
+    began = time.monotonic()
+    owners = link.ask(OWNERS, (epoch,))
+    silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
+    for owner in owners:
+        id, lock, marks, lease_until = owner[0], owner[3], owner[4], owner[6]
+        current = float(owner[7]) if now is None else now
+        dead = owner_files.died(lock, owner[2])
+        silent = silent_too and lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
+        if not dead and not silent:
+            continue
+        with link.transaction():
+            # Another may have been quicker; and the silent one may have spoken since we looked.
+            spoken = "" if dead else " AND lease_until <= %s"
+            if not link.do(
+                f"DELETE FROM qworker_owner WHERE id = %s{spoken}", (id,) if dead else (id, current)
+            ):
+                continue
+            reclaimed = _put_back(link, owner)
+            if reclaimed.returned:
+                link.ring()
+        found.append(reclaimed)
+        if dead:
+            owner_files.forget(lock)
+            owner_files.forget(marks)
+    return found
+
+
+def _put_back(link: Link, owner: Row) -> Reclaimed:
+    id, name, boot, _, marks, copied, *_ = owner
+    tags = {tag for (tag,) in link.ask(f"{HELD} FOR UPDATE", (id,))}
+    marked = owner_files.marked(marks) if boot == boot_id() else None
+    if marked is None:
+        marked = {int(tag) for tag in copied.split()}
+    running = tags & marked
+    if running:
+        link.do(
+            "UPDATE qworker_message SET deliveries = deliveries + 1 WHERE tag = ANY(%s)", (list(running),)
+        )
+    link.do(
+        "UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2",
+        (id,),
+    )
+    return Reclaimed(name, len(tags), len(running))
+
+
+def forget_silent(link: Link) -> int:
+    """Delete rows of holders that ended elsewhere, holding nothing, and could not say so."""
+    return link.do(
+        f"DELETE FROM qworker_owner WHERE lease_until + %s < {NOW} AND lease_until > 1e9 AND NOT EXISTS "
+        "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)",
+        (SILENT_SECONDS,),
+    )
+
+
+def sweep(link: Link, results: ResultTable, now: float, died_before: float, most: int) -> int:
+    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations and results whose time is
+    over *now*. Returns how many rows went, of which there are never very many at once."""
+    old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
+    tags = {tag for (tag,) in link.ask(old, (died_before,))}
+    crowded = "SELECT queue FROM qworker_dead GROUP BY queue HAVING count(*) > %s"
+    newest = """SELECT died_at, tag FROM qworker_dead WHERE queue = %s
+    ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"""
+    for (queue,) in link.ask(crowded, (most,)):
+        for died_at, tag in link.ask(newest, (queue, most)):
+            beyond = f"""SELECT tag FROM qworker_dead WHERE queue = %s AND (died_at < %s OR (died_at = %s AND tag <= %s))
+            LIMIT {PORTION}"""
+            tags |= {tag for (tag,) in link.ask(beyond, (queue, died_at, died_at, tag))}
+        if len(tags) >= PORTION:
+            break
+    count = link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),)) if tags else 0
+    count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
+    if ids := results.expired(link, now):
+        count += results.delete(link, ids)
+    return count

@@ -1,0 +1,46 @@
+"""What a database says of a value that it will never take, told from what it says when it can take nothing for now.
+
+Comes from:  the brokers ``postgresql.py`` and ``mysql.py``, and the result store ``backends/sql.py``.
+Goes to:     who stored: such a value is told of and left out, everything else is tried again.
+Thread:      any; pure. Drivers are known by what PEP 249 has them raise, and by the codes of their servers.
+"""
+
+from __future__ import annotations
+
+_CLASSES = ("21", "22", "23", "42", "44", "54", "P0")
+"""Of PostgreSQL's codes: a value, a constraint, a type, a limit, a trigger of the user's."""
+_NOT_VALUES = ("42501", "42P01", "42703", "42P05", "42P08")
+"""Of these classes, but about rights, tables that are gone, and statements."""
+_MYSQL = frozenset({
+    1048, 1062, 1118, 1153, 1264, 1265, 1292, 1301, 1364, 1366, 1406, 1526, 1644, 1690, 1748, 3140, 3819, 3988, 4025, 4161,
+})  # fmt: skip
+_MYSQL_NOT_VALUES = frozenset({1044, 1045, 1049, 1054, 1142, 1143, 1146, 1227})
+_SQLITE = frozenset({18, 19, 20, 25})
+"""SQLITE_TOOBIG, SQLITE_CONSTRAINT, SQLITE_MISMATCH and SQLITE_RANGE."""
+_PASSING = frozenset({"OperationalError", "InternalError", "ProgrammingError"})
+_KINDS = frozenset({"DataError", "IntegrityError", "NotSupportedError", "ProgrammingError"})
+
+
+def passing(error: BaseException | None) -> bool:
+    """Whether trying again at once may help: a deadlock, a lock that was not given, a table made at the same time."""
+    return not _PASSING.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+
+
+def refused(error: BaseException | None) -> bool:
+    """Whether *error*, of any driver, is about what was to be stored, or read: the same again will always fail."""
+    if isinstance(error, UnicodeError | OverflowError):
+        return True  # it never left this process
+    if "Could not decode to UTF-8" in str(error):
+        return True  # SQLite has bytes that are no text in a column of text, and no code for that
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state:
+        return state.startswith(_CLASSES) and state not in _NOT_VALUES
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return (code & 0xFF) in _SQLITE
+    number = error.args[0] if error is not None and error.args else None
+    if isinstance(number, int):
+        return number in _MYSQL or (not kinds.isdisjoint(_KINDS) and number not in _MYSQL_NOT_VALUES)
+    # Of drivers that check what they are given: there is no code, for the server was not asked.
+    return not kinds.isdisjoint(_KINDS) and "closed" not in str(error)

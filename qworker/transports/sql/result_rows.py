@@ -1,0 +1,75 @@
+"""What the SQL result store and the SQL broker share: the rows of results, and which database a URL leads to.
+
+Comes from:  ``backends/sql.py``, in the child that ran the task.
+Goes to:     ``backends/sql.py`` in the worker, or the transaction of the ack (``results.py``).
+Thread:      any; pure functions.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from qworker import states
+from qworker.backends.base import Row
+
+LONGEST_ID = 155
+"""Characters of Celery's column."""
+DIGEST = "sha256-"
+_KEPT = LONGEST_ID - len(DIGEST) - 64
+
+_MARK = b"\x00columns"
+_FAMILIES = {"postgresql": ("postgresql", 5432), "postgres": ("postgresql", 5432), "mysql": ("mysql", 3306),
+             "mariadb": ("mysql", 3306)}  # fmt: skip
+_NAMING = ("host", "port", "options", "unix_socket")
+"""Parameters that say which server, or which part of its database."""
+
+
+def key_of(task_id: str) -> str:
+    """What a task is called in the table: by its id, unless that does not fit there, or might be taken for another's."""
+    if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL overlooks blanks at the end
+        return task_id
+    return f"{task_id[:_KEPT]}{DIGEST}{sha256(task_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def pack(values: Mapping[str, Any]) -> bytes:
+    """The payload of a row with these columns; date_done is ISO text."""
+    return _MARK + marshal.dumps(dict(values))
+
+
+def unpack(status: str, payload: bytes) -> dict[str, Any]:
+    """The columns of a row; a payload that pack() did not make is the column ``result``."""
+    if payload.startswith(_MARK):
+        columns: dict[str, Any] = marshal.loads(payload[len(_MARK) :])
+        return columns
+    return {"status": status, "result": payload, "traceback": None, "children": None, "date_done": None}
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Of *rows*, oldest first, the one that stands for each task in the end. In one order, against deadlocks."""
+    last: dict[str, Row] = {}
+    for row in rows:
+        standing = last.get(row[0])
+        if standing is None or states.may_replace(standing[1], row[1]):
+            last[row[0]] = row
+    return [last[task_id] for task_id in sorted(last)]
+
+
+def place_of(url: str) -> tuple[Any, ...] | None:
+    """Which database of which server *url* leads to, whatever the driver and user; None: none that is a server."""
+    parts = urlsplit(url.removeprefix("db+"))
+    family, port = _FAMILIES.get(parts.scheme.partition("+")[0], ("", 0))
+    if not family:
+        return None
+    query = dict(parse_qsl(parts.query))
+    host = parts.hostname or "127.0.0.1"
+    return (
+        family,
+        "127.0.0.1" if host == "localhost" else host,
+        parts.port or port,
+        unquote(parts.path.strip("/")),
+        *(query.get(name) for name in _NAMING),
+    )

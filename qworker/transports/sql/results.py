@@ -1,0 +1,102 @@
+"""Results beside the messages: in the table that Celery makes, in the transaction of the ack.
+
+Comes from:  the settlements that the worker gives to ``consumer.py``.
+Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql.py`` reads it, and on
+             PostgreSQL those who wait there are told.
+Thread:      the listener's, but for forget_failures().
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from qworker.clock import from_epoch, parse_iso
+from qworker.transports.lease import Release, ResultRow, Settlement
+from qworker.transports.sql.link import Link
+from qworker.transports.sql.result_rows import key_of, latest, unpack
+
+PORTION = 1000
+
+
+class ResultTable:
+    """name: of the table. expires: seconds for which results are kept, None for ever."""
+
+    def __init__(self, name: str = "celery_taskmeta", expires: float | None = 86400.0) -> None:
+        if not name.replace("_", "").replace(".", "").isalnum():
+            raise ValueError(f"{name!r} is no name of a table")
+        self._name = name
+        self._expires = expires
+        self._columns: tuple[str, ...] = ()
+        self._makes_ids = True
+
+    def forget_layout(self) -> None:
+        """Look at the table again: the connection may lead to another server by now."""
+        self._columns = ()
+
+    def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
+        """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may not replace."""
+        if not rows:
+            return
+        columns = self._columns
+        found = []
+        for task_id, status, payload, expires in latest(rows):
+            values = unpack(status, payload)
+            values["task_id"] = key_of(task_id)
+            values["date_done"] = self._done(values.get("date_done"), expires)
+            found.append(tuple(values.get(column) for column in columns))
+        link.upsert(self._name, columns, found, self._makes_ids)
+
+    def _done(self, text: str | None, expires: float | None) -> datetime | None:
+        if text is not None:
+            return parse_iso(text).astimezone(UTC).replace(tzinfo=None)
+        if expires is None or self._expires is None:
+            return None
+        return from_epoch(expires - self._expires).replace(tzinfo=None)
+
+    def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
+        """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a transaction in
+        which a table is made; elsewhere the table would go with it.)"""
+        if self._columns or not any(
+            each.row is not None for each in settlements if not isinstance(each, Release)
+        ):
+            return
+        found = link.columns(self._name)
+        if not found:
+            with link.transaction():
+                link.make_results(self._name)
+            found = link.columns(self._name)
+        self._makes_ids = found.get("id", True)
+        self._columns = tuple(name for name in found if name != "id")
+
+    def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
+        """Delete the failures of these messages: who waits for one that is retried is to see its new end."""
+        ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
+        if ids and link.columns(self._name):
+            link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))
+
+    def expired(self, link: Link, now: float) -> Collection[int]:
+        """The ids of some rows that may go."""
+        if self._expires is None or not self._columns:
+            return ()
+        before = from_epoch(now).replace(tzinfo=None) - timedelta(seconds=self._expires)
+        return [
+            key
+            for (key,) in link.ask(
+                f"SELECT id FROM {self._name} WHERE date_done < %s LIMIT {PORTION}", (before,)
+            )
+        ]
+
+    def delete(self, link: Link, ids: Collection[int]) -> int:
+        return link.do(f"DELETE FROM {self._name} WHERE id = ANY(%s)", (list(ids),))
+
+
+def _id(headers: str) -> str | None:
+    try:
+        found: Any = json.loads(headers)
+    except ValueError:
+        return None
+    identity = found.get("id") if isinstance(found, dict) else None
+    return identity if isinstance(identity, str) else None

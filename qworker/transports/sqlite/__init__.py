@@ -1,0 +1,33 @@
+"""The embedded broker: one SQLite file, which qworker needs when no server is configured.
+
+Comes from:  a ``sqlite:///path`` URL, or nothing at all (``.qworker/qworker.db`` beside the project).
+Goes to:     ``broker`` (messages) and ``backends/sqlite.py`` (results), which share the file.
+Thread:      any; see each module.
+
+The file is in WAL mode. Who needs to be told of a change does not poll the file: it makes a *notification pipe*, a named
+pipe in the directory beside it, and writers write one byte into all pipes of a kind after they commit.
+
+Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle`` (who uses it
+when), ``notify``, ``broker`` (what any thread asks), ``consumer`` (what a worker asks), ``reclaim`` (from dead workers),
+``damage`` (bad rows), ``bindings`` (kombu's exchanges).
+"""
+
+from qworker.transports.sqlite.database import Database, boot_id, transaction, write
+from qworker.transports.sqlite.handle import Handle
+from qworker.transports.sqlite.notify import REVOKED, Bell, Ringer
+from qworker.transports.sqlite.path import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
+from qworker.transports.sqlite.schema import (
+    DELAYED,
+    LEASED,
+    NEXT_NUMBER,
+    NEXT_TAG,
+    READY,
+    SCHEMA_VERSION,
+    UPSERT_RESULT,
+)
+
+__all__ = [
+    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY", "REVOKED",
+    "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
+    "file_system", "transaction", "write",
+]  # fmt: skip

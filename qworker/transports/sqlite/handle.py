@@ -1,0 +1,177 @@
+"""A connection kept open, used in turn, and never carried over a fork.
+
+Comes from:  ``database.py``.
+Goes to:     the transport (one to publish, one to lease) and the result store.
+Thread:      any, in turn.
+
+SQLite's locks are the process's, and what it knows of them is inherited by a child that does not have them: a
+child that opens the file while it has its parent's connection can lose what it commits, or wait for ever. So
+every handle is closed before a fork and opened again, on both sides, when it is next needed.
+
+A file that was removed or replaced goes on existing for who has it open: what is written there, nobody else will ever
+see. So every handle looks, now and then, whether its file is still the one at its path, and goes over to that one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from qworker.errors import LeaseLost, QWorkerError
+from qworker.interrupts import in_turn
+from qworker.transports.sqlite.database import BUSY_SECONDS, Database, broken, explained, transaction
+
+T = TypeVar("T")
+
+
+class Handle:
+    """The connection to *database*: ``handle.run(work)`` in our turn, with its errors explained; ``with handle as
+    connection`` does the same on a thread that no signal interrupts, as the listener's.
+
+    Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
+    look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
+    """
+
+    def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
+        self.turn = threading.Lock()
+        """Who holds this has the connection."""
+        self._database = database
+        self._synchronous = synchronous
+        self._place = str(database.path)  # a Path would be turned into text at each look
+        self._look_seconds = look_seconds
+        self._connection: sqlite3.Connection | None = None  # under turn, as all below
+        self._look_at = 0.0
+        self.file = 0
+        """Which file was opened last (its number in the file system)."""
+        self.pinned: int | None = None
+        """The only file that will do; for another, opened() raises LeaseLost. None: any."""
+        with _registry:
+            _handles.add(self)
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled back."""
+        return in_turn(self.turn, None, self.use, work)
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """run() in a write transaction."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            with transaction(connection):
+                return work(connection)
+
+        return self.run(whole)
+
+    def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The rows of *statement*."""
+        return self.run(lambda connection: connection.execute(statement, values).fetchall())
+
+    def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """run(), for who holds the turn."""
+        connection = self._opened()
+        try:
+            return work(connection)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        except QWorkerError:
+            raise
+        except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+            self._drop()
+            raise
+        finally:
+            if connection is self._connection and connection.in_transaction:
+                connection.rollback()
+
+    def _opened(self) -> sqlite3.Connection:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + self._look_seconds
+            if self._connection is not None and self._number() != self.file:
+                self._drop()
+        if self._connection is None:
+            self._connection = self._database.connect(self._synchronous)
+            self.file = self._number()
+        if self.pinned is not None and self.pinned != self.file:
+            raise LeaseLost(f"{self._database.path} was replaced by another file, where we hold nothing")
+        return self._connection
+
+    def _number(self) -> int:
+        try:
+            return os.stat(self._place).st_ino
+        except OSError:
+            return 0
+
+    def _failed(self, error: sqlite3.Error | OSError) -> QWorkerError:
+        """The error to raise for *error*; what is broken is opened anew next time."""
+        if broken(error):
+            self._drop()
+        return explained(error, self._database.path)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> sqlite3.Connection:
+        self.turn.acquire()
+        try:
+            return self._opened()
+        except BaseException:
+            self.turn.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, sqlite3.Error | OSError):
+                raise self._failed(error) from error
+        finally:
+            self.turn.release()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another. Safe to call twice."""
+        in_turn(self.turn, None, self._drop)
+
+
+_registry = threading.Lock()
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # under _registry
+_held: list[Handle] = []  # between before and after a fork: those whose turn we took
+_inherited: list[sqlite3.Connection | None] = []
+"""Connections that could not be closed before a fork, in the child: closing them there would be worse."""
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for handle in list(_handles):
+        # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for itself.
+        if handle.turn.acquire(timeout=BUSY_SECONDS + 1):
+            _held.append(handle)
+            handle._drop()
+
+
+def _after_fork_in_parent() -> None:
+    for handle in _held:
+        handle.turn.release()
+    _held.clear()
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    for handle in list(_handles):
+        if handle not in _held:
+            _inherited.append(handle._connection)
+            handle._connection = None
+            handle.turn = threading.Lock()
+    _after_fork_in_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

@@ -1,0 +1,76 @@
+"""Who is dead, and what becomes of what it held.
+
+Comes from:  ``consumer.py``.
+Goes to:     the tables ``owner`` and ``message``.
+Thread:      the listener's.
+
+Beside the database lies a directory with the files of each holder (``transports/owner_files.py``): a lock, and the marks of what its
+children run, whose name its row tells. A dead holder's marks say which messages were being run, and only for these
+does the death count as a delivery.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+
+from qworker.safe_repr import printable
+from qworker.transports import owner_files
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Reclaimed
+from qworker.transports.sqlite import READY, Database, boot_id, transaction
+from qworker.transports.sqlite.bindings import drop_queues_of
+
+HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
+
+
+def reclaim(
+    connection: sqlite3.Connection, database: Database, epoch: int, now: float, silent_too: bool
+) -> list[Reclaimed]:
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see LeaseStore."""
+    found = []
+    owners = connection.execute(
+        "SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT) FROM owner "
+        "WHERE id <> ?",
+        (epoch,),
+    )
+    for id, name, boot, lease_until, marks_name in owners.fetchall():
+        marks = str(database.owners / marks_name.replace("\0", ""))
+        lock = owner_files.lock_beside(marks)
+        dead = boot != boot_id() or owner_files.died(lock, boot)
+        forgotten = lease_until < now - owner_files.LONG_DEAD
+        silent = (
+            silent_too
+            and lease_until < now
+            and (forgotten or connection.execute(HELD, (id,)).fetchone() is not None)
+        )
+        if not dead and not silent:
+            continue
+        with transaction(connection):
+            # Another may have been quicker; and the silent one may have spoken since we looked.
+            last = math.inf if dead else now
+            if not connection.execute(
+                "DELETE FROM owner WHERE id = ? AND lease_until <= ?", (id, last)
+            ).rowcount:
+                continue
+            found.append(_put_back(connection, id, name, owner_files.marked(marks) or set()))
+            if CRASHING:
+                crash_point("reclaiming")
+        if dead:
+            owner_files.forget(lock)
+            owner_files.forget(marks)
+    return found
+
+
+def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[int]) -> Reclaimed:
+    tags = {tag for (tag,) in connection.execute(HELD, (id,))}
+    running = tags & marked
+    connection.executemany(
+        "UPDATE message SET deliveries = deliveries + 1 WHERE tag = ?", [(tag,) for tag in running]
+    )
+    connection.execute(
+        f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
+        (id,),
+    )
+    drop_queues_of(connection, id)
+    return Reclaimed(printable(name), len(tags), len(running))

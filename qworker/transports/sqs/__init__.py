@@ -1,0 +1,1 @@
+"""Amazon's SQS, and servers that speak as it does. Modules: ``queue`` (one queue's calls), ``broker``."""

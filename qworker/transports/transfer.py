@@ -1,0 +1,188 @@
+"""Moving: what waits in one broker goes to another, and nothing is lost on the way.
+
+Comes from:  ``qworker move``.
+Goes to:     two LeaseStores: leased from the one, pushed to the other, and only then acknowledged.
+Thread:      the caller's.
+
+Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one batch:
+at most BATCH messages that the new broker has accepted and the old one was not yet told of.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from qworker.clock import to_epoch
+from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
+from qworker.message.reading import parse_headers
+from qworker.naming import hostname
+from qworker.transports import SCHEMES
+from qworker.transports.lease import Ack, Dead, Envelope, Leased, LeaseStore, QueueInfo
+from qworker.transports.sqlite import database_path
+
+BATCH = 100
+EVER = 100 * 365 * 86400.0
+"""As far ahead as anything is due, in seconds."""
+QUIET_SECONDS = 2.0
+"""A broker that cannot count what it holds is believed to be empty after this long without a message."""
+DEAD_MOST = 1_000_000
+
+_PORTS = {
+    "redis": 6379, "rediss": 6379, "valkey": 6379, "valkeys": 6379, "amqp": 5672, "pyamqp": 5672, "amqps": 5671,
+    "postgresql": 5432, "postgres": 5432, "mysql": 3306, "mariadb": 3306,
+}  # fmt: skip
+_DATABASES = {"redis": "0", "rediss": "0", "valkey": "0", "valkeys": "0"}
+
+
+class Report(NamedTuple):
+    """moved and dead: how many messages and dead letters went over. twice: how many of the moved another took meanwhile,
+    because this process was silent for too long: they may run twice. left: what could not be taken, by queue."""
+
+    moved: int
+    dead: int
+    twice: int
+    left: list[QueueInfo]
+
+
+def waiting(store: LeaseStore, queues: Sequence[str] | None) -> list[QueueInfo]:
+    """How the queues stand that hold anything; None: all of them."""
+    return [info for info in store.queues() if queues is None or info.queue in queues]
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two broker URLs lead to the same messages; names of hosts are compared as they are written."""
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[object, ...]:
+    scheme, _, rest = url.partition("://")
+    kind = SCHEMES.get(scheme, scheme)
+    if kind == SCHEMES["sqlite"]:
+        return kind, database_path(url).resolve()
+    parts = urlsplit(f"//{rest}")
+    host = (parts.hostname or "localhost").replace("127.0.0.1", "localhost").replace("::1", "localhost")
+    return kind, host, parts.port or _PORTS.get(scheme), parts.path.strip("/") or _DATABASES.get(scheme, "")
+
+
+def move(
+    source: LeaseStore,
+    target: LeaseStore,
+    queues: Sequence[str] | None = None,
+    dead: bool = False,
+    lease_seconds: float = 15.0,
+    progress: Callable[[int], None] = lambda moved: None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Move what waits in *queues* (None: all) of *source*, due or not, to *target*; *dead*: the dead letters too.
+
+    Ids, headers, bodies, signatures, priorities, due times and expiry go along; counts of deliveries begin anew.
+    lease_seconds: how long a lease in *source* lasts, and so how long to wait for what a killed move still held, when there are no workers. progress(moved) is
+    called after every batch.
+
+    Raises BrokerUnavailable when either broker goes away: what was not yet moved is still in *source*; call it again.
+    NotSupported, with nothing moved, when *dead* and *target* takes no dead letters from elsewhere.
+    """
+    if dead:
+        target.push_dead([])
+    names = list(queues) if queues is not None else [info.queue for info in source.queues()]
+    patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on what is pushed does
+    moved = twice = 0
+    try:
+        for epoch, messages in _batches(source, names, lease_seconds, monotonic):
+            target.push([_envelope(message) for message in messages], patience)
+            twice += _acknowledge(source, epoch, messages)
+            moved += len(messages)
+            progress(moved)
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(
+            f"{error}; {moved} messages were moved, and at most {BATCH} are in both places; run it again for the rest"
+        ) from error
+    finally:
+        with suppress(BrokerUnavailable, LeaseLost):  # it goes back when the lease ends
+            source.resign()
+    letters = _move_dead(source, target, queues) if dead else 0
+    return Report(moved, letters, twice, waiting(source, queues))
+
+
+def _batches(
+    source: LeaseStore, names: list[str], lease_seconds: float, monotonic: Callable[[], float]
+) -> Iterator[tuple[int, list[Leased]]]:
+    """What can be leased, with the epoch of the lease, until there is no more."""
+    if not names:
+        return
+    holder = f"move-{os.getpid()}@{hostname()}"
+    worked_on = bool(source.workers())
+    epoch = source.enlist(holder, names, 0)
+    last = monotonic()
+    while True:
+        try:
+            source.reclaim()
+            messages = source.lease(names, BATCH) or source.lease(names, 0, near=BATCH, horizon=EVER)
+        except LeaseLost:
+            epoch = source.enlist(holder, names, 0)
+            continue
+        if messages:
+            yield epoch, messages
+            last = monotonic()
+        elif monotonic() - last > _patience(source, names, lease_seconds, worked_on):
+            return
+        else:
+            source.wait(0.1)
+
+
+def _acknowledge(source: LeaseStore, epoch: int, messages: Sequence[Leased]) -> int:
+    """Return how many were not ours any more."""
+    try:
+        return len(source.settle(epoch, [Ack(message.tag) for message in messages]))
+    except LeaseLost:
+        return len(messages)
+
+
+def _patience(source: LeaseStore, names: list[str], lease_seconds: float, worked_on: bool) -> float:
+    """How many seconds without a message mean that no more will come."""
+    if "counts" in source.lacks:
+        return QUIET_SECONDS
+    infos = waiting(source, names)
+    if any(info.ready or info.delayed for info in infos):
+        return QUIET_SECONDS
+    if any(info.leased for info in infos) and not worked_on:
+        return lease_seconds + QUIET_SECONDS
+    return -1.0
+
+
+def _envelope(message: Leased) -> Envelope:
+    return Envelope(
+        message.queue,
+        message.headers,
+        message.properties,
+        message.body,
+        message.priority,
+        message.due,
+        _expires(message.headers),
+    )
+
+
+def _expires(headers: str) -> float | None:
+    """Epoch second at which the message expires; None for never, and for what nobody can read: a worker will say so."""
+    try:
+        expires = parse_headers(headers)["expires"]
+    except InvalidTaskMessage:
+        return None
+    return None if expires is None else to_epoch(expires)
+
+
+def _move_dead(source: LeaseStore, target: LeaseStore, queues: Sequence[str] | None) -> int:
+    """Oldest first, so that the newest are the newest there too."""
+    chosen: Sequence[str | None] = [None] if queues is None else queues
+    letters: list[Dead] = [letter for queue in chosen for letter in source.dead(queue, DEAD_MOST)]
+    letters.sort(key=lambda letter: (letter.died_at, letter.tag))
+    for start in range(0, len(letters), BATCH):
+        batch = letters[start : start + BATCH]
+        target.push_dead(batch)
+        source.dead_discard([letter.tag for letter in batch])
+    return len(letters)
