@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from qworker import absent, awaiting, configuring, connections, program, registry, signals, stores
+from qworker import absent, awaiting, configuring, connections, program, registry, signals
 from qworker.absent import refuse
 from qworker.arguments import keywords, positional
-from qworker.backends import Backend
+from qworker.backends import Backend, stores
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.configuring import announce

@@ -17,7 +17,7 @@ from typing import Any
 
 from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
 from qworker.backends.keyvalue import LOCK_PREFIX
-from qworker.backends.redis_bell import RedisBell
+from qworker.backends.redis_subscription import RedisBell
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import deferred, let_pass

@@ -25,9 +25,9 @@ from sqlalchemy import exc as sa_errors
 
 from qworker import states
 from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
-from qworker.backends.lookout import Bell, Lookout
+from qworker.backends.result_watcher import Bell, Lookout
 from qworker.backends.sql_columns import Columns
-from qworker.backends.sql_ear import DRIVERS, SQLEar
+from qworker.backends.sql_listen import DRIVERS, SQLEar
 from qworker.backends.sql_tables import Layout, connect, make_tables
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError

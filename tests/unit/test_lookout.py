@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qworker.backends.base import POLL_SECONDS
-from qworker.backends.lookout import Lookout
+from qworker.backends.result_watcher import Lookout
 from qworker.errors import BackendError
 
 PATIENCE = 10.0

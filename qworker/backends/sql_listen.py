@@ -1,7 +1,7 @@
 """SQLEar: a connection on which PostgreSQL tells of results, by psycopg or psycopg2.
 
 Comes from:  ``sql.py``, which has sent LISTEN on it.
-Goes to:     ``lookout.py``.
+Goes to:     ``result_watcher.py``.
 Thread:      the lookout's.
 """
 
