@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING, Any
 from qworker import signals
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.fetch import FetchWindow
-from qworker.components.health import LOOK_SECONDS, Health
+from qworker.components.fetch_window import FetchWindow
+from qworker.components.intake import Receipt
+from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
 from qworker.components.orders import COLD, DRAINING, RUNNING, SOFT, Orders
-from qworker.components.pool import INTERRUPTED, Ended, PoolSettings, TaskPool
-from qworker.components.pools import make_pool, make_zygote
-from qworker.components.queue_depths import QueueDepths
+from qworker.components.pool.choice import make_pool, make_zygote
+from qworker.components.pool.contract import INTERRUPTED, Ended, PoolSettings, TaskPool
 from qworker.components.ready_queue import ReadyQueue
-from qworker.components.receipt import Receipt
+from qworker.components.replays import Replays
+from qworker.components.request import REVOKED, Request
 from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
-from qworker.components.tally import Tally
+from qworker.components.status.counters import Tally
+from qworker.components.status.health import LOOK_SECONDS, Health
+from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.task_bucket import TaskBucket
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
-from qworker.replays import Replays
-from qworker.request import REVOKED, Request
 from qworker.task_options import rate_per_second
-from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.components.http_status import HttpStatus
+    from qworker.components.status.http_status import HttpStatus
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Worker:
             listener=self.listener, ready=self.ready, schedule=self.schedule, state=self.state,
         )  # fmt: skip
         if conf.worker_http_address is not None:
-            from qworker.components.http_status import HttpStatus  # only then: it costs 20 ms
+            from qworker.components.status.http_status import HttpStatus  # only then: it costs 20 ms
 
             self.health.tally = self.settler.tally = Tally()
             self.http = HttpStatus(conf.worker_http_address, self.health, QueueDepths(app, self.queues))

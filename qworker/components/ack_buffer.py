@@ -15,15 +15,15 @@ from itertools import count
 
 from qworker.clock import Clock
 from qworker.components.early_acks import EarlyAcks
+from qworker.components.ledger import WorkerState
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
+from qworker.components.request import Request
 from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
-from qworker.request import Request
 from qworker.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
-from qworker.worker_state import WorkerState
 
 logger = logging.getLogger(__name__)
 

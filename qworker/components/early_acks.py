@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from qworker.components.letter import Letter
 from qworker.components.ready_queue import Slots
-from qworker.request import Request
+from qworker.components.request import Request
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qworker.request import Request
+from qworker.components.request import Request
 from qworker.transports.lease import Settlement
 
 

@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING
 from qworker.components.ack_buffer import AckBuffer
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.fetch import FetchWindow
+from qworker.components.fetch_window import FetchWindow
 from qworker.components.housekeeping import Housekeeping
+from qworker.components.intake import Receipt
+from qworker.components.ledger import WorkerState
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.ready_queue import ReadyQueue
-from qworker.components.receipt import Receipt
+from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
 from qworker.control import heard
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.request import Request
 from qworker.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import LeaseStore, Release
-from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.pool import TaskPool
+from qworker.components.pool.contract import TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.request import EXPIRED, REVOKED, Request
+from qworker.components.request import EXPIRED, REVOKED, Request
 from qworker.transports.crash_points import CRASHING, crash_point
 
 PATIENCE = 10.0

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
-from qworker.request import Request
+from qworker.components.request import Request
 
 
 class Slots(NamedTuple):

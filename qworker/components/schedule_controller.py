@@ -18,7 +18,7 @@ from collections.abc import Callable
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.ready_queue import ReadyQueue
-from qworker.request import Request
+from qworker.components.request import Request
 
 MAX_REST = 1.0
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import execution, signals
-from qworker import request as requests
-from qworker.components import pool
+from qworker.components import request as requests
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
-from qworker.components.pool import Ended
+from qworker.components.pool import contract
+from qworker.components.pool.contract import Ended
 from qworker.components.ready_queue import ReadyQueue
+from qworker.components.request import Request
 from qworker.components.result_writer import ResultWriter, carries_row
-from qworker.components.tally import Run, Tally
+from qworker.components.status.counters import Run, Tally
 from qworker.errors import EncodeError, InvalidTaskMessage, QWorkerError, TaskError
-from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WHY = {
-    pool.LOST: requests.LOST,
-    pool.TIME_LIMIT: requests.TIME_LIMIT,
-    pool.TERMINATED: requests.TERMINATED,
-    pool.INTERRUPTED: requests.INTERRUPTED,
+    contract.LOST: requests.LOST,
+    contract.TIME_LIMIT: requests.TIME_LIMIT,
+    contract.TERMINATED: requests.TERMINATED,
+    contract.INTERRUPTED: requests.INTERRUPTED,
 }
 CUT_SHORT = {execution.INTERRUPTED: requests.INTERRUPTED, execution.TERMINATED: requests.TERMINATED}
 """Outcomes of runs that the worker cut short, to how it settles them."""
@@ -60,13 +60,13 @@ class Settler:
     def ended(self, ends: Sequence[Ended]) -> None:
         """Settle what left the pool; what had not started goes back to the ready queue."""
         if self.tally is not None:
-            self.tally.count(_run(end) for end in ends if end.why != pool.UNSTARTED)
+            self.tally.count(_run(end) for end in ends if end.why != contract.UNSTARTED)
         letters, unstarted = [], []
         now = self._app.clock.now()
         for request, outcome, why, how in ends:
             if outcome is not None and outcome.kind not in CUT_SHORT:
                 letters.append(self._outcome(request, outcome, now))
-            elif why == pool.UNSTARTED:
+            elif why == contract.UNSTARTED:
                 unstarted.append(request)
             else:
                 end, how = (WHY[why], how) if outcome is None else (CUT_SHORT[outcome.kind], outcome.text)

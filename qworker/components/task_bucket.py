@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from qworker.clock import Clock
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.request import Request
+from qworker.components.request import Request
 
 HORIZON = 1.0
 MOST_LATE = 256

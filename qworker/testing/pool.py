@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import execution
 from qworker.async_execution import execute_async
-from qworker.components.pool import (
+from qworker.components.pool.contract import (
     TERMINATED,
     UNSTARTED,
     Ended,
@@ -26,10 +26,10 @@ from qworker.components.pool import (
     PoolSettings,
     TaskPool,
 )
-from qworker.components.preparation import prepare_request, tracks_start
+from qworker.components.pool.preparation import prepare_request, tracks_start
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.errors import MessageError
-from qworker.request import Request
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

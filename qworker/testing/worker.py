@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.backends import open_backend
 from qworker.components.component import ThreadComponent
 from qworker.components.orders import COLD
-from qworker.components.pool import TaskPool
+from qworker.components.pool.contract import TaskPool
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
 from qworker.testing.store import MemoryStore

@@ -263,7 +263,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def running_path(self) -> str | None:
-        """The file in which children mark the tag that they run (see components/child.py); None: not kept."""
+        """The file in which children mark the tag that they run (see components/pool/child_main.py); None: not kept."""
 
     @abstractmethod
     def resign(self) -> None:

@@ -1,6 +1,6 @@
 """The files of one holder of leases: a lock that shows that it lives, and marks of what it runs.
 
-Comes from:  the stores' holders; the children, which mark what they run (``components/marks.py``).
+Comes from:  the stores' holders; the children, which mark what they run (``components/pool/running_file.py``).
 Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on this
              machine; and who reclaims.
 Thread:      the listener's.

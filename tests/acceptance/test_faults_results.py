@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.components.fetch import MAX_WINDOW
+from qworker.components.fetch_window import MAX_WINDOW
 from tests.acceptance.harness import Site, opened
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.private_servers import Redis, serving

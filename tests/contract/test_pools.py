@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.pool import (
+from qworker.components.pool.choice import make_zygote
+from qworker.components.pool.contract import (
     INTERRUPTED,
     LOST,
     TERMINATED,
@@ -29,13 +30,12 @@ from qworker.components.pool import (
     PoolSettings,
     TaskPool,
 )
-from qworker.components.pools import make_zygote
-from qworker.components.process_pool import ProcessPool
-from qworker.components.spawner import ZygoteSpawner
-from qworker.components.thread_pool import ThreadPool
+from qworker.components.pool.process_pool import ProcessPool
+from qworker.components.pool.spawner import ZygoteSpawner
+from qworker.components.pool.thread_pool import ThreadPool
+from qworker.components.request import Request, receive
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.message.protocol import TaskMessage, encode
-from qworker.request import Request, receive
 from qworker.testing import InlinePool
 from qworker.transports.lease import Leased
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.http_status import MAX_CONNECTIONS
+from qworker.components.status.http_status import MAX_CONNECTIONS
 from qworker.errors import ConfigurationError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Envelope

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.fetch import MAX_WINDOW
-from qworker.components.pool import LOST, TIME_LIMIT
+from qworker.components.fetch_window import MAX_WINDOW
+from qworker.components.pool.contract import LOST, TIME_LIMIT
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import logging, os, select, socket
-from qworker.components.zygote import Zygote
+from qworker.components.pool.zygote import Zygote
 
 logging.basicConfig(format="%(levelname)s %(message)s")
 zygote = Zygote(None)

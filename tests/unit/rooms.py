@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from qworker import QWorker
+from qworker.components.request import Request, receive
 from qworker.message.protocol import TaskMessage, encode
-from qworker.request import Request, receive
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Envelope, Leased
 

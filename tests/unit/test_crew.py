@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qworker.components.crew import STALLED_SECONDS
-from qworker.components.pool_child import MAX_JOBS, describe_exit
+from qworker.components.pool.child_handle import MAX_JOBS, describe_exit
+from qworker.components.pool.children import STALLED_SECONDS
 from tests.unit.rooms import tags
 from tests.unit.virtual_children import Pool
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from qworker.components.request import Request
 from qworker.components.schedule_controller import EtaSchedule
-from qworker.request import Request
 from tests.unit.rooms import Rooms, tags
 
 ROOMS = Rooms()

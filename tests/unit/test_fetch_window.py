@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.fetch import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
-from qworker.components.pool import PoolSettings
+from qworker.components.fetch_window import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
+from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.task_bucket import TaskBucket
 from qworker.testing import InlinePool

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.components.frames import TOKEN, FrameBuffer, pack, pack_tokens, take_tokens
+from qworker.components.pool.frames import TOKEN, FrameBuffer, pack, pack_tokens, take_tokens
 
 PLAIN = st.recursive(
     st.none()

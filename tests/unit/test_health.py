@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.tally import MAX_NAMES, OTHERS, Run, Tally
+from qworker.components.status.counters import MAX_NAMES, OTHERS, Run, Tally
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Leased
 from qworker.worker import Worker

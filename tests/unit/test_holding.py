@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.components.marks import Marks
+from qworker.components.pool.running_file import Marks
 from qworker.transports.owner_files import Holding, died, lock_beside, marked, runtime_directory
 from qworker.transports.sqlite import boot_id
 

@@ -23,7 +23,7 @@ import pytest
 import qworker
 from qworker import clock, execution
 from qworker.cli.output import visible
-from qworker.components import metrics
+from qworker.components.status import metrics
 from qworker.conf.secrets import mask_urls
 from qworker.errors import InvalidTaskMessage, QWorkerError
 from qworker.message import kombu_json

@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 import pytest
 
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.fetch import FetchWindow
+from qworker.components.fetch_window import FetchWindow
+from qworker.components.intake import Receipt
+from qworker.components.ledger import WorkerState
 from qworker.components.letter import Letter
 from qworker.components.listener import Listener
-from qworker.components.pool import PoolSettings
+from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.components.receipt import Receipt
+from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.request import Request
 from qworker.testing import InlinePool, MemoryStore
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Revocation, Settlement, Store
-from qworker.worker_state import WorkerState
 from tests.unit.rooms import ACCEPT, Rooms, tags
 
 ROW = ("id", "SUCCESS", b"{}", None)

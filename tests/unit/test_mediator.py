@@ -10,9 +10,9 @@ import pytest
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.letter import Letter
 from qworker.components.mediator import BATCH, Mediator
-from qworker.components.pool import PoolSettings
+from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.request import EXPIRED, REVOKED, Request
+from qworker.components.request import EXPIRED, REVOKED, Request
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
 from tests.unit.rooms import Rooms, tags

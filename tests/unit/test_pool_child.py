@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from qworker.components.frames import FrameBuffer
-from qworker.components.pool_child import FRAME_BYTES, ChildHandle
+from qworker.components.pool.child_handle import FRAME_BYTES, ChildHandle
+from qworker.components.pool.frames import FrameBuffer
 from tests.unit.rooms import Rooms
 
 

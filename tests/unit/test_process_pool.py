@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qworker.components.crew import STALLED_SECONDS
-from qworker.components.pool import UNSTARTED
-from qworker.components.pool_child import ASYNC_GRACE_SECONDS, CANCEL_SECONDS
-from qworker.components.process_pool import MAX_QUICK_DEATHS
+from qworker.components.pool.child_handle import ASYNC_GRACE_SECONDS, CANCEL_SECONDS
+from qworker.components.pool.children import STALLED_SECONDS
+from qworker.components.pool.contract import UNSTARTED
+from qworker.components.pool.process_pool import MAX_QUICK_DEATHS
+from qworker.components.request import Request
 from qworker.errors import QWorkerError
 from qworker.execution import INTERRUPTED, TERMINATED
-from qworker.request import Request
 from tests.unit.rooms import tags
 from tests.unit.virtual_children import Pool, VirtualChild
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.quarantine import TRIAL_SECONDS, Quarantine
-from qworker.request import Request, suspect
+from qworker.components.pool.quarantine import TRIAL_SECONDS, Quarantine
+from qworker.components.request import Request, suspect
 from tests.unit.rooms import Rooms
 from tests.unit.virtual_children import Pool
 

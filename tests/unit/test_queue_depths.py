@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.queue_depths import ANSWER_SECONDS, ASK_SECONDS, KEEP_SECONDS, QueueDepths
+from qworker.components.status.queue_depths import ANSWER_SECONDS, ASK_SECONDS, KEEP_SECONDS, QueueDepths
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Envelope, QueueInfo
 

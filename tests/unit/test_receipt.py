@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from qworker import signals
-from qworker.components.receipt import Receipt
-from qworker.replays import Replays
-from qworker.request import Request
+from qworker.components.intake import Receipt
+from qworker.components.ledger import WorkerState
+from qworker.components.replays import Replays
+from qworker.components.request import Request
 from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
-from qworker.worker_state import WorkerState
 from tests.unit.rooms import ACCEPT, Rooms
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qworker.replays import Replays
-from qworker.request import receive
+from qworker.components.replays import Replays
+from qworker.components.request import receive
 from tests.unit.rooms import ACCEPT, Rooms
 
 KEY = "a key that is long enough for the tests"

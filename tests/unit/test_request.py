@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qworker import execution, request, signals
-from qworker.execution import Outcome
-from qworker.request import (
+from qworker import execution, signals
+from qworker.components import request
+from qworker.components.request import (
     EXPIRED,
     INTERRUPTED,
     LOST,
@@ -23,6 +23,7 @@ from qworker.request import (
     finish,
     receive,
 )
+from qworker.execution import Outcome
 from qworker.transports.lease import Ack, Bury, Release, Settlement
 from tests.unit.rooms import ACCEPT, Rooms
 

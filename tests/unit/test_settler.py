@@ -9,12 +9,12 @@ import pytest
 from qworker import execution
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
-from qworker.components.pool import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
+from qworker.components.pool.contract import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
 from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.request import REVOKED
 from qworker.components.result_writer import ResultWriter
 from qworker.components.settler import Settler
 from qworker.execution import Outcome
-from qworker.request import REVOKED
 from qworker.transports.lease import Ack, Bury, Release, Store
 from tests.unit.rooms import Rooms, tags
 

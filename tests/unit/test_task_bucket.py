@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.components.task_bucket import FORGET_SECONDS, HORIZON, MOST_LATE, TaskBucket
-from qworker.request import Request
 from tests.unit.rooms import Rooms, tags
 
 MANY = Slots(1000, 1000)

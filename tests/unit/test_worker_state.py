@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qworker.components.ledger import WorkerState
 from qworker.transports.lease import Ack, Revocation
-from qworker.worker_state import WorkerState
 from tests.unit.rooms import Rooms
 
 

@@ -13,14 +13,23 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from qworker.components.child import Child
-from qworker.components.crew import Crew
-from qworker.components.frames import OUTCOME, RECEIVE_BYTES, STARTED, UP, FrameBuffer, Job, pack, take_tokens
-from qworker.components.pool import Ended, PoolSettings
-from qworker.components.process_pool import ProcessPool
+from qworker.components.pool.child_main import Child
+from qworker.components.pool.children import Crew
+from qworker.components.pool.contract import Ended, PoolSettings
+from qworker.components.pool.frames import (
+    OUTCOME,
+    RECEIVE_BYTES,
+    STARTED,
+    UP,
+    FrameBuffer,
+    Job,
+    pack,
+    take_tokens,
+)
+from qworker.components.pool.process_pool import ProcessPool
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.execution import SUCCESS, Outcome
-from qworker.request import Request
 from tests.unit.rooms import Rooms, tags
 
 FIRST_PID = 1 << 30

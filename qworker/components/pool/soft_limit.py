@@ -1,6 +1,6 @@
 """SoftLimit: tells the main thread of a child that its task has run for long enough.
 
-Comes from:  ``child.py``, at the beginning and the end of each task that has a limit.
+Comes from:  ``child_main.py``, at the beginning and the end of each task that has a limit.
 Goes to:     SIGUSR1, sent to the main thread alone, whose handler asks struck().
 Thread:      the main one; and a thread of its own, which waits for the limit and is there once a task has had one.
 

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from qworker.components.pool import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.errors import ConfigurationError, QWorkerError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.components.zygote import Zygote
+    from qworker.components.pool.zygote import Zygote
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def make_zygote(app: QWorker) -> Zygote:
             "this system cannot fork: use --start-method spawn, or --pool threads",
             setting="worker_start_method",
         )
-    from qworker.components.zygote import Zygote
+    from qworker.components.pool.zygote import Zygote
 
     if threading.active_count() > 1:
         logger.debug("forking with %d threads alive", threading.active_count())
@@ -51,13 +51,13 @@ def make_pool(
     """Return the pool that the setting ``worker_pool`` names, not started yet."""
     kind: str = app.conf.worker_pool
     if kind != "prefork":
-        from qworker.components.thread_pool import ThreadPool
+        from qworker.components.pool.thread_pool import ThreadPool
 
         if any(task.time_limit or task.soft_time_limit for task in app.tasks.values()):
             logger.warning("time limits of sync tasks need the prefork pool: %s does not enforce them", kind)
         return ThreadPool(app, settings, on_ended, on_stored, on_room, kind)
-    from qworker.components.process_pool import ProcessPool
-    from qworker.components.spawner import BilliardSpawner, Spawner, ZygoteSpawner
+    from qworker.components.pool.process_pool import ProcessPool
+    from qworker.components.pool.spawner import BilliardSpawner, Spawner, ZygoteSpawner
 
     spawner: Spawner
     if zygote is not None:

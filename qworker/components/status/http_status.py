@@ -18,9 +18,9 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from qworker.components import metrics
-from qworker.components.health import Health
-from qworker.components.queue_depths import QueueDepths
+from qworker.components.status import metrics
+from qworker.components.status.health import Health
+from qworker.components.status.queue_depths import QueueDepths
 from qworker.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from qworker.components.health import Health
-from qworker.components.queue_depths import QueueDepths
-from qworker.components.tally import BUCKETS, Tally
+from qworker.components.status.counters import BUCKETS, Tally
+from qworker.components.status.health import Health
+from qworker.components.status.queue_depths import QueueDepths
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]

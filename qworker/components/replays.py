@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from qworker.request import Key, Request
+from qworker.components.request import Key, Request
 
 MOST = 100_000
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from qworker.components.pool import TaskPool
+from qworker.components.pool.contract import TaskPool
 from qworker.components.ready_queue import ReadyQueue
-from qworker.request import Request
+from qworker.components.request import Request
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 
 LOOKAHEAD_SECONDS = 0.04

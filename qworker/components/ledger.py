@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Any
 
-from qworker.replays import Replays
-from qworker.request import Key, Request
+from qworker.components.replays import Replays
+from qworker.components.request import Key, Request
 from qworker.transports.lease import Revocation, Settlement
 
 

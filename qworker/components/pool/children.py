@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from qworker.components.estimates import Estimates
-from qworker.components.pool import LOST, TERMINATED, PoolSettings
-from qworker.components.pool_child import ChildHandle
-from qworker.components.quarantine import Quarantine
+from qworker.components.pool.child_handle import ChildHandle
+from qworker.components.pool.contract import LOST, TERMINATED, PoolSettings
+from qworker.components.pool.quarantine import Quarantine
+from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.execution import Outcome
-from qworker.request import Request
 
 STALLED_SECONDS = 0.005
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""

@@ -14,14 +14,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from qworker import request as requests
 from qworker import signals
+from qworker.components import request as requests
+from qworker.components.ledger import WorkerState
+from qworker.components.request import Request
 from qworker.errors import MessageError, NotRegistered, QWorkerError, TaskExpired, TaskRevoked, WorkerLost
 from qworker.message import protocol
 from qworker.naming import near
-from qworker.request import Request
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
-from qworker.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from qworker.components.estimates import Estimates
+from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.execution import Outcome
-from qworker.request import Request
 
 LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = (
     "lost",

@@ -1,7 +1,7 @@
 """ProcessPool: children that run tasks and are replaced when they die.
 
 Comes from:  Mediator, which submits requests.
-Goes to:     children (``child.py``) over sockets; Ended requests to the worker.
+Goes to:     children (``child_main.py``) over sockets; Ended requests to the worker.
 Thread:      the pool thread reads outcomes, enforces limits, sees deaths and has children replaced. The other
              threads reach the children through the Crew.
 """
@@ -19,9 +19,9 @@ from typing import Any
 
 from qworker import execution, signals
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.components.crew import Crew
-from qworker.components.frames import OUTCOME, STARTED, UP
-from qworker.components.pool import (
+from qworker.components.pool.child_handle import ChildHandle, describe_exit
+from qworker.components.pool.children import Crew
+from qworker.components.pool.contract import (
     INTERRUPTED,
     LOST,
     UNSTARTED,
@@ -32,13 +32,13 @@ from qworker.components.pool import (
     PoolSettings,
     TaskPool,
 )
-from qworker.components.pool_child import ChildHandle, describe_exit
+from qworker.components.pool.frames import OUTCOME, STARTED, UP
+from qworker.components.pool.spawner import Spawner
 from qworker.components.ready_queue import Slots
-from qworker.components.spawner import Spawner
+from qworker.components.request import Request
 from qworker.components.wake import Wake
 from qworker.errors import QWorkerError
 from qworker.execution import Outcome
-from qworker.request import Request
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from qworker.message import protocol
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.request import Request
+    from qworker.components.request import Request
     from qworker.task import Task
 
 

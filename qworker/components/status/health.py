@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from qworker.clock import Clock
+from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
-from qworker.components.pool import TaskPool
+from qworker.components.pool.contract import TaskPool
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.schedule_controller import ScheduleController
-from qworker.components.tally import Tally
+from qworker.components.status.counters import Tally
 from qworker.conf import mask_urls
-from qworker.worker_state import WorkerState
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from qworker.request import Request
+from qworker.components.request import Request
 
 TRIAL_SECONDS = 30.0
 """For so long a suspect runs apart from other suspects, and waits for a process that has nothing else."""

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import execution
 from qworker.async_execution import execute_async
-from qworker.components.event_loop import AsyncRun, EventLoop
-from qworker.components.marks import Marks
-from qworker.components.pool import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
-from qworker.components.preparation import Prepared, prepare_request, tracks_start
-from qworker.components.quarantine import Quarantine
+from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.event_loop import AsyncRun, EventLoop
+from qworker.components.pool.preparation import Prepared, prepare_request, tracks_start
+from qworker.components.pool.quarantine import Quarantine
+from qworker.components.pool.running_file import Marks
 from qworker.components.ready_queue import Slots
+from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.execution import Outcome
-from qworker.request import Request
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -26,8 +26,8 @@ from typing import Any
 
 import billiard
 
-from qworker.components import child
-from qworker.components.zygote_keeper import die_with, keep
+from qworker.components.pool import child_main
+from qworker.components.pool.zygote_keeper import die_with, keep
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def _child(
     control.close()
     for file in wakeup:
         os.close(file)
-    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
+    os._exit(child_main.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
 
 
 def _reap(control: socket.socket, processes: dict[int, Any]) -> None:

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import billiard
 
 from qworker import logs
-from qworker.components import child
-from qworker.components.zygote import Zygote
+from qworker.components.pool import child_main
+from qworker.components.pool.zygote import Zygote
 from qworker.naming import import_object
 
 Notice = tuple[str, int, int]
@@ -179,7 +179,7 @@ def _bootstrap(
     app.finalize()
     files = [duplicate.detach() for duplicate in duplicates]
     threading.Thread(target=_die_with, args=(files[0],), name="watch", daemon=True).start()
-    os._exit(child.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
+    os._exit(child_main.main(app, socket.socket(fileno=files[0]), files[1], files[2], settings))
 
 
 def _die_with(jobs: int) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 from qworker import execution, interrupts, signals
 from qworker.async_execution import execute_async
-from qworker.components.event_loop import AsyncRun, EventLoop
-from qworker.components.frames import (
+from qworker.components.pool.event_loop import AsyncRun, EventLoop
+from qworker.components.pool.frames import (
     OUTCOME,
     RECEIVE_BYTES,
     STARTED,
@@ -34,9 +34,9 @@ from qworker.components.frames import (
     Job,
     pack,
 )
-from qworker.components.marks import Marks
-from qworker.components.preparation import Prepared, prepare, tracks_start
-from qworker.components.soft_limit import SIGNAL, SoftLimit
+from qworker.components.pool.preparation import Prepared, prepare, tracks_start
+from qworker.components.pool.running_file import Marks
+from qworker.components.pool.soft_limit import SIGNAL, SoftLimit
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
 from qworker.transports.crash_points import CRASHING, crash_point

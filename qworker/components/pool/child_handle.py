@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qworker.components.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
-from qworker.components.pool import TERMINATED, TIME_LIMIT
-from qworker.request import Request
+from qworker.components.pool.contract import TERMINATED, TIME_LIMIT
+from qworker.components.pool.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
+from qworker.components.request import Request
 
 MAX_JOBS = 128
 """In one child, however short they are."""
@@ -39,7 +39,7 @@ class Assigned(NamedTuple):
 
 class Limit(NamedTuple):
     """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then: why (a constant of
-    pool.py) and how."""
+    contract.py) and how."""
 
     at: float
     request: Request
