@@ -15,11 +15,12 @@ from pathlib import Path
 
 import click
 
-from qworker import errors, task_options
+from qworker import errors
 from qworker.call_options import FOR_CELERYS_SAKE
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
-from qworker.task import Task
+from qworker.tasks import options
+from qworker.tasks.task import Task
 from qworker.transports.capabilities import OTHER, PROMISES
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -131,11 +132,11 @@ def task_options_page() -> str:
         "| `pydantic` | arguments annotated with pydantic's models come as models, and a result of the annotated class is stored as its "
         "data; with `pydantic_strict`, `pydantic_context` and `pydantic_dump_kwargs` for pydantic | `False` |",
     ]
-    for name in task_options.OPTIONS:
-        setting = task_options.FROM_SETTINGS.get(name)
+    for name in options.OPTIONS:
+        setting = options.FROM_SETTINGS.get(name)
         default = getattr(Task, name)
         shown = f"`{default!r}`" if setting is None else f"`{setting}`: `{SETTINGS[setting].default!r}`"
-        lines.append(f"| `{name}` | {task_options.MEANING[name]} | {shown} |")
+        lines.append(f"| `{name}` | {options.MEANING[name]} | {shown} |")
     words = inspect.getdoc(Task.apply_async) or ""
     described = words.partition("\n\n")[2]
     lines += [

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from qworker import errors, signals, states
     from qworker.app import QWorker
     from qworker.current import Context, current_app, current_task
-    from qworker.eager import EagerResult
     from qworker.errors import (
         ConfigurationError,
         Ignore,
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
     from qworker.result import AsyncResult
-    from qworker.shared import shared_task
     from qworker.signature import Signature
-    from qworker.task import Task
+    from qworker.tasks.eager import EagerResult
+    from qworker.tasks.shared import shared_task
+    from qworker.tasks.task import Task
     from qworker.waiting import allow_join_result
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "qworker.app": ("QWorker",),
     "qworker.current": ("Context", "current_app", "current_task"),
-    "qworker.eager": ("EagerResult",),
+    "qworker.tasks.eager": ("EagerResult",),
     "qworker.errors": (
         "ConfigurationError",
         "Ignore",
@@ -60,7 +60,7 @@ _ROOMS = {
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
     "qworker.result": ("AsyncResult",),
-    "qworker.shared": ("shared_task",),
+    "qworker.tasks.shared": ("shared_task",),
     "qworker.signature": ("Signature",),
     "qworker.task": ("Task",),
     "qworker.waiting": ("allow_join_result",),

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from qworker import absent, awaiting, configuring, connections, program, registry, signals
+from qworker import absent, awaiting, configuring, connections, program, signals
 from qworker.absent import refuse
 from qworker.arguments import keywords, positional
 from qworker.backends import Backend, stores
@@ -25,20 +25,21 @@ from qworker.conf import Settings
 from qworker.configuring import announce
 from qworker.control import Control
 from qworker.current import add_app, all_apps, get_current_task, set_default_app
-from qworker.decorators import BoundDecorator, Decorator
-from qworker.definition import adopt, bind, change_class, make_task, task_class
 from qworker.errors import ConfigurationError
-from qworker.loading import TaskModules
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
 from qworker.publishing import Publisher
-from qworker.registry import TaskRegistry
 from qworker.result import AsyncResult
 from qworker.signals import Signal
 from qworker.signature import Signature
-from qworker.task import AsyncTask
-from qworker.task import Task as TaskBase
+from qworker.tasks import registry
+from qworker.tasks.decorators import BoundDecorator, Decorator
+from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
+from qworker.tasks.loading import TaskModules
+from qworker.tasks.registry import TaskRegistry
+from qworker.tasks.task import AsyncTask
+from qworker.tasks.task import Task as TaskBase
 from qworker.transactions import publishing_in
 from qworker.transports.lease import LeaseStore
 

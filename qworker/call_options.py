@@ -26,7 +26,7 @@ from qworker.signature import Signature, signatures
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 OPTIONS = frozenset(
     [

@@ -17,7 +17,7 @@ from qworker.errors import ConfigurationError
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.protocol import Body
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 _NOTHING: Mapping[str, Any] = {}
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.call_options import Call, check_options, make_call, next_call, read_call
 from qworker.current import Context, current_context
-from qworker.eager import call_eagerly
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
 from qworker.message.protocol import (
@@ -36,12 +35,13 @@ from qworker.result import AsyncResult
 from qworker.retry import RetryPolicy
 from qworker.routing import Destination, Router
 from qworker.signals import after_task_publish, before_task_publish
+from qworker.tasks.eager import call_eagerly
 from qworker.transactions import holding_back, sink
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.eager import EagerResult
     from qworker.result import AsyncResult
-    from qworker.task import Task
+    from qworker.tasks.eager import EagerResult
+    from qworker.tasks.task import Task
 
 
 class Signature(dict[str, Any]):

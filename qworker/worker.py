@@ -39,7 +39,7 @@ from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.task_bucket import TaskBucket
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
-from qworker.task_options import rate_per_second
+from qworker.tasks.options import rate_per_second
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

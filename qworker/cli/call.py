@@ -19,7 +19,7 @@ from qworker.cli.result import EXIT_NOT_READY, show
 from qworker.errors import NotRegistered, ResultTimeout
 from qworker.naming import near
 from qworker.result import AsyncResult
-from qworker.task import Task
+from qworker.tasks.task import Task
 
 
 class _Json(ParamType):

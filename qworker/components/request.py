@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qworker import execution, signals, states
+from qworker import signals, states
 from qworker.clock import to_epoch_in
 from qworker.errors import (
     InvalidTaskMessage,
@@ -28,16 +28,17 @@ from qworker.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
-from qworker.execution import Outcome
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
 from qworker.retry import backoff_delay
 from qworker.safe_repr import storable
+from qworker.tasks import execution
+from qworker.tasks.execution import Outcome
 from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qworker import execution, signals
+from qworker import signals
 from qworker.components import request as requests
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
@@ -22,6 +22,7 @@ from qworker.components.request import Request
 from qworker.components.result_writer import ResultWriter, carries_row
 from qworker.components.status.counters import Run, Tally
 from qworker.errors import EncodeError, InvalidTaskMessage, QWorkerError, TaskError
+from qworker.tasks import execution
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qworker import execution
-from qworker.async_execution import execute_async
 from qworker.components.pool.contract import (
     TERMINATED,
     UNSTARTED,
@@ -30,6 +28,8 @@ from qworker.components.pool.preparation import prepare_request, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError
+from qworker.tasks import execution
+from qworker.tasks.async_execution import execute_async
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

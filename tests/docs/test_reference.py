@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from qworker import signals, task_options, transports
+from qworker import signals, transports
+from qworker.tasks import options
 from qworker.transports.capabilities import OTHER, promises_of
 from tests.docs.pages import REPOSITORY
 
@@ -29,7 +30,7 @@ def test_every_signal_has_its_line() -> None:
 
 
 def test_every_task_option_is_explained() -> None:
-    assert task_options.MEANING.keys() == task_options.OPTIONS.keys()
+    assert options.MEANING.keys() == options.OPTIONS.keys()
 
 
 def test_every_broker_has_its_promises() -> None:

@@ -391,7 +391,7 @@ def test_tasks_that_were_made_before_get_it() -> None:
 
 
 def test_shared_tasks_get_it() -> None:
-    from qworker import registry
+    from qworker.tasks import registry
 
     before = list(registry.shared)
     try:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import qworker
-from qworker import Middleware, QWorker, registry, shared_task
+from qworker import Middleware, QWorker, shared_task
 from qworker.current import set_default_app
 from qworker.errors import ConfigurationError, NotRegistered
+from qworker.tasks import registry
 from tests.unit.stores import KeepingStore, make_app
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
-from qworker.async_execution import execute_async
 from qworker.backends.memory import MemoryBackend
 from qworker.current import Context, current_context
 from qworker.errors import (
@@ -23,7 +22,9 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.execution import (
+from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
+from qworker.tasks.async_execution import execute_async
+from qworker.tasks.execution import (
     FAILURE,
     IGNORED,
     INTERRUPTED,
@@ -39,7 +40,6 @@ from qworker.execution import (
     invalid,
     started,
 )
-from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.testing import FakeClock, MemoryStore
 
 Meta = dict[str, Any]

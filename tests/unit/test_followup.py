@@ -9,8 +9,8 @@ import pytest
 from qworker import QWorker, Signature, Task
 from qworker.current import Context
 from qworker.errors import BrokerUnavailable, Reject
-from qworker.execution import FAILURE, SUCCESS, Outcome, execute
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
+from qworker.tasks.execution import FAILURE, SUCCESS, Outcome, execute
 from tests.unit.stores import KeepingStore, Sent, make_app
 
 

@@ -10,9 +10,9 @@ import pytest
 from qworker import QWorker, interrupts
 from qworker.current import Context
 from qworker.errors import EncodeError, SoftTimeLimitExceeded
-from qworker.execution import FAILURE, RETRY, SUCCESS, Outcome, execute
 from qworker.interrupts import interrupt
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers
+from qworker.tasks.execution import FAILURE, RETRY, SUCCESS, Outcome, execute
 from qworker.transports.lease import Envelope
 from tests.unit.stores import KeepingStore
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import qworker
-from qworker import clock, execution
+from qworker import clock
 from qworker.cli.output import visible
 from qworker.components.status import metrics
 from qworker.conf.secrets import mask_urls
@@ -31,6 +31,7 @@ from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.kombu_envelope import from_kombu
 from qworker.message.protocol import decode_body, parse_headers, parse_properties, receive
 from qworker.safe_repr import printable, repr_args, repr_kwargs, safe_repr
+from qworker.tasks import execution
 from qworker.transports.amqp.codec import Delivery, read_content
 from qworker.transports.amqp.table import read_table
 from qworker.transports.connect_errors import explained, while_connecting

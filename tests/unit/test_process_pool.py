@@ -18,7 +18,7 @@ from qworker.components.pool.contract import UNSTARTED
 from qworker.components.pool.process_pool import MAX_QUICK_DEATHS
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
-from qworker.execution import INTERRUPTED, TERMINATED
+from qworker.tasks.execution import INTERRUPTED, TERMINATED
 from tests.unit.rooms import tags
 from tests.unit.virtual_children import Pool, VirtualChild
 

@@ -16,7 +16,7 @@ from qworker.clock import from_epoch
 from qworker.current import Context, pop, push
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
 from qworker.message.protocol import TaskMessage, encode, parse_headers
-from qworker.task import Task
+from qworker.tasks.task import Task
 from qworker.testing.clock import FakeClock
 from tests.unit.stores import KeepingStore, Sent, make_app
 

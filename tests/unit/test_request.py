@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qworker import execution, signals
+from qworker import signals
 from qworker.components import request
 from qworker.components.request import (
     EXPIRED,
@@ -23,7 +23,8 @@ from qworker.components.request import (
     finish,
     receive,
 )
-from qworker.execution import Outcome
+from qworker.tasks import execution
+from qworker.tasks.execution import Outcome
 from qworker.transports.lease import Ack, Bury, Release, Settlement
 from tests.unit.rooms import ACCEPT, Rooms
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from qworker import execution
 from qworker.components.letter import Letter
 from qworker.components.mailbox import Mailbox
 from qworker.components.pool.contract import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
@@ -14,7 +13,8 @@ from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import REVOKED
 from qworker.components.result_writer import ResultWriter
 from qworker.components.settler import Settler
-from qworker.execution import Outcome
+from qworker.tasks import execution
+from qworker.tasks.execution import Outcome
 from qworker.transports.lease import Ack, Bury, Release, Store
 from tests.unit.rooms import Rooms, tags
 

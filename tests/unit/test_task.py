@@ -26,8 +26,8 @@ from qworker.errors import (
     Reject,
     Retry,
 )
-from qworker.execution import INTERRUPTED, Interrupted, execute
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
+from qworker.tasks.execution import INTERRUPTED, Interrupted, execute
 from qworker.testing import MemoryStore
 from tests.unit.stores import KeepingStore, make_app
 

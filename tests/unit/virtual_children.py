@@ -29,7 +29,7 @@ from qworker.components.pool.frames import (
 from qworker.components.pool.process_pool import ProcessPool
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.execution import SUCCESS, Outcome
+from qworker.tasks.execution import SUCCESS, Outcome
 from tests.unit.rooms import Rooms, tags
 
 FIRST_PID = 1 << 30

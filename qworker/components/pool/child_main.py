@@ -1,7 +1,7 @@
 """The child of the process pool: takes jobs, runs them, tells their outcomes.
 
 Comes from:  the zygote (or billiard's forkserver or spawn), with a socket, the token pipe and its settings.
-Goes to:     ``execution.py`` for each job; the outcome back through the socket.
+Goes to:     ``tasks/execution.py`` for each job; the outcome back through the socket.
 Thread:      the child's main thread runs sync tasks; an event loop in a second thread runs ``async def`` tasks.
 
 An outcome is sent as soon as it is known, so a long task never holds back the outcome of a short one. The
@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from qworker import execution, interrupts, signals
-from qworker.async_execution import execute_async
+from qworker import interrupts, signals
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.frames import (
     OUTCOME,
@@ -39,6 +38,8 @@ from qworker.components.pool.running_file import Marks
 from qworker.components.pool.soft_limit import SIGNAL, SoftLimit
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
+from qworker.tasks import execution
+from qworker.tasks.async_execution import execute_async
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from qworker.components.pool.quarantine import Quarantine
 from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.execution import Outcome
+from qworker.tasks.execution import Outcome
 
 STALLED_SECONDS = 0.005
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.execution import Outcome
+from qworker.tasks.execution import Outcome
 
 LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = (
     "lost",

@@ -16,7 +16,7 @@ from qworker.message import protocol
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.components.request import Request
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 
 class Prepared(NamedTuple):

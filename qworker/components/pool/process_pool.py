@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qworker import execution, signals
+from qworker import signals
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.pool.child_handle import ChildHandle, describe_exit
 from qworker.components.pool.children import Crew
@@ -38,7 +38,8 @@ from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.components.wake import Wake
 from qworker.errors import QWorkerError
-from qworker.execution import Outcome
+from qworker.tasks import execution
+from qworker.tasks.execution import Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qworker import execution
-from qworker.async_execution import execute_async
 from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare_request, tracks_start
@@ -28,7 +26,9 @@ from qworker.components.pool.running_file import Marks
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
-from qworker.execution import Outcome
+from qworker.tasks import execution
+from qworker.tasks.async_execution import execute_async
+from qworker.tasks.execution import Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

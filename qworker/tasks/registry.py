@@ -15,7 +15,7 @@ from qworker.naming import near
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 
 class TaskRegistry(dict[str, "Task[..., Any]"]):

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.current import Context
 from qworker.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from qworker.execution import Outcome, Run
+from qworker.tasks.execution import Outcome, Run
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.protocol import Body
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 CANCELLED_ITSELF = "cancelled by its own code or a library that it uses, not by the worker"
 

@@ -18,7 +18,7 @@ from qworker.signature import Signature
 
 if TYPE_CHECKING:
     from qworker.current import Context
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 
 def retry(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from qworker import registry
 from qworker.current import Proxy, all_apps, get_current_app
-from qworker.decorators import BoundDecorator, Decorator
-from qworker.definition import make_task
-from qworker.task import AsyncTask, Task
+from qworker.tasks import registry
+from qworker.tasks.decorators import BoundDecorator, Decorator
+from qworker.tasks.definition import make_task
+from qworker.tasks.task import AsyncTask, Task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

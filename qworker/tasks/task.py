@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from qworker import absent, next_attempt
+from qworker import absent
 from qworker.absent import refuse
 from qworker.arguments import keywords, positional
 from qworker.current import Context, current_context, get_current_app, pop, push
-from qworker.eager import EagerResult, apply_eagerly
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.result import AsyncResult
 from qworker.retry import backoff_delay
 from qworker.signature import Signature
+from qworker.tasks import next_attempt
+from qworker.tasks.eager import EagerResult, apply_eagerly
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker import followup, signals, states
+from qworker import signals, states
 from qworker.current import Context, pop, push
 from qworker.errors import (
     BackendError,
@@ -34,11 +34,12 @@ from qworker.errors import (
 from qworker.message.exceptions import exception_to_dict
 from qworker.middleware import compose
 from qworker.safe_repr import safe_repr, storable
+from qworker.tasks import followup
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.protocol import Body
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 

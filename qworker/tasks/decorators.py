@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from qworker.task import AsyncTask, Task
+from qworker.tasks.task import AsyncTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,14 +14,14 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.call_options import OPTIONS
-from qworker.coroutines import run_to_end
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.signature import Signature
+from qworker.tasks.coroutines import run_to_end
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.current import Context
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 

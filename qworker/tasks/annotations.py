@@ -15,7 +15,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 
 if TYPE_CHECKING:
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 
 def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]:

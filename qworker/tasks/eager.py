@@ -11,22 +11,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
-from qworker.async_execution import execute_async
 from qworker.call_options import check_options
-from qworker.coroutines import run_to_end
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
-from qworker.execution import INTERRUPTED, Interrupted, Outcome, execute
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.message.serialization import content_types
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.result import AsyncResult
 from qworker.signature import signatures
+from qworker.tasks.async_execution import execute_async
+from qworker.tasks.coroutines import run_to_end
+from qworker.tasks.execution import INTERRUPTED, Interrupted, Outcome, execute
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.task import Task
+    from qworker.tasks.task import Task
 
 R = TypeVar("R")
 
