@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from qworker import errors
-from qworker.call_options import FOR_CELERYS_SAKE
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
+from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
 from qworker.transports.capabilities import OTHER, PROMISES

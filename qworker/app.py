@@ -16,9 +16,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from qworker import absent, awaiting, configuring, connections, program, signals
+from qworker import absent, awaiting, configuring, program, signals
 from qworker.absent import refuse
-from qworker.arguments import keywords, positional
 from qworker.backends import Backend, stores
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
@@ -29,7 +28,10 @@ from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
-from qworker.publishing import Publisher
+from qworker.publishing import connections
+from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.publisher import Publisher
+from qworker.publishing.transactions import publishing_in
 from qworker.result import AsyncResult
 from qworker.signals import Signal
 from qworker.signature import Signature
@@ -40,7 +42,6 @@ from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
 from qworker.tasks.task import AsyncTask
 from qworker.tasks.task import Task as TaskBase
-from qworker.transactions import publishing_in
 from qworker.transports.lease import LeaseStore
 
 if TYPE_CHECKING:

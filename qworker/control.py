@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from qworker.connections import refuse_other_brokers
 from qworker.errors import ControlError, NotAvailable
 from qworker.naming import signal_name
+from qworker.publishing.connections import refuse_other_brokers
 from qworker.result import AsyncResult
 from qworker.transports.lease import Revocation
 

@@ -21,7 +21,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.components.request import Request
 from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
-from qworker.retry import RECONNECT
+from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
 

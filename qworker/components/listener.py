@@ -33,7 +33,7 @@ from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
 from qworker.control import heard
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.retry import RECONNECT
+from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import LeaseStore, Release
 

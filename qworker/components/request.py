@@ -30,7 +30,7 @@ from qworker.errors import (
 )
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
-from qworker.retry import backoff_delay
+from qworker.publishing.retry import backoff_delay
 from qworker.safe_repr import storable
 from qworker.tasks import execution
 from qworker.tasks.execution import Outcome

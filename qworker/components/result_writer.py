@@ -29,7 +29,7 @@ from qworker.components.mailbox import Mailbox
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, EncodeError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
-from qworker.retry import RECONNECT
+from qworker.publishing.retry import RECONNECT
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import Ack, Bury, ResultRow, Store
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from qworker.arguments import argument_checker, is_coroutine_function
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
+from qworker.publishing.arguments import argument_checker, is_coroutine_function
 from qworker.tasks import options
 from qworker.tasks.annotations import annotations_for
 from qworker.tasks.models import Models

@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
-from qworker.call_options import check_options
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.message.serialization import content_types
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
+from qworker.publishing.call import check_options
 from qworker.result import AsyncResult
 from qworker.signature import signatures
 from qworker.tasks.async_execution import execute_async

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.call_options import OPTIONS
 from qworker.errors import BrokerUnavailable, PublishError
+from qworker.publishing.call import OPTIONS
 from qworker.signature import Signature
 from qworker.tasks.coroutines import run_to_end
 

@@ -14,9 +14,9 @@ from functools import cached_property, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.arguments import is_coroutine_function
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
+from qworker.publishing.arguments import is_coroutine_function
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -1,6 +1,6 @@
 """LeaseStore: what a broker must be able to do for a qworker worker. One contract suite holds for all.
 
-Comes from:  ``publishing.py`` (push), the Listener (everything else), the command line (queues, dead…).
+Comes from:  ``publishing/publisher.py`` (push), the Listener (everything else), the command line (queues, dead…).
 Goes to:     the store behind it: ``transports/sqlite/broker.py``.
 Thread:      push, revoke and the administration from any thread; the leasing side from the listener only.
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.arguments import argument_checker, is_coroutine_function, keywords, positional
+from qworker.publishing.arguments import argument_checker, is_coroutine_function, keywords, positional
 
 
 def plain(x: int, y: int) -> None: ...

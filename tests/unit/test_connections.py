@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.connections import Connection
 from qworker.errors import BrokerUnavailable, NotAvailable, PublishError
+from qworker.publishing.connections import Connection
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import QueueInfo
 from tests.unit.stores import KeepingStore, make_app

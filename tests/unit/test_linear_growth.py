@@ -76,8 +76,8 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
 
 BOUNDED: dict[str, str] = {
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
-    "qworker.routing:_compile": "the patterns are the user's own settings, and names of tasks have at most 255 characters",
-    "qworker.routing:_topic": "bindings and routing keys are the caller's own settings and arguments",
+    "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks have at most 255 characters",
+    "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and arguments",
 }
 
 UNITS = ("a", "A", "1", " ", ".", "1.", "://", "://a:", "a:b@", "?", "?key", ";", "&", "=", "key=", "key", "%", "%%",

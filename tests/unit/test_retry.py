@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import ConfigurationError
-from qworker.retry import RECONNECT, RetryPolicy, backoff_delay
+from qworker.publishing.retry import RECONNECT, RetryPolicy, backoff_delay
 
 SECONDS = st.floats(0, 1e6)
 CHANCE = st.floats(0, 1, exclude_max=True)

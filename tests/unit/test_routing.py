@@ -9,7 +9,7 @@ import pytest
 
 from qworker.conf import Settings
 from qworker.errors import PublishError, QueueNotFound
-from qworker.routing import Router
+from qworker.publishing.routing import Router
 
 
 def router(**values: Any) -> Router:

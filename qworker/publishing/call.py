@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.arguments import keywords, positional
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
-from qworker.connections import HANDED_IN, refuse_other_brokers
 from qworker.current import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS
 from qworker.naming import near, task_id
-from qworker.retry import RetryPolicy
-from qworker.routing import Destination, Router
+from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
+from qworker.publishing.retry import RetryPolicy
+from qworker.publishing.routing import Destination, Router
 from qworker.signature import Signature, signatures
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.call_options import Call, check_options, make_call, next_call, read_call
 from qworker.current import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
@@ -31,12 +30,13 @@ from qworker.message.protocol import (
 )
 from qworker.middleware import compose, overrides
 from qworker.naming import task_id, task_ids
+from qworker.publishing.call import Call, check_options, make_call, next_call, read_call
+from qworker.publishing.retry import RetryPolicy
+from qworker.publishing.routing import Destination, Router
+from qworker.publishing.transactions import holding_back, sink
 from qworker.result import AsyncResult
-from qworker.retry import RetryPolicy
-from qworker.routing import Destination, Router
 from qworker.signals import after_task_publish, before_task_publish
 from qworker.tasks.eager import call_eagerly
-from qworker.transactions import holding_back, sink
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
