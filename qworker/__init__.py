@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     )
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
-    from qworker.result import AsyncResult
+    from qworker.results.result import AsyncResult
+    from qworker.results.waiting import allow_join_result
     from qworker.signature import Signature
     from qworker.tasks.eager import EagerResult
     from qworker.tasks.shared import shared_task
     from qworker.tasks.task import Task
-    from qworker.waiting import allow_join_result
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,7 @@ _ROOMS = {
     "qworker.tasks.shared": ("shared_task",),
     "qworker.signature": ("Signature",),
     "qworker.task": ("Task",),
-    "qworker.waiting": ("allow_join_result",),
+    "qworker.results.waiting": ("allow_join_result",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _MODULES = ("errors", "signals", "states")

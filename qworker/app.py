@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from qworker import absent, awaiting, configuring, program, signals
+from qworker import absent, configuring, program, signals
 from qworker.absent import refuse
 from qworker.backends import Backend, stores
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -32,7 +32,8 @@ from qworker.publishing import connections
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
-from qworker.result import AsyncResult
+from qworker.results import awaiting
+from qworker.results.result import AsyncResult
 from qworker.signals import Signal
 from qworker.signature import Signature
 from qworker.tasks import registry
@@ -45,8 +46,8 @@ from qworker.tasks.task import Task as TaskBase
 from qworker.transports.lease import LeaseStore
 
 if TYPE_CHECKING:
-    from qworker.awaiting import LoopWaiter, Watcher
     from qworker.message.signing import Signer
+    from qworker.results.awaiting import LoopWaiter, Watcher
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import ControlError, NotAvailable
 from qworker.naming import signal_name
 from qworker.publishing.connections import refuse_other_brokers
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.transports.lease import Revocation
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.result import AsyncResult
+    from qworker.results.result import AsyncResult
     from qworker.tasks.eager import EagerResult
     from qworker.tasks.task import Task
 

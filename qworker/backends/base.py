@@ -1,7 +1,7 @@
 """Backend: what a result store must be able to do. One contract suite holds for all.
 
 Comes from:  execution stores states; the worker sweeps.
-Goes to:     ``result.py``, which reads them.
+Goes to:     ``results/result.py``, which reads them.
 Thread:      every method from any thread. A forked child opens its own connections: stores see to that themselves.
 
 What is kept of a task is its *metadata*, a dict in Celery's shape: task_id, status, result (a value, or an

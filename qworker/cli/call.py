@@ -18,7 +18,7 @@ from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, show
 from qworker.errors import NotRegistered, ResultTimeout
 from qworker.naming import near
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.tasks.task import Task
 
 

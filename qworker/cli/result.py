@@ -15,7 +15,7 @@ import click
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.output import print_json
 from qworker.errors import DamagedResult, ResultTimeout
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
 
 EXIT_FAILED = 1

@@ -34,7 +34,7 @@ from qworker.publishing.call import Call, check_options, make_call, next_call, r
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
 from qworker.publishing.transactions import holding_back, sink
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.signals import after_task_publish, before_task_publish
 from qworker.tasks.eager import call_eagerly
 from qworker.transports.lease import Envelope

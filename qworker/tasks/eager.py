@@ -18,7 +18,7 @@ from qworker.message.serialization import content_types
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.publishing.call import check_options
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.signature import signatures
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.coroutines import run_to_end

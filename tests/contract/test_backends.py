@@ -33,7 +33,7 @@ from qworker.current import Context
 from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.servers import URLS, require
 from tests.unit.stores import KeepingStore

@@ -16,7 +16,7 @@ import redis
 from qworker import QWorker
 from qworker.backends.redis import RedisBackend
 from qworker.errors import BackendError
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from tests.servers import require
 

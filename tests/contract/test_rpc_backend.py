@@ -20,7 +20,7 @@ from qworker import QWorker
 from qworker.backends.rpc import RpcBackend
 from qworker.errors import BackendError, BrokerUnavailable, NotSupported
 from qworker.message.protocol import parse_properties
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from tests.acceptance.proxy import Proxy
 from tests.servers import require

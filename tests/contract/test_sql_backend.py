@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from qworker import QWorker
 from qworker.backends.sql import SQLBackend
 from qworker.errors import BackendError, ResultTimeout
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLStore

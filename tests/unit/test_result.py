@@ -21,9 +21,9 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.current import Context, pop, push, set_default_app
 from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
 from qworker.message.exceptions import exception_to_dict
-from qworker.result import AsyncResult, RemoteTraceback, result_from_tuple
+from qworker.results.result import AsyncResult, RemoteTraceback, result_from_tuple
+from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
-from qworker.waiting import allow_join_result
 from tests.unit.stores import KeepingStore, make_app
 
 

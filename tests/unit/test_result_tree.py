@@ -9,7 +9,7 @@ import pytest
 from qworker import QWorker
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
-from qworker.result import AsyncResult
+from qworker.results.result import AsyncResult
 from tests.unit.stores import KeepingStore, make_app
 
 

@@ -13,15 +13,16 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from qworker import promised, states
+from qworker import states
 from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta
 from qworker.errors import BackendError, DamagedResult
+from qworker.results import callbacks
 
 if TYPE_CHECKING:
     import asyncio
 
     from qworker.app import QWorker
-    from qworker.result import AsyncResult
+    from qworker.results.result import AsyncResult
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ class Watcher:
             except DamagedResult as error:
                 for result in self._taken(str(error.task_id)):
                     logger.error("a promise cannot be kept: %s", error)
-                    promised.keep(result, error)
+                    callbacks.keep(result, error)
                 continue
             except Exception as error:  # a promise outlives a store that is away
                 logger.warning("promises wait for the result store: %s", error)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import IncompleteStream
 
 if TYPE_CHECKING:
-    from qworker.result import AsyncResult
+    from qworker.results.result import AsyncResult
 
 
 def iterdeps(

@@ -17,7 +17,7 @@ from qworker.message.exceptions import exception_of
 
 if TYPE_CHECKING:
     from qworker.errors import DamagedResult
-    from qworker.result import AsyncResult
+    from qworker.results.result import AsyncResult
 
 logger = logging.getLogger(__name__)
 

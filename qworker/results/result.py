@@ -12,13 +12,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from qworker import promised, result_tree, states
+from qworker import states
 from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
 from qworker.current import get_current_app
 from qworker.errors import ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
-from qworker.waiting import (
+from qworker.results import callbacks, tree
+from qworker.results.waiting import (
     HINT_AFTER,
     all_of,
     hint,
@@ -117,8 +118,8 @@ class AsyncResult(Generic[R]):
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
         if self.parent is not None and follow_parents and propagate:
-            on_interval = all_of(partial(result_tree.raise_of_parents, self), on_interval)
-            result_tree.raise_of_parents(self)
+            on_interval = all_of(partial(tree.raise_of_parents, self), on_interval)
+            tree.raise_of_parents(self)
         if on_message is not None and self._meta is None:
             on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)
         meta = self._final_meta()
@@ -156,7 +157,7 @@ class AsyncResult(Generic[R]):
             meta = self.keep(found)
         return self._value(meta, True)
 
-    then = promised.then
+    then = callbacks.then
 
     # -- looking --
 
@@ -169,7 +170,7 @@ class AsyncResult(Generic[R]):
         """Take in the metadata of the ended task, once and for all, and keep the promises made of it."""
         if self._meta is None:
             self._meta = meta
-        promised.keep(self, meta)
+        callbacks.keep(self, meta)
         return self._meta
 
     def _look(self) -> dict[str, Any]:
@@ -282,9 +283,9 @@ class AsyncResult(Generic[R]):
 
     # -- the calls that it made --
 
-    iterdeps = result_tree.iterdeps
-    collect = result_tree.collect
-    get_leaf = result_tree.get_leaf
+    iterdeps = tree.iterdeps
+    collect = tree.collect
+    get_leaf = tree.get_leaf
 
     # -- acting --
 
