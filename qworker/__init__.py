@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qworker import errors, signals, states
     from qworker.app import QWorker
+    from qworker.canvas.signature import Signature
     from qworker.current import Context, current_app, current_task
     from qworker.errors import (
         ConfigurationError,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from qworker.middleware import Middleware
     from qworker.results.result import AsyncResult
     from qworker.results.waiting import allow_join_result
-    from qworker.signature import Signature
     from qworker.tasks.eager import EagerResult
     from qworker.tasks.shared import shared_task
     from qworker.tasks.task import Task
@@ -61,7 +61,7 @@ _ROOMS = {
     "qworker.middleware": ("Middleware",),
     "qworker.result": ("AsyncResult",),
     "qworker.tasks.shared": ("shared_task",),
-    "qworker.signature": ("Signature",),
+    "qworker.canvas.signature": ("Signature",),
     "qworker.task": ("Task",),
     "qworker.results.waiting": ("allow_join_result",),
 }

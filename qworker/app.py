@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from qworker import absent, configuring, program, signals
 from qworker.absent import refuse
 from qworker.backends import Backend, stores
+from qworker.canvas.signature import Signature
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.configuring import announce
@@ -35,7 +36,6 @@ from qworker.publishing.transactions import publishing_in
 from qworker.results import awaiting
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal
-from qworker.signature import Signature
 from qworker.tasks import registry
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.canvas.signature import Signature, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.current import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
@@ -22,7 +23,6 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
-from qworker.signature import Signature, signatures
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
+from qworker.canvas.signature import signatures
 from qworker.current import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
@@ -19,7 +20,6 @@ from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.publishing.call import check_options
 from qworker.results.result import AsyncResult
-from qworker.signature import signatures
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.execution import INTERRUPTED, Interrupted, Outcome, execute

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qworker.canvas.signature import Signature
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.publishing.call import OPTIONS
-from qworker.signature import Signature
 from qworker.tasks.coroutines import run_to_end
 
 if TYPE_CHECKING:

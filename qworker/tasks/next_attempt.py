@@ -11,10 +11,10 @@ import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from qworker.canvas.signature import Signature
 from qworker.errors import MaxRetriesExceeded, Retry
 from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional
-from qworker.signature import Signature
 
 if TYPE_CHECKING:
     from qworker.current import Context

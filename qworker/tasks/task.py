@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from qworker import absent
 from qworker.absent import refuse
+from qworker.canvas.signature import Signature
 from qworker.current import Context, current_context, get_current_app, pop, push
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
-from qworker.signature import Signature
 from qworker.tasks import next_attempt
 from qworker.tasks.eager import EagerResult, apply_eagerly
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qworker import Task
+from qworker.canvas.signature import Signature, signatures
 from qworker.errors import NotAvailable
-from qworker.signature import Signature, signatures
 from tests.unit.stores import make_app
 
 
