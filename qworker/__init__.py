@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from qworker import errors, signals, states
     from qworker.app import QWorker
     from qworker.canvas.signature import Signature
-    from qworker.current import Context, current_app, current_task
+    from qworker.context import Context, current_app, current_task
     from qworker.errors import (
         ConfigurationError,
         Ignore,
@@ -40,7 +40,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "qworker.app": ("QWorker",),
-    "qworker.current": ("Context", "current_app", "current_task"),
+    "qworker.context": ("Context", "current_app", "current_task"),
     "qworker.tasks.eager": ("EagerResult",),
     "qworker.errors": (
         "ConfigurationError",
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"qworker.{name}")
     if name not in _ROOM_OF:
-        table = import_module("qworker.absent").FRONT_DOOR
+        table = import_module("qworker.conf.absent").FRONT_DOOR
         if name in table:  # an AttributeError would lose its text in ``from qworker import …``
             raise ImportError(f"there is no qworker.{name}: {table[name]}")
         raise AttributeError(f"module 'qworker' has no attribute {name!r}")

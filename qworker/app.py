@@ -16,15 +16,16 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
-from qworker import absent, configuring, program, signals
-from qworker.absent import refuse
+from qworker import signals
 from qworker.backends import Backend, stores
 from qworker.canvas.signature import Signature
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.conf import Settings
-from qworker.configuring import announce
-from qworker.control import Control
-from qworker.current import add_app, all_apps, get_current_task, set_default_app
+from qworker.conf import Settings, absent, configuring
+from qworker.conf.absent import refuse
+from qworker.conf.configuring import announce
+from qworker.context import add_app, all_apps, get_current_task, set_default_app
+from qworker.control import program
+from qworker.control.client import Control
 from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware

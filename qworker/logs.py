@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals
 from qworker.conf.secrets import mask, mask_urls
-from qworker.current import current_context
+from qworker.context import current_context
 from qworker.errors import ConfigurationError
 from qworker.naming import near
 

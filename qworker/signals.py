@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.absent import SIGNALS
+from qworker.conf.absent import SIGNALS
 from qworker.errors import ConfigurationError
 from qworker.interrupts import let_pass
 

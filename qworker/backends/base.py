@@ -29,7 +29,7 @@ from qworker.message.serialization import compress, content_types, decode, decom
 from qworker.naming import import_object
 
 if TYPE_CHECKING:
-    from qworker.current import Context
+    from qworker.context import Context
 
 Meta = dict[str, Any]
 Found = Meta | DamagedResult

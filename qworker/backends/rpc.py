@@ -29,7 +29,7 @@ from qworker.interrupts import apart
 from qworker.transports.tls import for_kombu
 
 if TYPE_CHECKING:
-    from qworker.current import Context
+    from qworker.context import Context
 
 logger = logging.getLogger(__name__)
 

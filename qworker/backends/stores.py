@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qworker.backends import Backend, open_backend
-from qworker.current import current_context
+from qworker.context import current_context
 from qworker.transports import open_store
 from qworker.transports.lease import LeaseStore
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.absent import SIGNATURE, absent
-from qworker.current import get_current_app
+from qworker.conf.absent import SIGNATURE, absent
+from qworker.context import get_current_app
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:

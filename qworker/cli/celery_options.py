@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from qworker.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
+from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -17,8 +17,8 @@ from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import age, count, print_json, print_table, visible
 from qworker.cli.purge import confirm
-from qworker.dead_letters import ALL
-from qworker.dead_letters import retry as retry_letters
+from qworker.control.dead_letters import ALL
+from qworker.control.dead_letters import retry as retry_letters
 from qworker.errors import ConfigurationError
 from qworker.transports.lease import Dead
 

@@ -60,7 +60,7 @@ class LazyGroup(SuggestingGroup):
         return command
 
     def without(self, name: str) -> str | None:
-        from qworker.absent import COMMANDS as CELERYS
+        from qworker.conf.absent import COMMANDS as CELERYS
 
         return CELERYS.get(name)
 
@@ -132,5 +132,5 @@ def main(ctx: click.Context, app: str | None) -> None:
     To begin:  qworker start --demo     see it work
                qworker start -A tasks   run the tasks of tasks.py
     """
-    if app is not None:  # else it may be the app itself: see program.py
+    if app is not None:  # else it may be the app itself: see control/program.py
         ctx.obj = app

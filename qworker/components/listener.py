@@ -31,7 +31,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
-from qworker.control import heard
+from qworker.control.client import heard
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point

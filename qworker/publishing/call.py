@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.canvas.signature import Signature, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
-from qworker.current import Context, current_context
+from qworker.context import Context, current_context
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from qworker import states
-from qworker.absent import RESULT, absent
 from qworker.clock import parse_iso
-from qworker.current import get_current_app
+from qworker.conf.absent import RESULT, absent
+from qworker.context import get_current_app
 from qworker.errors import ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.results import callbacks, tree

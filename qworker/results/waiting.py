@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from qworker import states
-from qworker.current import current_context
+from qworker.context import current_context
 from qworker.errors import ResultTimeout
 from qworker.interrupts import let_pass
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from qworker.current import Context
+from qworker.context import Context
 from qworker.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from qworker.tasks.execution import Outcome, Run
 

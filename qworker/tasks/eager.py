@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.canvas.signature import signatures
-from qworker.current import Context, current_context
+from qworker.context import Context, current_context
 from qworker.errors import Reject, Retry
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.message.serialization import content_types

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
-from qworker.current import Context, pop, push
+from qworker.context import Context, pop, push
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,

@@ -20,7 +20,7 @@ from qworker.tasks.coroutines import run_to_end
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.current import Context
+    from qworker.context import Context
     from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional
 
 if TYPE_CHECKING:
-    from qworker.current import Context
+    from qworker.context import Context
     from qworker.tasks.task import Task
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qworker.absent import TASK_OPTIONS, refuse
 from qworker.conf import kinds
+from qworker.conf.absent import TASK_OPTIONS, refuse
 from qworker.errors import ConfigurationError
 from qworker.naming import near
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from qworker.current import Proxy, all_apps, get_current_app
+from qworker.context import Proxy, all_apps, get_current_app
 from qworker.tasks import registry
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import make_task

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from qworker import absent
-from qworker.absent import refuse
 from qworker.canvas.signature import Signature
-from qworker.current import Context, current_context, get_current_app, pop, push
+from qworker.conf import absent
+from qworker.conf.absent import refuse
+from qworker.context import Context, current_context, get_current_app, pop, push
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.retry import backoff_delay

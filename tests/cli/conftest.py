@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qworker.cli.main import main
-from qworker.current import all_apps
+from qworker.context import all_apps
 from qworker.discovery import find_app
 from qworker.transports.lease import Bury, Envelope
 

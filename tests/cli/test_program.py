@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.current import all_apps
+from qworker.context import all_apps
 
 PROGRAM = """
     from qworker import QWorker

@@ -18,7 +18,7 @@ pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
 from celery import _state as celery_state
 
-from qworker.current import set_default_app
+from qworker.context import set_default_app
 from qworker.tasks import registry
 from tests.compat.sides import CELERY, QWORKER, Side
 

@@ -18,7 +18,7 @@ import pytest
 celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
-from qworker.current import Context  # noqa: E402
+from qworker.context import Context  # noqa: E402
 from qworker.results.result import AsyncResult  # noqa: E402
 from tests.servers import URLS, require  # noqa: E402
 

@@ -29,7 +29,7 @@ from qworker.backends.redis import RedisBackend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
-from qworker.current import Context
+from qworker.context import Context
 from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Signature, Task, shared_task
-from qworker.current import current_context
+from qworker.context import current_context
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.protocol import parse_headers
 from qworker.testing import FakeClock, MemoryStore, StepWorker

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, dead_letters, signals
+from qworker import QWorker, signals
 from qworker.clock import isoformat
+from qworker.control import dead_letters
 from qworker.errors import Reject, TaskRevoked
 from qworker.message.protocol import TaskMessage, encode
 from qworker.testing import FakeClock, MemoryStore, StepWorker

@@ -14,7 +14,7 @@ import pytest
 
 import qworker
 from qworker import Middleware, QWorker, shared_task
-from qworker.current import set_default_app
+from qworker.context import set_default_app
 from qworker.errors import ConfigurationError, NotRegistered
 from qworker.tasks import registry
 from tests.unit.stores import KeepingStore, make_app

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.current import set_default_app
+from qworker.context import set_default_app
 from qworker.errors import ConfigurationError, NotAvailable
 from qworker.tasks import registry
 from tests.unit.stores import KeepingStore

@@ -12,7 +12,7 @@ import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
 from qworker.backends.memory import MemoryBackend
-from qworker.current import Context, current_context
+from qworker.context import Context, current_context
 from qworker.errors import (
     BackendError,
     Ignore,

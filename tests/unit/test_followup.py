@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Signature, Task
-from qworker.current import Context
+from qworker.context import Context
 from qworker.errors import BrokerUnavailable, Reject
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks.execution import FAILURE, SUCCESS, Outcome, execute

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, interrupts
-from qworker.current import Context
+from qworker.context import Context
 from qworker.errors import EncodeError, SoftTimeLimitExceeded
 from qworker.interrupts import interrupt
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers

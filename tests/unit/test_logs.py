@@ -8,7 +8,7 @@ import pytest
 
 from qworker import logs, signals
 from qworker.conf import Settings
-from qworker.current import Context, pop, push
+from qworker.context import Context, pop, push
 from qworker.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import pytest
 
 from qworker import QWorker, Task
-from qworker.current import Context, pop, push
+from qworker.context import Context, pop, push
 from qworker.errors import ConfigurationError, EncodeError
 from qworker.message.protocol import Body
 from tests.unit.stores import KeepingStore, make_app

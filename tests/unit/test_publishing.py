@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qworker import Middleware, QWorker, Signature, signals
 from qworker.clock import from_epoch
-from qworker.current import Context, pop, push
+from qworker.context import Context, pop, push
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
 from qworker.message.protocol import TaskMessage, encode, parse_headers
 from qworker.tasks.task import Task

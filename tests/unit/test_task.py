@@ -15,7 +15,7 @@ import pytest
 
 from qworker import QWorker, Task, signals
 from qworker.clock import from_epoch
-from qworker.current import Context, pop, push, set_default_app
+from qworker.context import Context, pop, push, set_default_app
 from qworker.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.current import Context
+from qworker.context import Context
 from qworker.message import protocol
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it is ours.
 
-Comes from:  ``redis_store.py`` (push), ``consumer.py`` (lease), ``dead_letters.py`` (dead letters).
+Comes from:  ``redis_store.py`` (push), ``consumer.py`` (lease), ``control/dead_letters.py`` (dead letters).
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 
