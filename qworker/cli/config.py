@@ -12,13 +12,13 @@ from contextlib import suppress
 import click
 
 from qworker.cli import suitability
+from qworker.cli.discovery import Found, load_tasks
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json, print_table
 from qworker.cli.servers import facts
 from qworker.conf import SETTINGS
 from qworker.conf.sources import Problem
-from qworker.discovery import Found, load_tasks
 from qworker.errors import ConfigurationError, QWorkerError
 from qworker.naming import near
 

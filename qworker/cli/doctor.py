@@ -11,11 +11,11 @@ import sys
 
 import click
 
+from qworker.cli.discovery import Found
 from qworker.cli.examinations import EXAMINATIONS, Examination, Finding
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json
 from qworker.conf import mask_urls
-from qworker.discovery import Found
 from qworker.errors import QWorkerError
 
 _SIGNS = {"error": "✗", "warning": "!", "ok": "✓"}

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qworker.cli import suitability
+from qworker.cli.discovery import Found, load_tasks
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
 from qworker.cli.servers import facts
 from qworker.clock import Clock
-from qworker.discovery import Found, load_tasks
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls

@@ -16,10 +16,10 @@ import click
 from qworker.app import QWorker
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import print_json
+from qworker.cli.process import expand_path, pidfile_owner
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable
 from qworker.naming import node_name
-from qworker.process import expand_path, pidfile_owner
 
 EVERYWHERE = ("", "0.0.0.0", "::")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qworker.app import QWorker
-from qworker.discovery import Found, find_app, load_tasks
+from qworker.cli.discovery import Found, find_app, load_tasks
 from qworker.naming import valid_queue_name
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from qworker.cli.discovery import Found
 from qworker.cli.options import app_option, open_app
-from qworker.discovery import Found
 
 
 @click.command()

@@ -17,15 +17,15 @@ import click
 
 from qworker import __version__
 from qworker.cli.celery_options import celery_options
+from qworker.cli.discovery import Found, load_tasks
 from qworker.cli.options import QUEUE_NAMES, ParamType, SettingValue, app_option, open_app
 from qworker.cli.output import count
+from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, set_title
 from qworker.cli.reload import Reloader, start_again
 from qworker.conf import mask_urls
-from qworker.discovery import Found, load_tasks
 from qworker.errors import ConfigurationError
 from qworker.logs import parse_level, redirected_stdouts, setup
 from qworker.naming import node_name
-from qworker.process import PidFile, expand_path, raise_open_files_limit, set_title
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +223,6 @@ def _tell(
 
 
 def _demo(concurrency: int | None, out: str | None) -> int:
-    from qworker.demo import run
+    from qworker.cli.demo import run
 
     return run(concurrency=concurrency, out=out)

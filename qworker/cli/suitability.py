@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from qworker.cli.discovery import Found
 from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
-from qworker.discovery import Found
 from qworker.errors import ConfigurationError
 from qworker.transports.capabilities import DELIVERY_COUNT, ETA, FANOUT, PRIORITY, Promises, promises_of
 

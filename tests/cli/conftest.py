@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from qworker.cli.discovery import find_app
 from qworker.cli.main import main
 from qworker.context import all_apps
-from qworker.discovery import find_app
 from qworker.transports.lease import Bury, Envelope
 
 TASKS = """

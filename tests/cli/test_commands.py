@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from qworker.cli.discovery import find_app
 from qworker.conf import SETTINGS
-from qworker.discovery import find_app
 
 # -- call --
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import pytest
 
 from qworker.cli import examinations
+from qworker.cli.discovery import find_app
 from qworker.cli.return_types import unserialisable
 from qworker.clock import SYSTEM_CLOCK
-from qworker.discovery import find_app
 from qworker.testing.clock import FakeClock
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from qworker.discovery import find_app
+from qworker.cli.discovery import find_app
 from qworker.transports import open_store
 from qworker.transports.lease import Envelope
 

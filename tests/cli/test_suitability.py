@@ -136,8 +136,8 @@ def test_an_unreachable_server_is_an_error_when_asked(check):
     ],
 )
 def test_real_servers_answer(project, run, server, product):
+    from qworker.cli.discovery import find_app
     from qworker.cli.servers import facts
-    from qworker.discovery import find_app
 
     url = require(server)
     project(**{"tasks.py": TASKS.format(settings="", options="")})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from qworker.demo import page, report
-from qworker.demo.analysis import NotPython, analyse_file, choose_files, package_of, write_samples
-from qworker.demo.screen import Screen, bar, table
+from qworker.cli.demo import page, report
+from qworker.cli.demo.analysis import NotPython, analyse_file, choose_files, package_of, write_samples
+from qworker.cli.demo.screen import Screen, bar, table
 
 SOURCE = '''"""A module."""
 import os, os.path

@@ -2,8 +2,8 @@
 
 import pytest
 
-from qworker import discovery
-from qworker.discovery import find_app
+from qworker.cli import discovery
+from qworker.cli.discovery import find_app
 from qworker.errors import ConfigurationError
 
 APP = "from qworker import QWorker\napp = QWorker('{name}')\n"

@@ -58,7 +58,7 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
         pattern for pattern, _ in importlib.import_module("qworker.transports.connect_errors")._PATTERNS
     ],
     "qworker.transports.redis.connection:_CODE": lambda: _named("qworker.transports.redis.connection:_CODE"),
-    "qworker.process:_CODE": lambda: _named("qworker.process:_CODE"),
+    "qworker.cli.process:_CODE": lambda: _named("qworker.cli.process:_CODE"),
     "qworker.conf.secrets:_SECRET_NAME": lambda: _named("qworker.conf.secrets:_SECRET_NAME"),
     "qworker.conf.secrets:_NOT_SECRET": lambda: _named("qworker.conf.secrets:_NOT_SECRET"),
     "qworker.conf.secrets:_USER": lambda: _named("qworker.conf.secrets:_USER"),

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from qworker.cli.process import PidFile, expand_path, raise_open_files_limit
 from qworker.errors import ConfigurationError
-from qworker.process import PidFile, expand_path, raise_open_files_limit
 
-HOLD = "import sys; from qworker.process import PidFile\nwith PidFile(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from qworker.cli.process import PidFile\nwith PidFile(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from qworker import QWorker, Task
-from qworker.demo.analysis import NotPython, analyse_file
+from qworker.cli.demo.analysis import NotPython, analyse_file
 
-app = QWorker("qworker.demo", result_extended=True, result_expires=3600)
+app = QWorker("qworker.cli.demo", result_extended=True, result_expires=3600)
 
 WAIT_SECONDS = 0.5
 RATE_A_SECOND = 10

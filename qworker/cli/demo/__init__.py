@@ -1,10 +1,10 @@
 """The demo behind ``qworker start --demo``: real tasks on real files, with nothing configured and nothing to install.
 
-Comes from:  the command line, or ``qworker.demo.run()``.
+Comes from:  the command line, or ``qworker.cli.demo.run()``.
 Goes to:     a worker in a process of its own, a table on the terminal, an HTML file.
 Thread:      main.
 """
 
-from qworker.demo.driver import run
+from qworker.cli.demo.driver import run
 
 __all__ = ["run"]

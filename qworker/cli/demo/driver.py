@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from qworker import AsyncResult, __version__
-from qworker.demo import page, tasks
-from qworker.demo.analysis import choose_files, write_samples
-from qworker.demo.report import Part, Report, Run, join, text
-from qworker.demo.screen import Screen
+from qworker.cli.demo import page, tasks
+from qworker.cli.demo.analysis import choose_files, write_samples
+from qworker.cli.demo.report import Part, Report, Run, join, text
+from qworker.cli.demo.screen import Screen
 
 DEADLINE_SECONDS = 110.0
 APPOINTMENT_SECONDS = 3.0
@@ -239,7 +239,7 @@ def _own_settings(directory: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _worker(directory: Path, children: int) -> Iterator[subprocess.Popen[bytes]]:
     """A worker as anybody starts one; stopped, gently first, when the block ends."""
-    command = [sys.executable, "-m", "qworker", "start", "-A", "qworker.demo.tasks:app"]
+    command = [sys.executable, "-m", "qworker", "start", "-A", "qworker.cli.demo.tasks:app"]
     command += ["--concurrency", str(children), "--loglevel", "INFO"]
     # The package may be a checkout that is importable only from where the demo was started.
     home = str(Path(page.__file__).parents[2])

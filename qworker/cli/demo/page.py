@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from qworker.demo.report import PARTS_HEADINGS, Report, parts_rows, short_path
+from qworker.cli.demo.report import PARTS_HEADINGS, Report, parts_rows, short_path
 
 WIDTH = 960
 LABEL = 170

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qworker.demo.screen import bar, table
+from qworker.cli.demo.screen import bar, table
 
 PACKAGES_SHOWN = 12
 IMPORTS_SHOWN = 10
