@@ -59,10 +59,10 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
-    "qworker.result": ("AsyncResult",),
+    "qworker.results.result": ("AsyncResult",),
     "qworker.tasks.shared": ("shared_task",),
     "qworker.canvas.signature": ("Signature",),
-    "qworker.task": ("Task",),
+    "qworker.tasks.task": ("Task",),
     "qworker.results.waiting": ("allow_join_result",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

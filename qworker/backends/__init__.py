@@ -1,4 +1,10 @@
-"""Result stores, found by the scheme of their URL; each is imported when it is first asked for."""
+"""Result stores, found by the scheme of their URL; each is imported when it is first asked for.
+
+Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``keyvalue``; the stores
+``sqlite``, ``redis`` with ``redis_subscription``, ``sql`` with ``sql_tables``, ``sql_columns``, ``stored_pickle`` and
+``sql_listen``, ``rpc``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` (who waits is told),
+``stores`` (those of an app).
+"""
 
 from __future__ import annotations
 

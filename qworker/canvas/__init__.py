@@ -1,1 +1,1 @@
-"""Canvas."""
+"""Canvas: calls that are not made yet, and how they are joined. Modules: ``signature`` (one call)."""

@@ -30,7 +30,7 @@ ENVIRONMENT_VARIABLE = "QWORKER_APP"
 _SUBMODULES = ("qworker", "qworker_app", "celery", "app", "tasks")
 # Files of the working directory that are looked at, most telling name first.
 _FILES = ("qworker_app.py", "tasks.py", "app.py")
-_OURS = str(Path(__file__).parent) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
 
 

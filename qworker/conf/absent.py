@@ -169,9 +169,10 @@ SIGNALS = {
 FRONT_DOOR = {
     "Celery": "the app's class is QWorker here: from qworker import QWorker",
     **dict.fromkeys(
-        ("chain", "group", "chord", "chunks", "signature", "subtask", "maybe_signature", "xmap", "xstarmap"),
+        ("chain", "group", "chord", "chunks", "subtask", "maybe_signature", "xmap", "xstarmap"),
         "workflows are not in this version; link= goes on with one result",
     ),
+    "signature": "app.signature() makes one",
     "bootsteps": _STEPS,
     "task": "decorate with @app.task, or with @shared_task",
     "uuid": "uuid.uuid4() of Python makes ids; qworker makes its own where none is given",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 from qworker.publishing.arguments import argument_checker, is_coroutine_function
-from qworker.tasks import options
+from qworker.tasks import options as task_options
 from qworker.tasks.annotations import annotations_for
 from qworker.tasks.models import Models
 from qworker.tasks.task import AsyncTask, Task
@@ -45,7 +45,7 @@ def make_task(
 
     pydantic: arguments that are annotated with models come as such, and a model may be returned; the others: see Models.
 
-    options: see options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their first argument), and
+    options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their first argument), and
     attributes that *base* has.
     Raises ConfigurationError for an option that does not exist or cannot have its value.
     """
@@ -107,9 +107,9 @@ def bind(task: AnyTask, app: QWorker) -> None:
     noted = annotations_for(app.conf.task_annotations, task)
     if noted:
         own, options = _split(task.name, type(task), noted)
-        task.__dict__.update(options.parse(task.name, options, app.middleware_options))
+        task.__dict__.update(task_options.parse(task.name, options, app.middleware_options))
         task.__class__ = _class(task.name, type(task), task.is_async, own)
-    for option, setting in options.FROM_SETTINGS.items():
+    for option, setting in task_options.FROM_SETTINGS.items():
         if getattr(task, option) is None:
             setattr(task, option, getattr(app.conf, setting))
     task.on_bound(app)
@@ -165,7 +165,7 @@ def _split(name: str, base: type[AnyTask], given: Mapping[str, Any]) -> tuple[di
                     f"task {name}: {key}={value!r} must be a function; it gets the task first"
                 )
             own[key] = value
-        elif key not in options.OPTIONS and hasattr(base, key) and not hasattr(Task, key):
+        elif key not in task_options.OPTIONS and hasattr(base, key) and not hasattr(Task, key):
             own[key] = value
         else:
             options[key] = value
@@ -199,8 +199,10 @@ def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> Non
     """Give *task* its options: those of its class, and *options* over them."""
     base = type(task)
     inherited = {
-        key: getattr(base, key) for key in options.OPTIONS if getattr(base, key) is not getattr(Task, key)
+        key: getattr(base, key)
+        for key in task_options.OPTIONS
+        if getattr(base, key) is not getattr(Task, key)
     }
-    for key in options.OPTIONS:
+    for key in task_options.OPTIONS:
         task.__dict__.pop(key, None)
-    task.__dict__.update(options.parse(task.name, {**inherited, **options}, app.middleware_options))
+    task.__dict__.update(task_options.parse(task.name, {**inherited, **options}, app.middleware_options))

@@ -3,6 +3,11 @@
 Comes from:  ``app.broker``.
 Goes to:     the store's module, imported when its scheme is asked for.
 Thread:      any.
+
+Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack), ``failover`` (one after
+another), ``group_commit``, ``owner_files`` (who is dead), ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers``
+and ``delivery_fields`` (what is beside a message), ``recent``, ``transfer`` (from one broker to another), ``crash_points``.
+Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``, ``kombu``; none of them knows another.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _worker(directory: Path, children: int) -> Iterator[subprocess.Popen[bytes]]
     command = [sys.executable, "-m", "qworker", "start", "-A", "qworker.cli.demo.tasks:app"]
     command += ["--concurrency", str(children), "--loglevel", "INFO"]
     # The package may be a checkout that is importable only from where the demo was started.
-    home = str(Path(page.__file__).parents[2])
+    home = str(Path(page.__file__).parents[3])
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])]),
