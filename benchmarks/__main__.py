@@ -1,4 +1,5 @@
-"""`python -m benchmarks`: list, setup, run, growth, report. Without a command it runs everything: some 40 minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, report. Without a command it runs everything: some 40
+minutes."""
 
 import argparse
 import signal

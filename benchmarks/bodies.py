@@ -1,8 +1,8 @@
 """What the tasks do, the same for every peer, and the one record that each run of a task leaves behind.
 
-A record is 24 bytes appended to the file named by BENCHMARK_RECORDS (on a tmpfs): index of the task, process id,
-two times in nanoseconds. Bodies run in the peers' worker processes, on whatever thread the peer chooses; only the
-standard library is used. `benchmarks.records` reads the file.
+A record is 24 bytes appended to the file named by BENCHMARK_RECORDS (on a tmpfs): index of the task, process
+id, two times in nanoseconds. Bodies run in the peers' worker processes, on whatever thread the peer chooses;
+only the standard library is used. `benchmarks.records` reads the file.
 """
 
 import os

@@ -1,7 +1,7 @@
 """One cell of the table: one peer doing one workload once, in a directory and with processes of its own.
 
-A cell starts clean and leaves nothing: its directory, its producer and every process of its worker are gone when
-the `with` block ends, whatever happened inside.
+A cell starts clean and leaves nothing: its directory, its producer and every process of its worker are gone
+when the `with` block ends, whatever happened inside.
 """
 
 import json
@@ -27,13 +27,15 @@ CONCURRENCY = 2
 
 
 class CellError(Exception):
-    """The peer could not do this workload; the message says what it said. The run goes on with the next cell."""
+    """The peer could not do this workload; the message says what it said. The run goes on with the next
+    cell."""
 
 
 class Cell:
     """What a workload works with: send commands to the producer, start the worker, read the records.
 
-    `scale` multiplies counts and durations; `environment` is added to what the peer's processes see. `lost`, `repeated` and `tasks` add up over the cell.
+    `scale` multiplies counts and durations; `environment` is added to what the peer's processes see. `lost`,
+    `repeated` and `tasks` add up over the cell.
     """
 
     def __init__(
@@ -141,7 +143,8 @@ class Cell:
         return answer
 
     def dismiss_producer(self) -> None:
-        """End the producer, so that it shares no memory with a worker that is weighed; the next `ask` starts another."""
+        """End the producer, so that it shares no memory with a worker that is weighed; the next `ask` starts
+        another."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
@@ -191,10 +194,11 @@ class Cell:
         settle: float = 0.2,
         tolerate: bool = False,
     ) -> list[records.Record]:
-        """Wait until tasks `base`... have run, and a moment longer to catch repeats; count losses and repeats.
+        """Wait until tasks `base`... have run, and a moment longer to catch repeats; count losses and
+        repeats.
 
-        Gives up after `limit` seconds, or `quiet` seconds without a new record. Raises CellError when none ran,
-        unless that is to be tolerated.
+        Gives up after `limit` seconds, or `quiet` seconds without a new record. Raises CellError when none
+        ran, unless that is to be tolerated.
         """
         began = changed = time.monotonic()
         seen = -1

@@ -1,4 +1,5 @@
-"""Plots as inline SVG, drawn with the colours of the page's style sheet. Pure functions from figures to text."""
+"""Plots as inline SVG, drawn with the colours of the page's style sheet. Pure functions from figures to
+text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,8 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str, colour: str = ""
 def svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     """A picture of that size; `label` is for those who cannot see it."""
     return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img" aria-label="{escape(label, quote=True)}">'
-        + "".join(parts)
-        + "</svg>"
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img" '
+        f'aria-label="{escape(label, quote=True)}">' + "".join(parts) + "</svg>"
     )
 
 
@@ -104,7 +104,8 @@ def peers(metric: Metric, figures: Mapping[str, Spread], bound: float | None) ->
         else:
             left = min(x, zero)
             parts.append(
-                f'<rect x="{left:.1f}" y="{y - 7:.1f}" width="{max(1.0, abs(x - zero)):.1f}" height="14" rx="2" class="{kind}"/>'
+                f'<rect x="{left:.1f}" y="{y - 7:.1f}" width="{max(1.0, abs(x - zero)):.1f}" height="14" '
+                f'rx="2" class="{kind}"/>'
             )
         parts.append(text(max(x, zero) + 9, y + 4, formats.number(metric, figures[peer].median), "value"))
     height = bottom + (22 if bound is not None else 6)

@@ -1,7 +1,7 @@
 """One virtual environment per set of requirements, made on demand below benchmarks/.venvs.
 
-qworker itself runs on the interpreter that runs the harness; the peers' environments are made from it too, so all
-of them run on the same Python.
+qworker itself runs on the interpreter that runs the harness; the peers' environments are made from it too, so
+all of them run on the same Python.
 """
 
 import hashlib
@@ -18,10 +18,8 @@ ENVIRONMENTS = HERE / ".venvs"
 def directory(peer: Peer) -> Path:
     """Where that peer's environment is; peers with the same requirements share one."""
     content = "\n".join((sys.version, *peer.requirements))
-    return (
-        ENVIRONMENTS
-        / f"{peer.requirements[0].partition('==')[0].partition('[')[0]}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    )
+    name = peer.requirements[0].partition("==")[0].partition("[")[0]
+    return ENVIRONMENTS / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def interpreter(peer: Peer) -> Path:
@@ -32,7 +30,8 @@ def interpreter(peer: Peer) -> Path:
 
 
 def ensure(peer: Peer) -> None:
-    """Make the peer's environment when it is missing; raises RuntimeError with pip's words when that fails."""
+    """Make the peer's environment when it is missing; raises RuntimeError with pip's words when that
+    fails."""
     if not peer.requirements:
         return
     home = directory(peer)

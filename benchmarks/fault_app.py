@@ -1,9 +1,10 @@
-"""One task and one producer for each system whose faults are measured; it runs in the system's own environment.
+"""One task and one producer for each system whose faults are measured; it runs in the system's own
+environment.
 
 Comes from:  ``benchmarks.faults``, which says by FAULT_SYSTEM and FAULT_BROKER which system and where.
-Goes to:     the file FAULT_LEDGER: ``S number pid time`` when a task starts, ``E number pid time`` when it has ended.
-Run as a program it sends a call every FAULT_PAUSE seconds until its stdin ends, and prints the number of each that was
-accepted.
+Goes to:     the file FAULT_LEDGER: ``S number pid time`` when a task starts, ``E number pid time`` when it
+             has ended. Run as a program it sends a call every FAULT_PAUSE seconds until its stdin ends, and
+             prints the number of each that was accepted.
 """
 
 import os
@@ -67,7 +68,7 @@ def produce() -> None:
         number += 1
         try:
             send(number)
-        except Exception as error:  # whatever a system raises, the call was not accepted
+        except Exception as error:  # noqa: BLE001 - whatever a system raises, the call was not accepted
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         else:
             print(number, flush=True)

@@ -3,9 +3,10 @@
     python -m benchmarks.faults --write docs/explanation/faults.md
     python -m benchmarks.faults --systems qworker --brokers redis --jobs 1
 
-Needs:  redis-server, rabbitmq-server and postgres on this machine; the peers' environments are made when missing.
-Each cell is a process of its own: a new server, a link to it that can be cut, one worker with two processes, a producer
-with eight calls a second of tasks that take 0.2 s; then the fault; then what the tasks themselves have written down.
+Needs:  redis-server, rabbitmq-server and postgres on this machine; the peers' environments are made when
+missing. Each cell is a process of its own: a new server, a link to it that can be cut, one worker with two
+processes, a producer with eight calls a second of tasks that take 0.2 s; then the fault; then what the tasks
+themselves have written down.
 """
 
 import argparse
@@ -82,8 +83,8 @@ SYSTEMS = {
 
 @dataclass
 class Outcome:
-    """recovered: seconds from the end of the fault until tasks start one after the other again; None: not within
-    PATIENCE."""
+    """recovered: seconds from the end of the fault until tasks start one after the other again; None: not
+    within PATIENCE."""
 
     system: str
     broker: str
@@ -99,8 +100,8 @@ class Outcome:
 
 @dataclass
 class Cell:
-    """A worker and a producer on a broker that is about to be broken. A worker that ends is started again after a second,
-    as a supervisor does."""
+    """A worker and a producer on a broker that is about to be broken. A worker that ends is started again
+    after a second, as a supervisor does."""
 
     system: System
     broken: Broken

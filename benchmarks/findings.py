@@ -14,7 +14,10 @@ RATIO_NOTE = (
     "How many times better than the best peer on the same broker, on a logarithmic scale around 1: "
     "to the right of the line is better, to the left is worse."
 )
-GLANCE_NOTE = "qworker's figure on each broker and, in brackets, how many times better than the best peer there; ✔ at least as good."
+GLANCE_NOTE = (
+    "qworker's figure on each broker and, in brackets, how many times better than the best peer "
+    "there; ✔ at least as good."
+)
 GLANCE = (
     "noop_rate",
     "stored_rate",
@@ -71,7 +74,8 @@ def glance(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def figures(results: Results, group: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: every figure of every peer on that broker, the median with least and most when rounds differ."""
+    """Head and rows: every figure of every peer on that broker, the median with least and most when rounds
+    differ."""
     peers = [peer for peer in results.peers if results.group(peer) == group]
     rows = [
         [metric.title, metric.unit, *(formats.figure(metric, found.get(peer), unit=False) for peer in peers)]
@@ -135,8 +139,10 @@ def warnings(results: Results) -> list[str]:
     noisy = results.noisy()
     if noisy:
         found.append(
-            f"{len(noisy)} of {len(results.cells)} cells began while the machine was busy with other work (a fixed loop "
-            "took more than 1.5 times its least). Ratios within the run still say something; more rounds say more."
+            f"{len(noisy)} of {len(results.cells)} cells began while the machine was busy with other work (a "
+            "fixed loop "
+            "took more than 1.5 times its least). Ratios within the run still say something; more rounds "
+            "say more."
         )
     failed = [f"{cell.workload}, {cell.peer}: {_short(cell.error)}" for cell in results.cells if cell.error]
     failed += [

@@ -1,7 +1,8 @@
-"""The goals: what the figures of qworker must reach on each broker, in itself and beside the peers of the same run.
+"""The goals: what the figures of qworker must reach on each broker, in itself and beside the peers of the
+same run.
 
-A table and nothing else. Goals that name a peer travel to other machines; the others are for two cores such as the
-report names. `aim` is what to try for once the goals are met.
+A table and nothing else. Goals that name a peer travel to other machines; the others are for two cores such
+as the report names. `aim` is what to try for once the goals are met.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ class Target:
 
 
 def _everywhere(subject: str, memory: float = 45.0) -> Iterator[Target]:
-    """What holds on any server: the processor goes to the tasks, ETA tasks are in nobody's way, stops are quick."""
+    """What holds on any server: the processor goes to the tasks, ETA tasks are in nobody's way, stops are
+    quick."""
     yield Target("cpu1_efficiency", (Goal(0.85),), Goal(0.92), subject)
     yield Target("cpu10_efficiency", (Goal(0.88),), Goal(0.95), subject)
     yield Target("eta_late_p99", (Goal(250),), Goal(50), subject)

@@ -1,6 +1,8 @@
-"""How the cost of a task grows: with messages that wait, with queues, with children, with the size of the body.
+"""How the cost of a task grows: with messages that wait, with queues, with children, with the size of the
+body.
 
-A flat line is what one hopes for. Each point is a cell of its own; the figures are microseconds a task of wall-clock
+A flat line is what one hopes for. Each point is a cell of its own; the figures are microseconds a task of
+wall-clock
 time: to publish one, and to run one from a queue that is full.
 """
 
@@ -30,8 +32,8 @@ SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Curve:
-    """`points` along the x axis; `measure` takes a cell and a point and returns figures; `needs` is a function of the
-    adapter without which a peer has no such curve."""
+    """`points` along the x axis; `measure` takes a cell and a point and returns figures; `needs` is a
+    function of the adapter without which a peer has no such curve."""
 
     name: str
     title: str
@@ -60,7 +62,8 @@ def _fill(
 
 
 def _drain(cell: Cell, base: int, count: int) -> float:
-    """Start the worker and wait for `count` tasks; microseconds a task from the first start to the last end."""
+    """Start the worker and wait for `count` tasks; microseconds a task from the first start to the last
+    end."""
     cell.start_worker()
     runs = cell.await_ended(base, count)
     return _each(runs)

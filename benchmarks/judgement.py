@@ -14,9 +14,10 @@ OURS = "qworker"
 
 @dataclass(frozen=True)
 class Row:
-    """One target judged. `best` is the best peer on the same broker; `ratio` above 1 means that the subject is better,
-    and is None where no peer has the figure or where a ratio says nothing (zero, or below). `limit` is what the server
-    or the machine would allow, in the figure's unit; None where no limit was measured for it."""
+    """One target judged. `best` is the best peer on the same broker; `ratio` above 1 means that the subject
+    is better, and is None where no peer has the figure or where a ratio says nothing (zero, or below).
+    `limit` is what the server or the machine would allow, in the figure's unit; None where no limit was
+    measured for it."""
 
     metric: Metric
     target: Target
@@ -85,8 +86,8 @@ def group_of(results: Results, target: Target) -> str:
 
 
 def judge_all(results: Results, group: str | None = None) -> list[Row]:
-    """Every target whose workload was run on its broker, for any peer, in the order of the table; those of one broker if
-    `group` names it."""
+    """Every target whose workload was run on its broker, for any peer, in the order of the table; those of
+    one broker if `group` names it."""
     measured = {(results.group(cell.peer), cell.workload) for cell in results.cells}
     return [
         judge(results, target)

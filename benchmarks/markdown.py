@@ -72,7 +72,8 @@ def targets(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """Bars that grow to the right of a line where qworker is better than the best peer, to the left where worse."""
+    """Bars that grow to the right of a line where qworker is better than the best peer, to the left where
+    worse."""
     shown = [(row, row.ratio, row.best[0]) for row in rows if row.ratio is not None and row.best is not None]
     if not shown:
         return "(no figure has both qworker and a peer in this run)"
@@ -83,7 +84,8 @@ def plot(rows: Sequence[Row]) -> str:
         bar = "█" * round(abs(math.log10(ratio)) / reach * WIDTH)
         left, right = ("", bar) if ratio >= 1 else (bar, "")
         lines.append(
-            f"{formats.subject(row):{margin}}  {left:>{WIDTH}}│{right:{WIDTH}} {formats.ratio(ratio):>7} {peer}"
+            f"{formats.subject(row):{margin}}  {left:>{WIDTH}}│{right:{WIDTH}} "
+            f"{formats.ratio(ratio):>7} {peer}"
         )
     return "\n".join(lines)
 

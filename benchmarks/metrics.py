@@ -1,6 +1,7 @@
 """What is measured: each figure's name, unit and direction.
 
-A table and nothing else: workloads produce figures under these names, the report reads them; goals.py says what is wanted.
+A table and nothing else: workloads produce figures under these names, the report reads them; goals.py says
+what is wanted.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure. `better` is "higher", "lower", or "" when it only informs; `digits` after the decimal point."""
+    """One figure. `better` is "higher", "lower", or "" when it only informs; `digits` after the decimal
+    point."""
 
     name: str
     workload: str

@@ -1,4 +1,5 @@
-"""The report as one HTML page that needs nothing else: tables, plots, and a style for light and dark screens."""
+"""The report as one HTML page that needs nothing else: tables, plots, and a style for light and dark
+screens."""
 
 from collections.abc import Collection, Sequence
 from html import escape
@@ -10,29 +11,40 @@ from benchmarks.metrics import METRICS
 from benchmarks.results import Results
 
 STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1c2128; --soft: #5b6470; --rule: #dfe3e8; --panel: #f6f7f9;
-  --ours: #0b66c3; --peer: #aab3bf; --better: #0b7f5c; --worse: #c2410c; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171b; --ink: #e7eaee; --soft: #9aa4b1; --rule: #2c333c;
+:root {
+  color-scheme: light dark; --ground: #fff; --ink: #1c2128; --soft: #5b6470; --rule: #dfe3e8;
+  --panel: #f6f7f9; --ours: #0b66c3; --peer: #aab3bf; --better: #0b7f5c; --worse: #c2410c; }
+@media (prefers-color-scheme: dark) { :root {
+  --ground: #14171b; --ink: #e7eaee; --soft: #9aa4b1; --rule: #2c333c;
   --panel: #1b2026; --ours: #5aa9f5; --peer: #56606d; --better: #3fbf92; --worse: #f0834a; } }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 72rem; background: var(--ground); color: var(--ink);
+body {
+  margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 72rem; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 p { margin: .5rem 0; max-width: 46rem; } .soft { color: var(--soft); }
-.warning { border-left: 3px solid var(--worse); padding: .25rem .75rem; background: var(--panel); white-space: pre-wrap; }
+.warning {
+  border-left: 3px solid var(--worse); padding: .25rem .75rem; background: var(--panel);
+  white-space: pre-wrap; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .87rem; }
-th, td { padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
+th, td {
+  padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--rule); text-align: left;
+  vertical-align: top; }
 th { color: var(--soft); font-weight: 600; } td.figure, th.figure { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; } td.pass { color: var(--better); } td.miss { color: var(--worse); }
-td:first-child { min-width: 13rem; } table.goals td:nth-child(6), table.goals td:nth-child(8) { min-width: 7.5rem; }
-td.pass, td.miss { font-weight: 700; white-space: nowrap; } td.ours, th.ours { font-weight: 650; color: var(--ours); }
+td:first-child { min-width: 13rem; } table.goals td:nth-child(6), table.goals td:nth-child(8)
+{ min-width: 7.5rem; }
+td.pass, td.miss { font-weight: 700; white-space: nowrap; } td.ours, th.ours
+{ font-weight: 650; color: var(--ours); }
 summary { cursor: pointer; margin: 1rem 0 .5rem; } polyline { fill: none; stroke-width: 2; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem 2rem; }
 figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .2rem; }
 svg { max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: var(--ink); } svg text.tick { fill: var(--soft); font-size: 11px; } svg text.peer { fill: var(--soft); }
+svg text { fill: var(--ink); } svg text.tick { fill: var(--soft); font-size: 11px; } svg text.peer
+{ fill: var(--soft); }
 svg text.ours { fill: var(--ours); font-weight: 650; } svg text.value { font-variant-numeric: tabular-nums;
   paint-order: stroke; stroke: var(--ground); stroke-width: 4px; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--soft); } .goal { stroke: var(--worse); stroke-dasharray: 4 3; }
+.grid { stroke: var(--rule); } .axis { stroke: var(--soft); } .goal
+{ stroke: var(--worse); stroke-dasharray: 4 3; }
 .stem { stroke-width: 3; } line.better { stroke: var(--better); } line.worse { stroke: var(--worse); }
 circle.better { fill: var(--better); } circle.worse { fill: var(--worse); }
 rect.ours, circle.ours { fill: var(--ours); } rect.peer, circle.peer { fill: var(--peer); }
@@ -153,7 +165,8 @@ def plots(results: Results, rows: Sequence[Row], group: str) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], figures: Collection[int] = (), kind: str = ""
 ) -> str:
-    """An HTML table in a box that scrolls sideways; the columns in `figures` are set to the right, `kind` is its class."""
+    """An HTML table in a box that scrolls sideways; the columns in `figures` are set to the right, `kind` is
+    its class."""
 
     def cell(tag: str, column: int, content: str) -> str:
         kinds = ["figure"] if column in figures else []

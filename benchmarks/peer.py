@@ -1,4 +1,5 @@
-"""What a peer is: a row that tells how to run one task queue at concurrency 2. The rows are in `benchmarks.peers`."""
+"""What a peer is: a row that tells how to run one task queue at concurrency 2. The rows are in
+`benchmarks.peers`."""
 
 import signal
 from collections.abc import Mapping
@@ -28,10 +29,10 @@ EMBEDDED = "embedded"
 class Peer:
     """How to run one peer.
 
-    `command` may hold {bin}, the environment's directory of scripts, {python}, and {concurrency}, the number of
-    processes. `most` bounds the number of tasks of a workload for peers that would take minutes; `server` names what
-    it needs of `services.SERVERS`, and `results` the server that keeps results, where that is another; `note` is
-    what a reader of the report must know.
+    `command` may hold {bin}, the environment's directory of scripts, {python}, and {concurrency}, the number
+    of processes. `most` bounds the number of tasks of a workload for peers that would take minutes; `server`
+    names what it needs of `services.SERVERS`, and `results` the server that keeps results, where that is
+    another; `note` is what a reader of the report must know.
     """
 
     name: str
@@ -64,7 +65,8 @@ def without(*names: str) -> tuple[str, ...]:
 
 
 def twice(command: str) -> tuple[str, ...]:
-    """A shell that runs the command as two processes and hands the stop signal on, for workers that are one process."""
+    """A shell that runs the command as two processes and hands the stop signal on, for workers that are one
+    process."""
     return ("sh", "-c", f'{command} & a=$!; {command} & b=$!; trap "kill $a $b" TERM; wait; wait')
 
 

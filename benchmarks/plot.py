@@ -1,4 +1,5 @@
-"""Line plots as inline SVG: how a cost grows. Both scales are logarithmic, so a flat line is a cost that stays."""
+"""Line plots as inline SVG: how a cost grows. Both scales are logarithmic, so a flat line is a cost that
+stays."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,8 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> st
         for (x, y), (at, cost) in zip(spots, points, strict=True):
             hint = f"{peer}: {cost:,.1f} µs at {at:,.0f}"
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"><title>{escape(hint)}</title></circle>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" '
+                f'fill="{colour}"><title>{escape(hint)}</title></circle>'
             )
         row = HEIGHT + LEGEND * number
         parts.append(line(LEFT, row, LEFT + 22, row, "stem", colour))

@@ -1,7 +1,7 @@
 """A worker under test as a tree of processes: start it, weigh it, stop it, and leave nothing behind.
 
-Members of the tree are found in /proc by session and by a token in their environment, so a child that left the
-group is still counted and still ended. Linux only.
+Members of the tree are found in /proc by session and by a token in their environment, so a child that left
+the group is still counted and still ended. Linux only.
 """
 
 import os
@@ -96,7 +96,8 @@ class Tree:
         return self.process.poll() is None
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 15.0) -> float | None:
-        """Signal the main process and wait for it. Seconds from signal to exit, or None when it had to be killed."""
+        """Signal the main process and wait for it. Seconds from signal to exit, or None when it had to be
+        killed."""
         began = time.monotonic()
         if self.alive():
             self.process.send_signal(number)

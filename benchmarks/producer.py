@@ -1,8 +1,8 @@
 """The enqueueing process of one cell, run in the peer's environment: `python -m benchmarks.producer ADAPTER`.
 
-Takes one JSON object a line on standard input ({"do": name, ...}), answers one a line on standard output, and ends
-at end of file. What the adapter prints goes to standard error. Loops that are timed run here, so that nothing of
-the harness stands between two calls.
+Takes one JSON object a line on standard input ({"do": name, ...}), answers one a line on standard output, and
+ends at end of file. What the adapter prints goes to standard error. Loops that are timed run here, so that
+nothing of the harness stands between two calls.
 """
 
 import importlib
@@ -51,7 +51,8 @@ def fill(
     limit: float,
     queue: int | None = None,
 ) -> dict[str, Any]:
-    """Enqueue `count` calls, one at a time when `batch` is 0; stops after `limit` seconds. Answers how many, how long.
+    """Enqueue `count` calls, one at a time when `batch` is 0; stops after `limit` seconds. Answers how many,
+    how long.
 
     queue: the number of one of the adapter's additional queues, where it has some.
     """
@@ -90,7 +91,8 @@ def one_by_one(
     patience: float,
     limit: float,
 ) -> dict[str, Any]:
-    """Enqueue a call, wait for its record, rest about `gap` seconds, and again. Answers the times of the calls."""
+    """Enqueue a call, wait for its record, rest about `gap` seconds, and again. Answers the times of the
+    calls."""
     calls: list[int] = []
     began = time.monotonic()
     for index in range(base, base + count):
@@ -108,7 +110,8 @@ def one_by_one(
 def schedule(
     adapter: ModuleType, task: str, base: int, count: int, first: float, rate: float
 ) -> dict[str, Any]:
-    """Enqueue `count` calls due from `first` (epoch seconds) on, `rate` a second; a rate of 0 makes all due at once."""
+    """Enqueue `count` calls due from `first` (epoch seconds) on, `rate` a second; a rate of 0 makes all due
+    at once."""
     began = time.monotonic()
     for offset in range(count):
         due = first + (offset / rate if rate else 0.0)
@@ -136,7 +139,7 @@ def main() -> None:
         request = json.loads(line)
         try:
             answer = COMMANDS[request.pop("do")](adapter, **request)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the benchmark is told of it
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

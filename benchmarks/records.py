@@ -9,7 +9,8 @@ from benchmarks.bodies import RECORD
 
 
 class Record(NamedTuple):
-    """One run of the task of that number; times in nanoseconds. A pause leaves a mark when it begins: `second` is 0."""
+    """One run of the task of that number; times in nanoseconds. A pause leaves a mark when it begins:
+    `second` is 0."""
 
     task: int
     process: int

@@ -22,7 +22,8 @@ SCHEMA = 1
 
 @dataclass
 class CellResult:
-    """What one cell gave. `error` tells why there are no figures; `noise` is the fixed loop's time just before."""
+    """What one cell gave. `error` tells why there are no figures; `noise` is the fixed loop's time just
+    before."""
 
     peer: str
     workload: str
@@ -38,7 +39,8 @@ class CellResult:
 
 @dataclass
 class Point:
-    """One point of a growth curve: `figures` in microseconds a task where `x` (messages, queues…) is so large."""
+    """One point of a growth curve: `figures` in microseconds a task where `x` (messages, queues…) is so
+    large."""
 
     peer: str
     curve: str
@@ -86,7 +88,8 @@ class Results:
         return Spread(median(values), min(values), max(values)) if values else None
 
     def figures(self, metric: str, group: str | None = None) -> dict[str, Spread]:
-        """Every peer that has the figure, in the order of the run; those of one broker if `group` names it."""
+        """Every peer that has the figure, in the order of the run; those of one broker if `group` names
+        it."""
         peers = [peer for peer in self.peers if group is None or self.group(peer) == group]
         found = {peer: self.figure(metric, peer) for peer in peers}
         return {peer: spread for peer, spread in found.items() if spread is not None}
@@ -116,9 +119,11 @@ def load(path: Path) -> Results:
 
 
 def merge(runs: Sequence[Results]) -> Results:
-    """Several runs as one: their cells and curves together, a later run's word on a peer or a limit before an earlier's.
+    """Several runs as one: their cells and curves together, a later run's word on a peer or a limit before an
+    earlier's.
 
-    A cell that failed is forgotten where another run has its figures. The smallest scale and the fewest rounds are kept, so that the report warns of a trial among them.
+    A cell that failed is forgotten where another run has its figures. The smallest scale and the fewest
+    rounds are kept, so that the report warns of a trial among them.
     """
     whole = Results(
         ", ".join(dict.fromkeys(run.started for run in runs)), rounds=min(run.rounds for run in runs)

@@ -1,7 +1,7 @@
 """Runs the cells one after the other and gathers what they give.
 
-Rounds go over all peers before the next round begins, so a slow spell of the machine hits them alike. Workloads
-are the outer loop: the cells that are compared stand close together in time.
+Rounds go over all peers before the next round begins, so a slow spell of the machine hits them alike.
+Workloads are the outer loop: the cells that are compared stand close together in time.
 """
 
 import datetime

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], rank: float) -> float:
-    """The value that `rank` percent of the values do not exceed (nearest rank). Raises ValueError when empty."""
+    """The value that `rank` percent of the values do not exceed (nearest rank). Raises ValueError when
+    empty."""
     if not values:
         raise ValueError("no values to take a percentile of")
     ordered = sorted(values)

@@ -1,6 +1,7 @@
 """Sphinx: the pages as HTML. ``make docs`` runs it.
 
-The pages are plain Markdown that any code host shows; what only Sphinx needs, the table of contents, is added here.
+The pages are plain Markdown that any code host shows; what only Sphinx needs, the table of contents, is added
+here.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Writes the reference pages that are made from code: the command line, the errors, the options of tasks, the transports.
+"""Writes the reference pages that are made from code: the command line, the errors, the options of tasks, the
+transports.
 
     python docs/generate.py            write them
     python docs/generate.py --check    say which would change, and fail if any would
@@ -58,7 +59,11 @@ def section(path: str, command: click.Command) -> str:
     )
     if isinstance(command, click.Group):
         usage += " COMMAND"
-    lines = [f"{level} `{path}`\n", inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n", f"```text\n{usage} [OPTIONS]\n```\n"]  # fmt: skip
+    lines = [
+        f"{level} `{path}`\n",
+        inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",
+        f"```text\n{usage} [OPTIONS]\n```\n",
+    ]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
     if options:
         lines += ["| option | what it does |", "|---|---|", *map(option, options), ""]
@@ -98,9 +103,10 @@ def errors_page() -> str:
     tree = tree[tree.index("    QWorkerError") : tree.index("Comes from:")]
     lines = [
         "# Errors\n",
-        NOTICE
-        + "All of these are in `qworker.errors`. The text of an error is one message that says what is wrong, "
-        "where, and what to do next. Stored results carry Celery's names, so that Celery's readers understand them.\n",
+        NOTICE + "All of these are in `qworker.errors`. The text of an error is one message that says what "
+        "is wrong, "
+        "where, and what to do next. Stored results carry Celery's names, so that Celery's readers "
+        "understand them.\n",
         f"```text\n{inspect.cleandoc(tree)}\n```\n",
         "| error | also caught as | stored as | what it says |",
         "|---|---|---|---|",
@@ -117,20 +123,25 @@ def errors_page() -> str:
 
 
 def task_options_page() -> str:
-    """Every option of a task with its default or its setting, and what the docstring of apply_async says of a call."""
+    """Every option of a task with its default or its setting, and what the docstring of apply_async says of a
+    call."""
     lines = [
         "# Options of tasks and calls\n",
         NOTICE + "## Of a task\n",
-        "Given to `@app.task(…)` and `@shared_task(…)`, or as attributes of a class for `base=`. What a task does not "
-        "say comes from the setting beside it; a name that does not exist is an error where the task is defined. "
+        "Given to `@app.task(…)` and `@shared_task(…)`, or as attributes of a class for `base=`. What a task "
+        "does not "
+        "say comes from the setting beside it; a name that does not exist is an error where the task is "
+        "defined. "
         'Seconds may be a `timedelta` or text such as `"10s"` too.\n',
         "| option | what it says | default |",
         "|---|---|---|",
         "| `name` | what messages call it | `module.function` |",
         "| `bind` | give the task itself to the function, as first argument | `False` |",
         "| `base` | the class it is made of, a subclass of `Task` | the app's, `Task` |",
-        "| `pydantic` | arguments annotated with pydantic's models come as models, and a result of the annotated class is stored as its "
-        "data; with `pydantic_strict`, `pydantic_context` and `pydantic_dump_kwargs` for pydantic | `False` |",
+        "| `pydantic` | arguments annotated with pydantic's models come as models, and a result of the "
+        "annotated class is stored as its "
+        "data; with `pydantic_strict`, `pydantic_context` and `pydantic_dump_kwargs` for pydantic | "
+        "`False` |",
     ]
     for name in options.OPTIONS:
         setting = options.FROM_SETTINGS.get(name)
@@ -141,7 +152,8 @@ def task_options_page() -> str:
     described = words.partition("\n\n")[2]
     lines += [
         "\n## Of a call\n",
-        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, and to `retry` where they make sense there. "
+        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, and to `retry` where they make "
+        "sense there. "
         "They win over the task's own.\n",
         described.replace("``", "`"),
         "\nTaken for Celery's sake, and without effect: "
@@ -156,7 +168,8 @@ def transports_page() -> str:
     lines = [
         "# Transports\n",
         NOTICE
-        + "What each broker promises, and what it does not; `qworker config check` holds it against what an app uses. "
+        + "What each broker promises, and what it does not; `qworker config check` holds it against what an "
+        "app uses. "
         "The first five keep leases of ours; the others are used through kombu, as their drivers do it.\n",
         "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
         "|---|---|" + "---|" * len(_PROMISED),

@@ -57,15 +57,17 @@ R = TypeVar("R")
 class QWorker:
     """An application: its settings, its tasks and its connections.
 
-    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the objects
-    themselves (broker: also a list of URLs, of which the first that answers is used); with none, messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their tasks.
-    config_source, namespace: as for config_from_object. changes: more settings, as a mapping. set_as_current: make this
-    what ``current_app`` is. task_cls: the class of its tasks, or its dotted name. Any setting may be given by its name; a
-    wrong one raises ConfigurationError when the settings are first looked at, and what only Celery's app takes raises
-    NotAvailable.
+    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the
+    objects themselves (broker: also a list of URLs, of which the first that answers is used); with none,
+    messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their
+    tasks.
+    config_source, namespace: as for config_from_object. changes: more settings, as a mapping. set_as_current:
+    make this what ``current_app`` is. task_cls: the class of its tasks, or its dotted name. Any setting may
+    be given by its name; a wrong one raises ConfigurationError when the settings are first looked at, and
+    what only Celery's app takes raises NotAvailable.
 
-    on_configure is sent before the settings are first read, on_after_configure after that, on_after_finalize when all
-    tasks have their options, on_after_fork in every process that was forked from this one.
+    on_configure is sent before the settings are first read, on_after_configure after that, on_after_finalize
+    when all tasks have their options, on_after_fork in every process that was forked from this one.
     """
 
     task_cls: str | type[TaskBase[..., Any]] = TaskBase
@@ -157,8 +159,8 @@ class QWorker:
     ) -> Any:
         """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
 
-        name: by default ``module.function``. bind: give the task itself as first argument. base: a subclass of Task.
-        The rest: see the reference of task options; what is not given comes from the settings.
+        name: by default ``module.function``. bind: give the task itself as first argument. base: a subclass
+        of Task. The rest: see the reference of task options; what is not given comes from the settings.
         """
         if function is None:
             return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
@@ -166,7 +168,8 @@ class QWorker:
 
     @property
     def Task(self) -> type[TaskBase[..., Any]]:
-        """The class of tasks that are made without a ``base=``. It can be set until the tasks are first used."""
+        """The class of tasks that are made without a ``base=``. It can be set until the tasks are first
+        used."""
         return self._task_class
 
     @Task.setter
@@ -183,7 +186,8 @@ class QWorker:
             other = dict.get(self._tasks, task.name)
             if other is not None and other.origin() != task.origin():
                 raise ConfigurationError(
-                    f"two tasks are named {task.name!r}: {'.'.join(other.origin())} and {'.'.join(task.origin())}; "
+                    f"two tasks are named {task.name!r}: {'.'.join(other.origin())} and "
+                    f"{'.'.join(task.origin())}; "
                     "give one of them another name="
                 )
             self._tasks.register(task)
@@ -193,11 +197,13 @@ class QWorker:
         return task
 
     def gen_task_name(self, name: str, module: str) -> str:
-        """Return the name of a task that is given none: of the function *name* in *module*. Override it at will."""
+        """Return the name of a task that is given none: of the function *name* in *module*. Override it at
+        will."""
         return task_name(name, module, self.main)
 
     def finalize(self) -> None:
-        """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call again."""
+        """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call
+        again."""
         with self._lock:
             self.conf.resolve()  # its receivers may come back here
             if self.finalized:
@@ -224,7 +230,8 @@ class QWorker:
             self._modules.load_discovered()
 
     def load_tasks(self) -> None:
-        """Import every module that defines tasks: those in ``imports`` and ``include``, and the discovered ones."""
+        """Import every module that defines tasks: those in ``imports`` and ``include``, and the discovered
+        ones."""
         signals.import_modules.send(self)
         self._modules.load(self.conf)
         self.finalize()
@@ -236,7 +243,8 @@ class QWorker:
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncResult[Any]:
-        """Have a worker call the task *name*, which need not be known here. options: as for Task.apply_async."""
+        """Have a worker call the task *name*, which need not be known here. options: as for
+        Task.apply_async."""
         return self.publisher.call_with(None, name, positional(name, args), keywords(name, kwargs), options)
 
     def send_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[Any]]:
@@ -298,9 +306,9 @@ class QWorker:
         return self._publisher
 
     def publishing_in(self, connection: Any) -> AbstractContextManager[None]:
-        """Publish the calls of a ``with`` block by *connection*, within its own transaction: they are sent exactly if
-        that is committed. connection: a Session or Connection of SQLAlchemy, Django's, or the driver's, to the database
-        that is the broker; it is neither committed nor closed.
+        """Publish the calls of a ``with`` block by *connection*, within its own transaction: they are sent
+        exactly if that is committed. connection: a Session or Connection of SQLAlchemy, Django's, or the
+        driver's, to the database that is the broker; it is neither committed nor closed.
 
         Raises ConfigurationError when the broker is not such a database.
         """

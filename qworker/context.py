@@ -2,7 +2,8 @@
 
 Comes from:  ``execution`` pushes a Context before the body of a task runs, and pops it afterwards.
 Goes to:     ``current_app``, ``current_task``, ``task.request``; publishing reads parent and root from it.
-Thread:      any. The context lives in a context variable, so threads and asyncio tasks never see each other's.
+Thread:      any. The context lives in a context variable, so threads and asyncio tasks never see each
+             other's.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ _PROTOCOL_KEYS = frozenset(_DEFAULTS)
 class Context:
     """The request that a task is running for: ``task.request``.
 
-    Every field of Celery's request is an attribute, as is every custom header of the message (``request.my_header``).
-    Fields are looked up in the message when they are first asked for; an unknown name raises AttributeError.
-    deliveries is ours: how many times the broker has handed this message to a worker, this time included.
+    Every field of Celery's request is an attribute, as is every custom header of the message
+    (``request.my_header``). Fields are looked up in the message when they are first asked for; an unknown
+    name raises AttributeError. deliveries is ours: how many times the broker has handed this message to a
+    worker, this time included.
     """
 
     id: str
@@ -136,7 +138,8 @@ class Context:
         deliveries: int = 1,
         task: Task[..., Any] | None = None,
     ) -> Context:
-        """Make the request of a received message; nothing is copied, so leave *headers* and *body* alone after."""
+        """Make the request of a received message; nothing is copied, so leave *headers* and *body* alone
+        after."""
         context = cls.__new__(cls)
         context._headers = headers
         context._embed = body[2]
@@ -235,7 +238,8 @@ def get_current_app() -> QWorker:
         return context._task.app
     if not _default:
         raise ConfigurationError(
-            "no app has been made yet: write app = QWorker('proj') in a module, and import it before this line"
+            "no app has been made yet: write app = QWorker('proj') in a module, and import it before "
+            "this line"
         )
     return _default[0]
 
@@ -251,7 +255,8 @@ def get_current_task() -> Task[..., Any] | None:
 
 
 class Proxy:
-    """Stands for what *find* returns at the moment of use; two proxies are equal when what they stand for is."""
+    """Stands for what *find* returns at the moment of use; two proxies are equal when what they stand for
+    is."""
 
     __slots__ = ("__weakref__", "_find")
 

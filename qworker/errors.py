@@ -62,7 +62,8 @@ class ConfigurationError(QWorkerError):
 
 
 class NotAvailable(ConfigurationError, AttributeError):
-    """Celery has this and this version has not; the message says what to do instead. ``hasattr()`` is False of it."""
+    """Celery has this and this version has not; the message says what to do instead. ``hasattr()`` is False
+    of it."""
 
 
 # -- sending --
@@ -75,7 +76,8 @@ class PublishError(QWorkerError):
 def _also_kombus(kind: type[QWorkerError], name: str) -> None:
     """Make *kind* a subclass of kombu's error *name*, which Celery's users catch around ``delay()``.
 
-    Only once kombu is loaded, since nobody can name its errors before; to load it costs as much as all of ours.
+    Only once kombu is loaded, since nobody can name its errors before; to load it costs as much as all of
+    ours.
     """
     if "kombu" in sys.modules:
         theirs = getattr(import_module("kombu.exceptions"), name)
@@ -232,9 +234,11 @@ class BackendError(ResultError):
 
 
 class DamagedResult(BackendError):
-    """What is stored of a task cannot be read: it is damaged, forged, or of a content type that is not accepted.
+    """What is stored of a task cannot be read: it is damaged, forged, or of a content type that is not
+    accepted.
 
-    ``task_id`` says of which (None: it is no task's). The store itself answers, and other results can be read.
+    ``task_id`` says of which (None: it is no task's). The store itself answers, and other results can be
+    read.
     """
 
     def __init__(self, message: str = "", task_id: str | None = None) -> None:

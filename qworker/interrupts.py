@@ -1,19 +1,23 @@
-"""Interrupts: exceptions that come out of nowhere, as Ctrl-C, a time limit or an alarm of the user's raises them.
+"""Interrupts: exceptions that come out of nowhere, as Ctrl-C, a time limit or an alarm of the user's raises
+them.
 
 Comes from:  signal handlers, in the main thread, at any moment; the soft time limit, in a child of the pool.
 Goes to:     whoever holds something that must not be left half done: a turn, a connection, a frame.
 Thread:      any; the main one is the only one that signals interrupt.
 
-Python looks for signals where a function begins, after a call of something written in C, and where a loop turns. So:
+Python looks for signals where a function begins, after a call of something written in C, and where a loop
+turns. So:
 
-- What must be one step is *one* call of something written in C: ``got.extend(map(lock.acquire, …))`` knows that it has the
-  lock as soon as it has it, ``got = lock.acquire()`` may not. What undoes it comes first in ``finally``, as such a call.
-  A context manager that is written in Python can do neither: its ``__exit__`` may be interrupted before it begins.
-- What may be left half done, such as a connection in the midst of an answer, is marked before and after (``whole``), and
-  is thrown away by its next user, or at once, when the second mark is missing.
-- What is not ours to mark, such as another library's pool of connections, is used ``apart()``: in a thread that no signal
-  interrupts.
-- Our own interrupt, the soft time limit, waits until what is ``deferred()`` is over: it is for the task's code.
+- What must be one step is *one* call of something written in C: ``got.extend(map(lock.acquire, …))`` knows
+  that it has the lock as soon as it has it, ``got = lock.acquire()`` may not. What undoes it comes first in
+  ``finally``, as such a call. A context manager that is written in Python can do neither: its ``__exit__``
+  may be interrupted before it begins.
+- What may be left half done, such as a connection in the midst of an answer, is marked before and after
+  (``whole``), and is thrown away by its next user, or at once, when the second mark is missing.
+- What is not ours to mark, such as another library's pool of connections, is used ``apart()``: in a thread
+  that no signal interrupts.
+- Our own interrupt, the soft time limit, waits until what is ``deferred()`` is over: it is for the task's
+  code.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class NotOurTurn(Exception):
 
 
 class _Run:
-    """The task whose body is on the main thread's stack. Owner: the main thread, its signal handlers included."""
+    """The task whose body is on the main thread's stack. Owner: the main thread, its signal handlers
+    included."""
 
     __slots__ = ("depth", "kept", "last", "open")
 
@@ -71,7 +76,8 @@ def end() -> None:
 
 
 def interrupt(error: BaseException) -> None:
-    """For a signal handler: raise *error* in the body that runs, now or when what is deferred is over; no body, no error."""
+    """For a signal handler: raise *error* in the body that runs, now or when what is deferred is over; no
+    body, no error."""
     if _run.open:
         _run.last = error
         if not _run.depth:
@@ -107,7 +113,8 @@ def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What *work* returns while we have *turn*, which is given back whatever happens, and waited for up to so many seconds.
+    """What *work* returns while we have *turn*, which is given back whatever happens, and waited for up to so
+    many seconds.
 
     None: without end. Raises NotOurTurn when we did not get it.
     """
@@ -123,7 +130,8 @@ def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.ar
 
 
 def let_pass(error: BaseException) -> None:
-    """For who makes another error of any *error* that comes: raise it, if it is an interrupt, or was caused by one.
+    """For who makes another error of any *error* that comes: raise it, if it is an interrupt, or was caused
+    by one.
 
     What a signal handler raises, of whatever type it is, is no fault of what it interrupts.
     """
@@ -137,7 +145,8 @@ def let_pass(error: BaseException) -> None:
 
 
 def _handled_above(error: BaseException) -> bool:
-    """Whether it was caught, and is being handled, by somebody who called us: then it is only where we come from."""
+    """Whether it was caught, and is being handled, by somebody who called us: then it is only where we come
+    from."""
     trace = error.__traceback__
     frame = sys._getframe(2).f_back
     while frame is not None:
@@ -225,7 +234,7 @@ def _serve(orders: SimpleQueue[_Order]) -> None:
         taken = False
         try:
             outcome = True, work()
-        except BaseException as error:  # it is for who ordered
+        except BaseException as error:  # noqa: BLE001 - it is for who ordered
             outcome = False, error
         _idle.append(orders)
         answer.put(outcome)

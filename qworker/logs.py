@@ -76,7 +76,8 @@ class SetUp(NamedTuple):
 
 
 chosen: SetUp | None = None
-"""What setup() was given last in this process, for processes of it that begin anew; written by the main thread."""
+"""What setup() was given last in this process, for processes of it that begin anew; written by the main
+thread."""
 
 
 def setup(
@@ -150,7 +151,8 @@ def _own_end(stream: IO[str] | None) -> int | None:
 
 
 class _PipeHandler(logging.StreamHandler[Any]):
-    """Writes into a pipe that somebody reads, but does not stop the worker when nobody does: lines are dropped."""
+    """Writes into a pipe that somebody reads, but does not stop the worker when nobody does: lines are
+    dropped."""
 
     def __init__(self, stream: Any, pipe: int) -> None:
         super().__init__(stream)
@@ -168,11 +170,12 @@ class _PipeHandler(logging.StreamHandler[Any]):
                 self._dropped += 1
         except OSError:
             self._dropped += 1  # the reader has gone
-        except Exception:  # a record that cannot be formatted, as in every handler
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted, as in every handler
             self.handleError(record)
 
     def _write(self, data: bytes) -> bool:
-        """Whether all of *data* was written. The first line that finds the pipe full waits; those after it do not."""
+        """Whether all of *data* was written. The first line that finds the pipe full waits; those after it do
+        not."""
         while data:
             try:
                 data = data[os.write(self._pipe, data) :]
@@ -185,7 +188,8 @@ class _PipeHandler(logging.StreamHandler[Any]):
 
 
 class _LogFile(WatchedFileHandler):
-    """A file opened for appending, so that all processes may write, and reopened when logrotate moves it away."""
+    """A file opened for appending, so that all processes may write, and reopened when logrotate moves it
+    away."""
 
     _looked = 0.0
 
@@ -255,7 +259,8 @@ def _safe(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Lines for people; a second format, with the task's name and id, for what is logged while a task runs."""
+    """Lines for people; a second format, with the task's name and id, for what is logged while a task
+    runs."""
 
     def __init__(self, plain: logging.Formatter, in_task: logging.Formatter, color: bool = False) -> None:
         super().__init__()
@@ -275,7 +280,8 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, process, and node, task and exception if any.
+    """One JSON object a line: time (UTC), level, logger, message, process, and node, task and exception if
+    any.
 
     What is given as `extra=` becomes a key too, masked by its name.
     """
@@ -389,7 +395,8 @@ class _LogStream:
         return False
 
     def fileno(self) -> int:
-        """The descriptor of the stream behind this one, which subprocesses inherit. OSError when it has none."""
+        """The descriptor of the stream behind this one, which subprocesses inherit. OSError when it has
+        none."""
         if self._original is None:
             raise OSError("there is no stream behind the log")
         return self._original.fileno()

@@ -17,8 +17,9 @@ from typing import Any
 from qworker.errors import ConfigurationError
 
 DISTRIBUTION = "qworker-queue"
-"""What package managers call us. On PyPI "qworker" is another project, which is why no text may tell people to install that;
-the import and the command are "qworker" all the same."""
+"""What package managers call us. On PyPI "qworker" is another project, which is why no text may tell people
+to install that.
+The import and the command are "qworker"."""
 DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 
@@ -29,7 +30,8 @@ _FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
 
 
 def install_command(extra: str) -> str:
-    """The command that installs us with one of our extras, as messages tell it; what is installed already stays."""
+    """The command that installs us with one of our extras, as messages tell it; what is installed already
+    stays."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
@@ -39,7 +41,8 @@ def task_id() -> str:
 
 
 def task_ids() -> Iterator[str]:
-    """New ids without end, for one who needs many now: to ask the system for random bytes takes longer than all the rest.
+    """New ids without end, for one who needs many now: to ask the system for random bytes takes longer than
+    all the rest.
 
     Not to be kept: a process that is forked would have the same ids.
     """

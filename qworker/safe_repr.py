@@ -59,7 +59,7 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
         return None
     try:
         text = repr(container)
-    except Exception as error:  # an int of too many digits; a key whose repr() is the user's
+    except Exception as error:  # noqa: BLE001 - an int of too many digits; a key whose repr() is the user's
         let_pass(error)
         return None
     return text if len(text) <= limit else None
@@ -75,7 +75,8 @@ def printable(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """`text` with NUL and lone surrogates escaped: everything else any database, file or log takes as UTF-8."""
+    """`text` with NUL and lone surrogates escaped: everything else any database, file or log takes as
+    UTF-8."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
@@ -99,7 +100,8 @@ def _bounded(value: object, limit: int) -> str:
         _write(value, write, 0, set())
     except _Full:
         pass
-    except Exception as error:  # a hostile container: whatever its methods raise, the task goes on
+    except Exception as error:  # noqa: BLE001
+        # A hostile container: whatever its methods raise, the task goes on.
         let_pass(error)
         pieces.append("...")
     text = printable("".join(pieces))
@@ -160,7 +162,8 @@ def _write_items(
 def _leaf(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # repr() is the user's code: whatever it raises, the task goes on
+    except Exception as error:  # noqa: BLE001
+        # Repr() is the user's code: whatever it raises, the task goes on.
         let_pass(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"

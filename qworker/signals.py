@@ -48,7 +48,8 @@ class Signal:
         weak: bool = False,
         dispatch_uid: Any = None,
     ) -> Any:
-        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, bare or with options.
+        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, bare or with
+        options.
 
         Only for `sender` if given: an object, or the name of a task. The same receiver (or `dispatch_uid`)
         for the same sender is connected once. `weak` holds it by a weak reference. Returns the receiver.

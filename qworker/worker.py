@@ -236,7 +236,8 @@ class Worker:
         self._orders.ring()
 
     def request_stop(self, how: str = "warm") -> None:
-        """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any time."""
+        """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any
+        time."""
         self._orders.give(ORDERS[how])
 
     def _revoked(self, request: Request) -> None:
@@ -265,7 +266,8 @@ class Worker:
     # -- running --
 
     def run(self) -> int:
-        """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were abandoned."""
+        """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were
+        abandoned."""
         previous = self._orders.listen()
         try:
             self.start()
@@ -320,7 +322,8 @@ class Worker:
         self.settler.ended([Ended(request, None, INTERRUPTED, "the worker ends") for request in cut])
         if self.writer is not None:
             self._end(self.writer, conf.result_store_patience)
-        # The orders are looked at once more: who has become impatient does not wait for a broker that is away either.
+        # The orders are looked at once more: who has become impatient does not wait for a broker that is away
+        # either.
         cold = self._crash is not None or self._orders.hardest(RUNNING) == COLD
         self._end_listener(
             max(time.monotonic() + KILL_SECONDS, 0.0 if cold else began + conf.worker_shutdown_timeout)

@@ -1,4 +1,5 @@
-"""Certificates of a test run: our authority, what it has signed for a server and a client, and a stranger's authority.
+"""Certificates of a test run: our authority, what it has signed for a server and a client, and a stranger's
+authority.
 
 Comes from:  tests that speak TLS.
 Goes to:     files in a directory of theirs.
@@ -20,7 +21,8 @@ class Own(NamedTuple):
 
 
 class Certificates:
-    """authority: whose word is to be taken. stranger: one who has signed nothing here. server: made for ``localhost``.
+    """authority: whose word is to be taken. stranger: one who has signed nothing here. server: made for
+    ``localhost``.
     client: ours. intruder: as the client's, but of the stranger's."""
 
     def __init__(self, directory: Path) -> None:

@@ -24,15 +24,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own QWORKER_* variables must not change what a test sees. (Those of the tests are TEST_QWORKER_*: the
-    processes that they start need them, too.)"""
+    """A developer's own QWORKER_* variables must not change what a test sees. (Those of the tests are
+    TEST_QWORKER_*: the processes that they start need them, too.)"""
     for name in [name for name in os.environ if name.startswith("QWORKER_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """A directory that is somebody's project: the current one, first on sys.path, gone from sys.modules afterwards.
+    """A directory that is somebody's project: the current one, first on sys.path, gone from sys.modules
+    afterwards.
 
     Call it with file names and their text: ``project(**{"tasks.py": "..."})``; it returns the directory.
     """

@@ -55,8 +55,8 @@ def _start_memcached() -> None:
 
 
 def require(name: str) -> str:
-    """The URL of the server *name*. Without it the test is skipped; where CI is set it fails, so that nothing goes
-    untested unseen."""
+    """The URL of the server *name*. Without it the test is skipped; where CI is set it fails, so that nothing
+    goes untested unseen."""
     reason = unreachable(name)
     if reason is not None and name == "memcached":
         _start_memcached()

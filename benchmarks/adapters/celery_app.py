@@ -1,4 +1,5 @@
-"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, or SQLAlchemy over SQLite where it names none."""
+"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, or SQLAlchemy over SQLite where it names
+none."""
 
 import datetime
 from typing import Any

@@ -1,4 +1,5 @@
-"""For peers whose calls are coroutines: one event loop for the producer, and the bodies as coroutines for the worker."""
+"""For peers whose calls are coroutines: one event loop for the producer, and the bodies as coroutines for the
+worker."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine

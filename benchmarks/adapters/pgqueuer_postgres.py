@@ -1,4 +1,5 @@
-"""PgQueuer on PostgreSQL, in a schema of its own that is dropped at the end. Its workers are asyncio programs."""
+"""PgQueuer on PostgreSQL, in a schema of its own that is dropped at the end. Its workers are asyncio
+programs."""
 
 import asyncio
 import datetime

@@ -1,4 +1,5 @@
-"""Procrastinate on PostgreSQL, in a schema of its own that is dropped at the end. It passes keyword arguments only."""
+"""Procrastinate on PostgreSQL, in a schema of its own that is dropped at the end. It passes keyword arguments
+only."""
 
 import datetime
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,6 +1,8 @@
-"""qworker on the broker that BENCHMARK_BROKER names; results are kept on the same server where it can keep them.
+"""qworker on the broker that BENCHMARK_BROKER names; results are kept on the same server where it can keep
+them.
 
-Embedded: one SQLite file for messages and results. RabbitMQ keeps no results, so they go to Redis, as the peers' do.
+Embedded: one SQLite file for messages and results. RabbitMQ keeps no results, so they go to Redis, as the
+peers' do.
 """
 
 import datetime

@@ -1,4 +1,5 @@
-"""Where the servers are that some peers need, and which of them this cell uses. Only what is named here is ever emptied."""
+"""Where the servers are that some peers need, and which of them this cell uses. Only what is named here is
+ever emptied."""
 
 import os
 import socket
@@ -11,7 +12,8 @@ POSTGRES_URL = os.environ.get("BENCHMARK_POSTGRES", "postgresql://postgres@127.0
 MARIADB_URL = os.environ.get("BENCHMARK_MARIADB", "mysql://root@127.0.0.1:3306/test")
 
 QUEUE = "qworker_benchmarks"
-"""Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the peers' schema."""
+"""Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the
+peers' schema."""
 
 SERVERS = {
     "Redis": REDIS_URL,
@@ -22,7 +24,8 @@ SERVERS = {
 PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306}
 
 BROKER = os.environ.get("BENCHMARK_BROKER", "")
-"""The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded broker."""
+"""The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded
+broker."""
 
 STORED = os.environ.get("BENCHMARK_WORKLOAD", "") == "stored"
 """Whether this cell keeps results."""

@@ -1,4 +1,5 @@
-"""taskiq on Redis: a list, or a stream where BENCHMARK_TASKIQ says so. Delays need a process more; they are left out."""
+"""taskiq on Redis: a list, or a stream where BENCHMARK_TASKIQ says so. Delays need a process more; they are
+left out."""
 
 import os
 from typing import Any

@@ -1,4 +1,5 @@
-"""What the machine and the servers themselves allow, measured just before a run: no queue on them can pass these.
+"""What the machine and the servers themselves allow, measured just before a run: no queue on them can pass
+these.
 
 Each limit is one plain loop around the server's own client, with a message of 300 bytes.
 """
@@ -24,9 +25,11 @@ __all__ = ["LIMITS", "Limit", "bound", "measure"]
 
 
 def measure(groups: Collection[str], directory: Path, seconds: float = 1.0) -> dict[str, float]:
-    """The limits of those brokers, and of the machine: title to how many a second; `seconds` are spent on each.
+    """The limits of those brokers, and of the machine: title to how many a second; `seconds` are spent on
+    each.
 
-    One that cannot be measured, for want of a server or of its client, is left out, and standard error says why.
+    One that cannot be measured, for want of a server or of its client, is left out, and standard error says
+    why.
     """
     found = {}
     for limit in LIMITS:
@@ -34,13 +37,14 @@ def measure(groups: Collection[str], directory: Path, seconds: float = 1.0) -> d
             continue
         try:
             found[limit.title] = limit.measure(directory, seconds)
-        except Exception as error:  # Any client's error, a missing client among them.
+        except Exception as error:  # noqa: BLE001 - any client's error, a missing client among them.
             print(f"no limit: {limit.title}: {type(error).__name__}: {error}", file=sys.stderr)
     return found
 
 
 def bound(found: dict[str, float], metric: Metric, group: str) -> float | None:
-    """What bounds the metric on that broker, in the metric's unit: the rate itself, or for waits the time of one."""
+    """What bounds the metric on that broker, in the metric's unit: the rate itself, or for waits the time of
+    one."""
     for limit in LIMITS:
         if limit.group == group and metric.name in limit.bounds and limit.title in found:
             rate = found[limit.title]

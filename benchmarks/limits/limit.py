@@ -40,7 +40,8 @@ def rate(step: Callable[[], object], each: int, seconds: float) -> float:
 
 
 def noise() -> float:
-    """Milliseconds that a fixed loop takes now. Far above the least of a run, the machine was busy with other work."""
+    """Milliseconds that a fixed loop takes now. Far above the least of a run, the machine was busy with other
+    work."""
     began = time.perf_counter()
     total = 0
     for number in range(200_000):

@@ -89,7 +89,8 @@ def _confirmed(batch: int) -> Callable[[Any, Any, float], float]:
 
 
 def _consume(connection: Any, channel: Any, seconds: float) -> float:
-    """Acks each message, as Celery does, at a prefetch of 200. The queue holds so much, which bounds the time."""
+    """Acks each message, as Celery does, at a prefetch of 200. The queue holds so much, which bounds the
+    time."""
     publish = _publisher(channel)
     full = max(1_000, round(FILLED * min(1.0, seconds)))
     for _ in range(full):

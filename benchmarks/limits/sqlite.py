@@ -1,5 +1,5 @@
-"""SQLite commits on the disk that the cells use. A queue that makes every publish durable cannot pass the one-row figure
-for synchronous=FULL unless it groups commits."""
+"""SQLite commits on the disk that the cells use. A queue that makes every publish durable cannot pass the
+one-row figure for synchronous=FULL unless it groups commits."""
 
 import shutil
 import sqlite3

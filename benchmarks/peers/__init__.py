@@ -1,6 +1,8 @@
-"""The peers by name: one row each, grouped by broker, and the module of `benchmarks.adapters` that the row names.
+"""The peers by name: one row each, grouped by broker, and the module of `benchmarks.adapters` that the row
+names.
 
-To add a peer, add a row in the module of its broker and an adapter. `python -m benchmarks run --peers NAME` measures it.
+To add a peer, add a row in the module of its broker and an adapter. `python -m benchmarks run --peers NAME`
+measures it.
 """
 
 from benchmarks.peer import Peer

@@ -26,7 +26,8 @@ ROWS = (
         workloads=without("stored"),
         most={"enqueue": 5000, "eta": 5000},
         server="PostgreSQL",
-        note=f"two processes, 50 jobs fetched at a time, async bodies; acknowledges after the task; {_NO_RETURN}",
+        note="two processes, 50 jobs fetched at a time, async bodies; acknowledges after the task; "
+        f"{_NO_RETURN}",
     ),
     qworker(
         "qworker-mariadb",

@@ -10,7 +10,8 @@ ROWS = (
         "qworker-normal",
         workloads=("enqueue", "bulk"),
         environment={"BENCHMARK_SYNCHRONOUS": "NORMAL"},
-        note="embedded broker, publishes survive a crash of the process but not of the machine (synchronous=NORMAL)",
+        note="embedded broker, publishes survive a crash of the process but not of the machine "
+        "(synchronous=NORMAL)",
     ),
     Peer(
         "huey-sqlite",
@@ -28,7 +29,8 @@ ROWS = (
         requirements=("huey==3.5.4",),
         workloads=without("bulk"),
         stop_signal=signal.SIGINT,
-        note="SqliteHuey, WAL, SQLite's default durability (FULL); acknowledges nothing: takes a task out of the queue "
+        note="SqliteHuey, WAL, SQLite's default durability (FULL); acknowledges nothing: takes a task out of "
+        "the queue "
         "before it runs, so a killed worker loses it; stopped by SIGINT, its graceful signal",
     ),
     celery(
@@ -43,7 +45,8 @@ ROWS = (
             "cpu1": 1000,
             "behind-eta": 200,
         },
-        note="sqla+sqlite:///, prefork; acknowledges when a task begins; fewer tasks, for it polls once a second; no ETA "
+        note="sqla+sqlite:///, prefork; acknowledges when a task begins; fewer tasks, for it polls once a "
+        "second; no ETA "
         "drain, it cannot enqueue them in time",
     ),
 )

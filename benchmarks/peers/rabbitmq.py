@@ -8,7 +8,8 @@ ROWS = (
         "RabbitMQ",
         results="Redis",
         most={"enqueue": 10_000},
-        note="every publish confirmed by RabbitMQ before the call returns; acks after the task; results in Redis",
+        note="every publish confirmed by RabbitMQ before the call returns; acks after the task; results "
+        "in Redis",
     ),
     qworker(
         "qworker-rabbitmq-unconfirmed",
@@ -23,7 +24,8 @@ ROWS = (
         workloads=("noop", "enqueue", "bulk", "latency"),
         environment={"BENCHMARK_QUEUE_TYPE": "quorum"},
         most={"enqueue": 10_000},
-        note="task_default_queue_type quorum, which outlives the loss of a node; every publish confirmed; acks after the task",
+        note="task_default_queue_type quorum, which outlives the loss of a node; every publish confirmed; "
+        "acks after the task",
     ),
     celery(
         "celery-rabbitmq",
@@ -32,7 +34,8 @@ ROWS = (
         requirements=("celery==5.7.0", "packaging==26.0", "redis==8.1.0", "hiredis==3.5.0"),
         workloads=without("bulk"),
         most={"stored": 10_000, "eta": 25_000},
-        note="prefork, its defaults; publishes unconfirmed; acknowledges when a task begins: a killed worker loses the "
+        note="prefork, its defaults; publishes unconfirmed; acknowledges when a task begins: a killed worker "
+        "loses the "
         "task it runs; results in Redis",
     ),
     Peer(
@@ -44,7 +47,8 @@ ROWS = (
         workloads=without("bulk"),
         server="RabbitMQ",
         results="Redis",
-        note="2 processes of 8 threads, its default on two cores; publishes unconfirmed; acknowledges after the task; "
+        note="2 processes of 8 threads, its default on two cores; publishes unconfirmed; acknowledges after "
+        "the task; "
         "results in Redis",
     ),
 )

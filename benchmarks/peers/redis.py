@@ -37,7 +37,8 @@ ROWS = (
         workloads=without("bulk"),
         stop_signal=signal.SIGINT,
         server="Redis",
-        note="RedisHuey; acknowledges nothing: takes a task out of the queue before it runs, so a killed worker loses it; "
+        note="RedisHuey; acknowledges nothing: takes a task out of the queue before it runs, so a killed "
+        "worker loses it; "
         "runs ETA tasks up to a second early; stopped by SIGINT",
     ),
     Peer(
@@ -58,7 +59,8 @@ ROWS = (
         requirements=("rq==2.12.0", *_CLIENT),
         most={"noop": 5_000, "stored": 5_000, "cpu1": 2_000, "eta": 5_000},
         server="Redis",
-        note="two SimpleWorkers, which run tasks in their own process; the worker that RQ begins with forks for each task and "
+        note="two SimpleWorkers, which run tasks in their own process; the worker that RQ begins with forks "
+        "for each task and "
         "is seven times slower; ETA tasks move once a second",
     ),
     Peer(
@@ -69,7 +71,8 @@ ROWS = (
         requirements=("taskiq==0.13.0", "taskiq-redis==1.2.4", *_FAST),
         workloads=without("bulk", "eta", "behind-eta"),
         server="Redis",
-        note="ListQueueBroker, async bodies; acknowledges nothing: a killed worker loses what it fetched; delays need a "
+        note="ListQueueBroker, async bodies; acknowledges nothing: a killed worker loses what it fetched; "
+        "delays need a "
         "scheduler process, not measured",
     ),
     Peer(
@@ -81,7 +84,8 @@ ROWS = (
         workloads=without("bulk", "eta", "behind-eta"),
         environment={"BENCHMARK_TASKIQ": "stream"},
         server="Redis",
-        note="RedisStreamBroker, async bodies; acknowledges after the task, what a killed worker held comes back after ten "
+        note="RedisStreamBroker, async bodies; acknowledges after the task, what a killed worker held comes "
+        "back after ten "
         "minutes; delays not measured",
     ),
     Peer(
@@ -104,7 +108,8 @@ ROWS = (
         workloads=without("bulk"),
         most={"noop": 8_000, "stored": 8_000, "eta": 15_000},
         server="Redis",
-        note="two processes, async bodies, 100 jobs each, looking every 10 ms (by default twice a second); acknowledges "
+        note="two processes, async bodies, 100 jobs each, looking every 10 ms (by default twice a second); "
+        "acknowledges "
         "after the task",
     ),
     Peer(
@@ -117,7 +122,8 @@ ROWS = (
         most={"noop": 5_000, "stored": 3_000, "enqueue": 4_000, "cpu1": 2_000},
         environment={"DJANGO_SETTINGS_MODULE": "benchmarks.adapters.djangoq_settings"},
         server="Redis",
-        note="two workers; acknowledges nothing on Redis: a killed worker loses its tasks; results in SQLite; delays are "
+        note="two workers; acknowledges nothing on Redis: a killed worker loses its tasks; results in "
+        "SQLite; delays are "
         "rows of a schedule that is looked at twice a minute, not measured",
     ),
 )

@@ -1,4 +1,5 @@
-"""The workloads by name. Each is a function that takes a Cell and returns its figures, named as in `metrics`."""
+"""The workloads by name. Each is a function that takes a Cell and returns its figures, named as in
+`metrics`."""
 
 from collections.abc import Callable
 

@@ -13,8 +13,8 @@ ENQUEUEING = 30.0
 def eta(cell: Cell) -> dict[str, float]:
     """Up to 50,000 tasks of distinct ETA, 2,500 a second for 20 s, the worker running all the while."""
     tree = cell.warm_worker()
-    # Small lots tell how long enqueueing will take, so that all are in the queue before the first is due; the first
-    # of them warms the producer up.
+    # Small lots tell how long enqueueing will take, so that all are in the queue before the first is due; the
+    # first of them warms the producer up.
     for sample in (100, cell.count(1_000, least=100)):
         trial = cell.reserve(sample)
         first = time.time() + 1.0

@@ -41,9 +41,11 @@ def start(cell: Cell) -> dict[str, float]:
 
 
 def stop(cell: Cell) -> dict[str, float]:
-    """Seconds from the end of the running task to the exit of the worker, told to stop 0.2 s into a task of 1 s.
+    """Seconds from the end of the running task to the exit of the worker, told to stop 0.2 s into a task of 1
+    s.
 
-    A worker that kills the task has no such figure; `stop_finished` is the share of tasks that were let finish.
+    A worker that kills the task has no such figure; `stop_finished` is the share of tasks that were let
+    finish.
     """
     beyond, finished = [], 0
     for _ in range(REPEATS):

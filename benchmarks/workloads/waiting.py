@@ -33,7 +33,8 @@ def latency(cell: Cell) -> dict[str, float]:
 
 
 def beside_long(cell: Cell) -> dict[str, float]:
-    """The longest wait of a short task while one child runs a task of 1 s and the other is idle, in milliseconds.
+    """The longest wait of a short task while one child runs a task of 1 s and the other is idle, in
+    milliseconds.
 
     In each round one short task is sent right behind the long one, the rest while it runs. All are the same
     function, so knowing its usual duration does not help.

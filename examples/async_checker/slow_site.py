@@ -1,4 +1,5 @@
-"""A web site that takes half a second for every page: most are well, some are missing, some are well the second time."""
+"""A web site that takes half a second for every page: most are well, some are missing, some are well the
+second time."""
 
 import asyncio
 import contextlib

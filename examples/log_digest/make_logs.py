@@ -1,4 +1,5 @@
-"""Write sample logs into logs/: forty good ones, one that is finished only later, one that is no log at all."""
+"""Write sample logs into logs/: forty good ones, one that is finished only later, one that is no log at
+all."""
 
 import random
 import threading
@@ -11,7 +12,10 @@ STATUSES = [200] * 40 + [304] * 8 + [404] * 3 + [500]
 
 def line(chance: random.Random, hour: int) -> str:
     page, status = chance.choice(PAGES), chance.choice(STATUSES)
-    return f"10.0.0.{chance.randrange(256)} [{hour:02}:{chance.randrange(60):02}] GET {page} {status} {chance.randrange(9000)}\n"
+    return (
+        f"10.0.0.{chance.randrange(256)} [{hour:02}:{chance.randrange(60):02}] GET {page} {status} "
+        f"{chance.randrange(9000)}\n"
+    )
 
 
 def make(files: int = 40, lines: int = 2_000, seconds_until_finished: float = 1.5) -> None:

@@ -1,4 +1,5 @@
-"""Draw sample pictures into pictures/: rings and slopes in many colours, a few of them large; and one broken file."""
+"""Draw sample pictures into pictures/: rings and slopes in many colours, a few of them large; and one broken
+file."""
 
 from pathlib import Path
 

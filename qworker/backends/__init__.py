@@ -1,9 +1,9 @@
 """Result stores, found by the scheme of their URL; each is imported when it is first asked for.
 
-Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``keyvalue``; the stores
-``sqlite``, ``redis`` with ``redis_subscription``, ``sql`` with ``sql_tables``, ``sql_columns``, ``stored_pickle`` and
-``sql_listen``, ``rpc``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` (who waits is told),
-``stores`` (those of an app).
+Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``keyvalue``;
+the stores ``sqlite``, ``redis`` with ``redis_subscription``, ``sql`` with ``sql_tables``, ``sql_columns``,
+``stored_pickle`` and ``sql_listen``, ``rpc``, ``filesystem``, ``memcached``, ``memory``, ``disabled``;
+``result_watcher`` (who waits is told), ``stores`` (those of an app).
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ SCHEMES: dict[str, tuple[str, str]] = {
 }
 """Where the class for each scheme is; ``db+postgresql`` is found by what stands before the plus."""
 
-_EXAMPLES = "sqlite:///results.db, redis://host:6379/0, db+postgresql://user@host/name, file:///directory, cache+memory:// or disabled://"
+_EXAMPLES = (
+    "sqlite:///results.db, redis://host:6379/0, db+postgresql://user@host/name, file:///directory, "
+    "cache+memory:// or disabled://"
+)
 
 
 def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
     """Return the result store at *url*; it connects at its first use.
 
-    Raises ConfigurationError for a scheme there is no store for, or when the extra that it needs is not installed.
+    Raises ConfigurationError for a scheme there is no store for, or when the extra that it needs is not
+    installed.
     """
     scheme = url.partition("://")[0].lower()
     found = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])

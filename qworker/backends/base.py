@@ -2,7 +2,8 @@
 
 Comes from:  execution stores states; the worker sweeps.
 Goes to:     ``results/result.py``, which reads them.
-Thread:      every method from any thread. A forked child opens its own connections: stores see to that themselves.
+Thread:      every method from any thread. A forked child opens its own connections: stores see to that
+             themselves.
 
 What is kept of a task is its *metadata*, a dict in Celery's shape: task_id, status, result (a value, or an
 exception as dict), traceback, children, date_done; group_id and parent_id when there are any; and with
@@ -36,8 +37,8 @@ Found = Meta | DamagedResult
 """What is stored of a task, or the error that says why it cannot be read."""
 About = tuple[str, ...]
 Row = tuple[str, str, bytes, float | None]
-"""``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who stores it. The
-payload is what the store wants it to be; expires is an epoch second."""
+"""``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who
+stores it. The payload is what the store wants it to be; expires is an epoch second."""
 
 COMPRESSED = b"\x00celery-compressed\x00"
 """What a compressed payload begins with; the MIME name and a NUL follow."""
@@ -118,7 +119,8 @@ class Backend(ABC):
         return meta
 
     def encode(self, meta: Meta) -> bytes:
-        """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the limit."""
+        """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the
+        limit."""
         parts = {"the result": meta.get("result"), "the metadata": meta}
         data = self.encode_value(meta, parts, ("result",))
         # The result alone counts: a task that called a hundred thousand others has their ids beside it.
@@ -130,8 +132,8 @@ class Backend(ABC):
         return data
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
-        """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is and whose, for
-        the signature that it gets where there is a security_key."""
+        """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is
+        and whose, for the signature that it gets where there is a security_key."""
         if self._serializer == "json":
             data = encode_json(value, parts or {"the result": value})
         else:
@@ -142,8 +144,8 @@ class Backend(ABC):
         return data if self._signer is None else self._signer.seal(data, *about)
 
     def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
-        """Undo encode(). Raises DamagedResult for what is damaged, of a content type that is not accepted, not signed though
-        there is a security_key, or signed as the result of another task than *task_id*."""
+        """Undo encode(). Raises DamagedResult for what is damaged, of a content type that is not accepted,
+        not signed though there is a security_key, or signed as the result of another task than *task_id*."""
         meta = self.decode_value(data, ("result",), task_id)
         if not isinstance(meta, dict) or not isinstance(meta.get("status"), str) or "result" not in meta:
             raise self.damaged(task_id, f"is damaged: {data[:80]!r} is no metadata")
@@ -175,7 +177,8 @@ class Backend(ABC):
         return DamagedResult(f"{self.called(task_id)} {why}", task_id)
 
     def decode_value(self, data: bytes | str, about: About = (), task_id: str | None = None) -> Any:
-        """Return the value that was serialised as *data*, compressed or not; raises DamagedResult, of *task_id*."""
+        """Return the value that was serialised as *data*, compressed or not; raises DamagedResult, of
+        *task_id*."""
         payload = data.encode() if isinstance(data, str) else bytes(data)
         try:
             if self._signer is not None:  # before anything looks at it
@@ -190,7 +193,10 @@ class Backend(ABC):
             encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
             return decode(payload, self._content_type, encoding, self._accept)
         except (InvalidTaskMessage, SecurityError) as error:
-            why = f"cannot be read as {self._serializer}: {error}. Was it written with another result_serializer?"
+            why = (
+                f"cannot be read as {self._serializer}: {error}. Was it written with another "
+                "result_serializer?"
+            )
             raise self.damaged(task_id, why) from error
 
     def check_encodable(self, result: Any) -> None:
@@ -202,7 +208,8 @@ class Backend(ABC):
         return None if self.expires is None else self.clock.now() + self.expires
 
     def row(self, task_id: str, meta: Meta) -> Row | None:
-        """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep nothing.
+        """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep
+        nothing.
 
         Raises EncodeError when it cannot be serialised.
         """
@@ -236,8 +243,8 @@ class Backend(ABC):
     def store_rows(self, rows: Sequence[Row]) -> None:
         """Store what row() made, oldest first, each by the rule of store(); in one step where the store can.
 
-        Raises BackendError when the store does not answer: then any of them may have been stored, and the call may
-        be repeated. EncodeError: one of them can never be stored, and none or some were.
+        Raises BackendError when the store does not answer: then any of them may have been stored, and the
+        call may be repeated. EncodeError: one of them can never be stored, and none or some were.
         """
         for task_id, _, payload, _ in rows:
             self.store(task_id, self.decode(payload))
@@ -246,7 +253,8 @@ class Backend(ABC):
     def get(self, task_id: str) -> Meta | None:
         """Return the metadata of *task_id*; None when nothing is stored, or it has expired.
 
-        Raises DamagedResult for what cannot be read, and BackendError when the store does not answer, as all that reads.
+        Raises DamagedResult for what cannot be read, and BackendError when the store does not answer, as all
+        that reads.
         """
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
@@ -276,7 +284,8 @@ class Backend(ABC):
     ) -> dict[str, Meta]:
         """Wait until at least one of *ids* has ended; return all that have, ``{}`` after *timeout* seconds.
 
-        Raises DamagedResult, with its ``task_id``, for one that cannot be read, when none has ended that can be.
+        Raises DamagedResult, with its ``task_id``, for one that cannot be read, when none has ended that can
+        be.
         on_interval: called before each pause, which lasts at most *interval* seconds.
         """
         deadline = None if timeout is None else self.clock.monotonic() + timeout
@@ -309,13 +318,15 @@ class Backend(ABC):
 
     @contextmanager
     def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        """Give a function that pauses for some seconds, and less when one of *ids* was stored since the block began."""
+        """Give a function that pauses for some seconds, and less when one of *ids* was stored since the block
+        began."""
         yield self.clock.sleep
 
     def bell(self) -> Any:
         """Return what rings when something is stored, for an event loop; None: nothing does.
 
-        It has fileno(), close() and drain(); of a store that is remote, follow(ids) and rung() in place of drain().
+        It has fileno(), close() and drain(); of a store that is remote, follow(ids) and rung() in place of
+        drain().
         """
         return None
 
@@ -346,7 +357,8 @@ class Backend(ABC):
     # -- locks and counters --
 
     def add(self, key: str, ttl: float | None = None) -> bool:
-        """Create *key* for *ttl* seconds (None: for ever); False when it exists. One of many callers gets True."""
+        """Create *key* for *ttl* seconds (None: for ever); False when it exists. One of many callers gets
+        True."""
         raise self._unsupported("locks")
 
     def incr(self, key: str, ttl: float | None = None) -> int:

@@ -1,6 +1,7 @@
 """By hand: what a program asks of the result store, or writes there, itself; under Celery's names.
 
-Comes from:  ``app.backend``, of which these are methods: as where a task raised Ignore and something else ends it.
+Comes from:  ``app.backend``, of which these are methods: as where a task raised Ignore and something else
+             ends it.
 Goes to:     the store, by its rule that a final state never goes back.
 Thread:      any.
 """
@@ -50,7 +51,8 @@ def get_state(backend: Backend, task_id: str) -> str:
 
 
 def get_result(backend: Backend, task_id: str) -> Any:
-    """Return the value of a task, its exception, or what update_state() stored; None when there is nothing."""
+    """Return the value of a task, its exception, or what update_state() stored; None when there is
+    nothing."""
     return get_task_meta(backend, task_id)["result"]
 
 
@@ -60,7 +62,8 @@ def get_traceback(backend: Backend, task_id: str) -> str | None:
 
 
 def get_children(backend: Backend, task_id: str) -> Any:
-    """Return the calls that a task made, as result_from_tuple() takes them; None when nothing is known of it."""
+    """Return the calls that a task made, as result_from_tuple() takes them; None when nothing is known of
+    it."""
     return get_task_meta(backend, task_id).get("children")
 
 
@@ -79,8 +82,8 @@ def store_result(
 ) -> Any:
     """Store a state with its result, a value or an exception, unless a final one stands; return *result*.
 
-    request: the task's, for what is kept beside (its children, and with ``result_extended`` its name and arguments).
-    Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
+    request: the task's, for what is kept beside (its children, and with ``result_extended`` its name and
+    arguments). Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
     """
     kept = exception_to_dict(result) if isinstance(result, BaseException) else result
     backend.store(task_id, backend.meta(task_id, state, kept, traceback, request))
@@ -128,5 +131,6 @@ def mark_as_revoked(backend: Backend, task_id: str, reason: str = "", request: A
 def _refuse_to_go_on(request: Any, field: str, option: str) -> None:
     if request is not None and getattr(request, field, None):
         raise NotAvailable(
-            f"the request has a {option}, which is not called by hand: call it with apply_async(), and leave request out"
+            f"the request has a {option}, which is not called by hand: call it with apply_async(), and leave "
+            "request out"
         )

@@ -4,8 +4,8 @@ Comes from:  ``result_backend = "file:///directory"``.
 Goes to:     that directory; it may be shared by many processes of one machine.
 Thread:      any; each operation opens its own files.
 
-A file is written under another name, flushed to the disk and renamed, so that a reader sees the old one or the
-new one, whole. When it was written is its time stamp; a lock's is when it expires.
+A file is written under another name, flushed to the disk and renamed, so that a reader sees the old one or
+the new one, whole. When it was written is its time stamp; a lock's is when it expires.
 """
 
 from __future__ import annotations

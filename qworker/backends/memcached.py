@@ -1,7 +1,8 @@
 """Results in memcached, under Celery's keys.
 
 Comes from:  ``result_backend = "cache+memcached://host:11211/"``; several servers are parted by semicolons.
-Goes to:     the servers, by pymemcache; they let results expire, or forget them sooner when memory runs short.
+Goes to:     the servers, by pymemcache; they let results expire, or forget them sooner when memory runs
+             short.
 Thread:      any; a pool of connections, and none crosses a fork.
 """
 

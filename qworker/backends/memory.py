@@ -36,7 +36,8 @@ class MemoryBackend(KeyValueBackend):
         _stores.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: another thread of the parent's may have held the lock, and will never let go of it here."""
+        """In a forked child: another thread of the parent's may have held the lock, and will never let go of
+        it here."""
         self._lock = threading.RLock()
         self._waiting = []
 

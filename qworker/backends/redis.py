@@ -1,7 +1,9 @@
 """Results on Redis or Valkey, under Celery's keys.
 
-Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``, ``sentinel://…``.
-Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them expire.
+Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``,
+             ``sentinel://…``.
+Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them
+             expire.
 Thread:      any: each use borrows a connection, who waits keeps one a thread. None crosses a fork.
 
 A worker's batch is one script call. When the messages are in the same database of the same server, the broker

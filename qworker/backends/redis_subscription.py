@@ -80,7 +80,8 @@ class RedisBell:
             self._rung.append(reply[1].decode()[len(self._prefix) :])
 
     def rung(self) -> list[str]:
-        """The ids that were told of since the last call, without waiting. Raises BackendError as follow() does."""
+        """The ids that were told of since the last call, without waiting. Raises BackendError as follow()
+        does."""
         try:
             for reply in self._link.received():
                 self._take(checked(self._link, reply))

@@ -1,8 +1,9 @@
 """Lookout: one looks for the results that anybody in this process waits for.
 
 Comes from:  ``sql.py``: a Bell for each thread that waits, and one for each event loop.
-Goes to:     an Ear, where the server tells of results; and one look for all who wait, twice a second, or again and
-             again with growing pauses where nothing is told. Whose result is there, their bell is rung.
+Goes to:     an Ear, where the server tells of results; and one look for all who wait, twice a second, or
+             again and again with growing pauses where nothing is told. Whose result is there, their bell is
+             rung.
 Thread:      one of its own, from the first follow() until nobody has waited for a while; all else from any.
 """
 
@@ -32,7 +33,8 @@ FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 
 
 class Ear(Protocol):
-    """A connection on which the server tells of results; its methods raise what they like when it is broken."""
+    """A connection on which the server tells of results; its methods raise what they like when it is
+    broken."""
 
     def fileno(self) -> int: ...
 
@@ -64,7 +66,8 @@ class Signal:
             pass  # full: it is awake; closed: it has gone
 
     def sleep(self, seconds: float, other: int = -1) -> bool:
-        """Sleep until it is given, the file *other* (-1: none) can be read, or so long; True when it was given."""
+        """Sleep until it is given, the file *other* (-1: none) can be read, or so long; True when it was
+        given."""
         ready = select.poll()
         for file in (self.fileno(), other):
             if file >= 0:
@@ -306,7 +309,7 @@ class Watch:
         began = time.monotonic()
         try:
             ended = self._lookout.look(ids) if ids else ()
-        except Exception as error:  # whatever the store says, who waits finds out by looking
+        except Exception as error:  # noqa: BLE001 - whatever the store says, who waits finds out by looking
             logger.debug("looking for results: %s", error)
             ended = ids
             self._pause = SLOWEST
@@ -319,7 +322,7 @@ class Watch:
         """Listen, and look once more: what was stored before was not told to us."""
         try:
             self._ear = listen()
-        except Exception as error:  # until it works, results are found by looking
+        except Exception as error:  # noqa: BLE001 - until it works, results are found by looking
             delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
             logger.log(
                 logging.INFO if self._failures == 3 else logging.DEBUG,
@@ -338,7 +341,7 @@ class Watch:
             return []
         try:
             return [line for told in self._ear.heard() for line in told.split("\n")]
-        except Exception as error:  # the connection is cut: until there is another we look
+        except Exception as error:  # noqa: BLE001 - the connection is cut: until there is another we look
             logger.debug("listening for results: %s", error)
             self._hang_up()
             self._listen_at = time.monotonic() + FIRST_RETRY
@@ -352,7 +355,7 @@ class Watch:
         if ear is not None:
             try:
                 ear.close()
-            except Exception as error:  # it is of no more use, whatever it says
+            except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
                 logger.debug("closing the connection that listened: %s", error)
 
 

@@ -4,8 +4,8 @@ Comes from:  ``result_backend = "rpc://"`` with a broker that kombu reaches.
 Goes to:     the queue that a call names in ``reply_to``; ours is read by a thread into memory.
 Thread:      any. Who sends has a connection a thread; the reply queue has one reader; none crosses a fork.
 
-Only the process that called can ask for the result. A reply queue belongs to one process, and goes away with it:
-results that come later are lost, and so are those that come while the broker is away.
+Only the process that called can ask for the result. A reply queue belongs to one process, and goes away with
+it: results that come later are lost, and so are those that come while the broker is away.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class RpcBackend(MemoryBackend):
         hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
         self._options = {
             "hostname": hostname,
-            # For amqp:// kombu would look for librabbitmq at every connection. A child that was forked while another
-            # thread is at it would wait for that import without end.
+            # For amqp:// kombu would look for librabbitmq at every connection. A child that was forked while
+            # another thread is at it would wait for that import without end.
             "transport": "pyamqp" if hostname.startswith("amqp:") else None,
             "ssl": ssl,
             "transport_options": {**_patience(hostname), **conf.broker_transport_options},
@@ -78,7 +78,8 @@ class RpcBackend(MemoryBackend):
         self._opening = threading.Lock()
 
     def reply_to(self) -> str:
-        """The queue for the results of this process, which is there when this returns. Raises BrokerUnavailable."""
+        """The queue for the results of this process, which is there when this returns. Raises
+        BrokerUnavailable."""
         known = self._reply_to
         if known is not None and known[0] == os.getpid():
             return known[1]
@@ -132,7 +133,7 @@ class RpcBackend(MemoryBackend):
     def _read(
         self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
     ) -> None:
-        """The thread of the reply queue: reads until the store is closed, and connects again when it breaks."""
+        """The thread of the reply queue: reads until the store is closed, connects again when it breaks."""
         sweep_at, failures = 0.0, 0
         while not stop.is_set():
             try:
@@ -218,7 +219,7 @@ class RpcBackend(MemoryBackend):
 
     @contextmanager
     def _sender(self) -> Iterator[Any]:
-        """The producer of this thread; errors of the broker come out as BackendError, and end its connection."""
+        """The producer of this thread; errors of the broker are BackendError, and end its connection."""
         senders = self._senders
         if getattr(senders, "pid", None) != os.getpid():
             senders.pid, senders.connection = os.getpid(), None
@@ -249,8 +250,10 @@ def _let_go(connection: Any) -> None:
     if connection is None:
         return
     try:
-        connection.release()  # not collect(): it sets a timeout for all new sockets of the process, for a while
-    except Exception as error:  # whatever a broken connection raises when it is closed, it is closed
+        # Not collect(): it sets a timeout for all new sockets of the process, for a while.
+        connection.release()
+    except Exception as error:  # noqa: BLE001
+        # Whatever a broken connection raises when it is closed, it is closed.
         logger.debug("closing a connection: %s", error)
 
 

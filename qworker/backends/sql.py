@@ -4,12 +4,13 @@ Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``d
 Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``; locks and counters to ``qworker_keyvalue``.
 Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
 
-Each statement is a transaction of its own. Rows are stored by the batch in one statement, where ``transports/sql/result_upserts.py`` has one
-for the database. Elsewhere, and where that does not tell whether it stored a row, a row is only inserted after a look has
-found none; and a state is replaced by one UPDATE whose WHERE names the states that may not be, so two writers cannot
-pass each other.
+Each statement is a transaction of its own. Rows are stored by the batch in one statement, where
+``transports/sql/result_upserts.py`` has one for the database. Elsewhere, and where that does not tell whether
+it stored a row, a row is only inserted after a look has found none; and a state is replaced by one UPDATE
+whose WHERE names the states that may not be, so two writers cannot pass each other.
 
-Who waits is rung by the ``Lookout`` of this process, which PostgreSQL tells of results; on other databases it looks.
+Who waits is rung by the ``Lookout`` of this process, which PostgreSQL tells of results; on other databases it
+looks.
 """
 
 from __future__ import annotations
@@ -274,7 +275,8 @@ class SQLBackend(Backend):
             connection.exec_driver_sql("SET lock_timeout = '5s'")
             channel = connection.exec_driver_sql(f"SELECT {channel_of(self._table)}").scalar_one()
             connection.exec_driver_sql(f"LISTEN {channel}")
-            # Who stored without telling us has committed when this returns, and the look that follows sees it.
+            # Who stored without telling us has committed when this returns, and the look that follows sees
+            # it.
             connection.exec_driver_sql(f"SELECT pg_advisory_lock_shared({lock_of(self._table)})")
             return SQLEar(driver, connection.close)
         except BaseException:

@@ -48,12 +48,14 @@ class Columns:
         return None if value is None else self._backend.encode_value(value, None, (name, key))
 
     def found(self, row: Mapping[str, Any], task_id: str) -> Found | None:
-        """The metadata in *row*, which is of *task_id*, or why it cannot be read; None when it has expired."""
+        """The metadata in *row*, which is of *task_id*, or why it cannot be read; None when it has
+        expired."""
         try:
             return self._meta(row, task_id)
         except DamagedResult as error:
             return error
-        except Exception as error:  # a value that is not of its column's type, which some databases let in
+        except Exception as error:  # noqa: BLE001
+            # A value that is not of its column's type, which some databases let in.
             let_pass(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
@@ -85,7 +87,8 @@ class Columns:
         return meta
 
     def value(self, data: Any, about: About, task_id: str | None = None) -> Any:
-        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery. Raises DamagedResult."""
+        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery. Raises
+        DamagedResult."""
         if data is None:
             if not self._backend.signs or about[0] != "result":
                 return None

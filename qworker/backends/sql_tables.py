@@ -27,8 +27,8 @@ from qworker.transports.sql.schema import SQL_MODE
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
 """Columns that are there when Celery, or we, made the table with ``result_extended``."""
 
-# Celery's has 32 bits. Each result takes a number, and so does each change of it: 10,000 a second would use them up in
-# two days. SQLite numbers rows by INTEGER only, which has 64.
+# Celery's has 32 bits. Each result takes a number, and so does each change of it: 10,000 a second would use
+# them up in two days. SQLite numbers rows by INTEGER only, which has 64.
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 # On MySQL, Celery's BLOB and TEXT end at 64 KB, and a longer result would not fit.
 _BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
@@ -39,7 +39,8 @@ _ON_MYSQL: Any = {
     for dialect in ("mysql", "mariadb")
     for name, value in (("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
 }
-"""By the database's own rules ids might be the same that differ by case, and texts that are not of its alphabet refused."""
+"""By the database's own rules ids might be the same that differ by case, and texts that are not of its
+alphabet refused."""
 
 _DRIVERS = {
     "postgresql": ("psycopg", "psycopg2"),
@@ -57,10 +58,11 @@ _LIBMYSQL: Mapping[str, Any] = {
     "sql_mode": SQL_MODE,
 }
 _USUAL: Mapping[str, Mapping[str, Any]] = {
-    "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL, "pysqlite": {"timeout": 30},
+    "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL,
+    "pysqlite": {"timeout": 30},
 }  # fmt: skip
-"""What drivers are told besides: when to give up on a server of which nothing is heard, by themselves never or after many
-minutes; and what we can rely on."""
+"""What drivers are told besides: when to give up on a server of which nothing is heard, by themselves never
+or after many minutes; and what we can rely on."""
 
 _CONNECTIONS = {
     "psycopg": ("qworker.transports.sql.timeout_connection", "PatientConnection.connect"),
@@ -70,7 +72,8 @@ _CONNECTIONS = {
 
 
 class Layout(NamedTuple):
-    """columns: of our own that the table of tasks really has, in one order. makes_ids: it gives a new row its id."""
+    """columns: of our own that the table of tasks really has, in one order. makes_ids: it gives a new row its
+    id."""
 
     columns: tuple[str, ...]
     makes_ids: bool
@@ -153,7 +156,8 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
 def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
     """Return the engine for ``db+…`` *url*; it connects at its first use.
 
-    Raises ConfigurationError for a URL that SQLAlchemy does not understand, or a driver that is not installed.
+    Raises ConfigurationError for a URL that SQLAlchemy does not understand, or a driver that is not
+    installed.
     """
     try:
         parsed = sa.make_url(url.removeprefix("db+"))
@@ -162,7 +166,8 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
             installed = [driver for driver in _DRIVERS[dialect] if find_spec(driver) is not None]
             if not installed:
                 raise ConfigurationError(
-                    f"result_backend: no driver for {dialect} is installed: {install_command(_EXTRAS[dialect])}",
+                    f"result_backend: no driver for {dialect} is installed: "
+                    f"{install_command(_EXTRAS[dialect])}",
                     setting="result_backend",
                 )
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])

@@ -1,7 +1,9 @@
 """Results that an older Celery has pickled: read when they are plain data, refused when they are not.
 
-Comes from:  rows of Celery 5.6 and before, whose SQL result column was a pickle whatever the result serializer.
-Goes to:     plain Python values; no class outside of a short list is ever looked up, so nothing stored can run.
+Comes from:  rows of Celery 5.6 and before, whose SQL result column was a pickle whatever the result
+             serializer.
+Goes to:     plain Python values; no class outside of a short list is ever looked up, so nothing stored can
+             run.
 Thread:      any; pure.
 """
 
@@ -68,7 +70,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def is_pickle(payload: bytes) -> bool:
-    """Tell whether *payload* begins as every pickle of protocol 2 and up does, and no JSON, YAML or text can."""
+    """Tell whether *payload* begins as every pickle of protocol 2 and up does, and no JSON, YAML or text
+    can."""
     return payload[:1] == b"\x80"
 
 
@@ -79,7 +82,7 @@ def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
     """
     try:
         return _PlainUnpickler(io.BytesIO(payload)).load()
-    except Exception as error:  # a damaged pickle raises anything
+    except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything
         raise DamagedResult(
             f"{called} was pickled by Celery 5.6 or before, and only plain data is read from a pickle; "
             f"{error}. Read it with that Celery, or delete the row",

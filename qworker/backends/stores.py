@@ -38,7 +38,8 @@ def backend(app: QWorker) -> Backend:
 
 
 def results_with_broker(app: QWorker) -> bool:
-    """Whether results are kept in the broker's own store, so that a worker stores them together with the ack."""
+    """Whether results are kept in the broker's own store, so that a worker stores them together with the
+    ack."""
     if app._results_with_broker is None:
         store = app.broker
         app._results_with_broker = "results" not in store.lacks and app.backend.same_store(store.url)
@@ -46,7 +47,8 @@ def results_with_broker(app: QWorker) -> bool:
 
 
 def reply_to(app: QWorker) -> str | None:
-    """The queue in which this process gets its results; None unless they are sent (``rpc://``), and inside of a task.
+    """The queue in which this process gets its results; None unless they are sent (``rpc://``), and inside of
+    a task.
 
     Raises BrokerUnavailable when there has to be one, and cannot be made.
     """

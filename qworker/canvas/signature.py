@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Signature(dict[str, Any]):
     """A task's name, arguments and options, as the dict that travels.
 
-    Keys: task, args, kwargs, options, subtask_type, immutable. Calling it, or clone(), leaves it as it is; set() and
-    link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is ``add(3, 2)``.
+    Keys: task, args, kwargs, options, subtask_type, immutable. Calling it, or clone(), leaves it as it is;
+    set() and link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is ``add(3, 2)``.
     """
 
     __slots__ = ("_app",)
@@ -40,7 +40,8 @@ class Signature(dict[str, Any]):
         app: QWorker | None = None,
         **more: Any,
     ) -> None:
-        """task: a name, a task, or the dict of a signature, which says the rest itself. more: further options."""
+        """task: a name, a task, or the dict of a signature, which says the rest itself. more: further
+        options."""
         self._app = app
         if not isinstance(task, Mapping):
             super().__init__(
@@ -211,7 +212,8 @@ class Signature(dict[str, Any]):
         return self.type.apply(call.args, call.kwargs, **call.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task here and now, as the plain function it is, with *args* before its own and *kwargs* over its own."""
+        """Run the task here and now, as the plain function it is, with *args* before its own and *kwargs*
+        over its own."""
         call = self.clone(args, kwargs)
         return self.type(*call.args, **call.kwargs)
 
@@ -248,7 +250,8 @@ class Signature(dict[str, Any]):
 
 
 def signatures(value: object, argument: str) -> list[Signature]:
-    """Return *value*, one signature or many, as a list of such whose ids are settled. Raises TypeError for anything else."""
+    """Return *value*, one signature or many, as a list of such whose ids are settled. Raises TypeError for
+    anything else."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items

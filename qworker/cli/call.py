@@ -138,7 +138,8 @@ def _moment(text: str | None) -> Any:
 
 
 def task_named(app: QWorker, name: str) -> str:
-    """The full name of the task meant by a name or by its end. NotRegistered, with near names, for none or several."""
+    """The full name of the task meant by a name or by its end. NotRegistered, with near names, for none or
+    several."""
     if name in app.tasks:
         return name
     ending = [known for known in app.tasks if known.endswith(f".{name}")]

@@ -1,4 +1,5 @@
-"""Celery's options of `celery worker`, for `qworker start`: taken where nothing is lost by it, else refused in a sentence.
+"""Celery's options of `celery worker`, for `qworker start`: taken where nothing is lost by it, else refused
+in a sentence.
 
 Comes from:  command lines and unit files that were written for Celery.
 Goes to:     click, which shows none of them in --help.

@@ -123,7 +123,8 @@ def _which(tags: tuple[int, ...], everything: bool) -> None:
 
 
 def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
-    """The tags, None for all; ConfigurationError, before anything is done, when one of them is no dead letter."""
+    """The tags, None for all; ConfigurationError, before anything is done, when one of them is no dead
+    letter."""
     if not tags:
         return None
     known = {letter.tag for letter in app.broker.dead(None, ALL)}

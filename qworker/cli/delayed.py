@@ -69,8 +69,8 @@ def _in(due: object, now: float) -> str:
 def flush(app: str | None, queue: str | None, yes: bool) -> None:
     """Hand messages that are due later back as plain messages, for workers that read only the plain queues.
 
-    Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker workers of
-    these queues first: they would put the messages aside again.
+    Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker
+    workers of these queues first: they would put the messages aside again.
     """
     store = open_app(app).app.broker
     queues = [queue] if queue is not None else [info.queue for info in store.queues() if info.delayed]

@@ -1,10 +1,11 @@
 """Discovery: finds the app that a command is about, and can say why it is that one.
 
-Comes from:  the option -A, QWORKER_APP, `[tool.qworker] app`, Django's settings module, the files of the working directory.
+Comes from:  the option -A, QWORKER_APP, `[tool.qworker] app`, Django's settings module, the files of the
+             working directory.
 Goes to:     the command line.
-Thread:      main, before anything else runs.
-The working directory goes on the import path. A module that cannot be imported is shown with the user's own lines
-of the traceback, not with ours or the import machinery's.
+Thread:      main, before anything else runs. The working directory goes on the import path. A module that
+             cannot be imported is shown with the user's own lines of the traceback, not with ours or the
+             import machinery's.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _in_directory(here: Path) -> tuple[str, str]:
             f"{len(found)} packages in {here} make an app; say which with -A: " + ", ".join(found)
         )
     raise ConfigurationError(
-        f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it with -A, as "
+        f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it "
+        "with -A, as "
         f"in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, write tasks.py: "
         'from qworker import QWorker; app = QWorker("tasks")'
     )
@@ -133,7 +135,8 @@ def _module_that_makes_app(package: Path) -> str | None:
 
 
 def _makes_app(path: Path) -> bool:
-    """Whether a file speaks of QWorker; read as text, because importing every file that lies about is no way."""
+    """Whether a file speaks of QWorker; read as text, because importing every file that lies about is no
+    way."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return "QWorker" in file.read(_LONGEST_SOURCE)
@@ -142,7 +145,8 @@ def _makes_app(path: Path) -> bool:
 
 
 def load(target: str, how: str, here: Path) -> Found:
-    """The app at "package.module", "package.module:name" or "path/to/file.py"; ConfigurationError if none is."""
+    """The app at "package.module", "package.module:name" or "path/to/file.py"; ConfigurationError if none
+    is."""
     path, _, attribute = target.partition(":")
     name = _module_of_file(path, here) if path.endswith(".py") or "/" in path or os.sep in path else path
     if not name or not all(part.isidentifier() for part in name.split(".")):
@@ -235,17 +239,18 @@ def _import(name: str, how: str, here: Path) -> ModuleType:
             f"{name} ends the program when it is imported (exit {error.code}); put that under: if __name__ =="
         )
         raise ConfigurationError(f'{message} "__main__":') from None
-    except Exception as error:  # the user's module is code: it may raise anything
+    except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
         raise ConfigurationError(_story(name, error)) from None
 
 
 def load_tasks(app: QWorker) -> None:
-    """Imports every module that the app's settings name for their tasks; ConfigurationError when one cannot be."""
+    """Imports every module that the app's settings name for their tasks; ConfigurationError when one cannot
+    be."""
     try:
         app.load_tasks()
     except QWorkerError:
         raise
-    except Exception as error:  # a user's module again
+    except Exception as error:  # noqa: BLE001 - a user's module again
         raise ConfigurationError(
             _story("the modules of imports, include and autodiscover_tasks", error)
         ) from None

@@ -38,7 +38,8 @@ _OLD_MESSAGE = 600.0  # seconds
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. severity: "error", "warning" or "ok"; advice says what to do, "" for nothing."""
+    """One thing that was looked at. severity: "error", "warning" or "ok"; advice says what to do, "" for
+    nothing."""
 
     severity: str
     what: str
@@ -196,14 +197,16 @@ def _list(queues: object) -> list[str]:
 
 
 def suits(found: Found) -> Iterator[Finding]:
-    """What the app uses, against what its broker promises. (Stores that cannot be opened are told when they are.)"""
+    """What the app uses, against what its broker promises. (Stores that cannot be opened are told when they
+    are.)"""
     for problem in suitability.problems(found):
         if problem.severity == "warning":
             yield Finding("warning", str(problem))
 
 
 def servers(found: Found) -> Iterator[Finding]:
-    """What the servers say of themselves: version, clock, disk. (Whether they answer is told by those who use them.)"""
+    """What the servers say of themselves: version, clock, disk. (Whether they answer is told by those who use
+    them.)"""
     conf = found.app.conf
     urls = [("broker_url", url) for url in broker_urls(conf.broker_url)]
     if conf.result_backend is not None:
@@ -214,7 +217,8 @@ def servers(found: Found) -> Iterator[Finding]:
 
 
 def place(found: Found) -> Iterator[Finding]:
-    """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on opening.)"""
+    """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on
+    opening.)"""
     url = found.app.broker.url
     if not url.startswith("sqlite:"):
         return
@@ -252,7 +256,8 @@ def results(found: Found) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "no results are kept: result_backend is not set, and the broker keeps none",
-            "set result_backend (redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks for results",
+            "set result_backend (redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks "
+            "for results",
         )
     elif (url or "").startswith("disabled:") or (url is None and not embedded):
         yield Finding("ok", "no results are kept")

@@ -19,7 +19,8 @@ import click
 from qworker import __version__
 from qworker.cli.groups import SuggestingGroup
 
-# Command → (module of this package, function in it, short help); listed here so that --help imports none of them.
+# Command → (module of this package, function in it, short help); listed here so that --help imports none of
+# them.
 COMMANDS = {
     "start": ("start", "start", "Run a worker."),
     "call": ("call", "call", "Send a task, and wait for its result if asked to."),
@@ -46,7 +47,8 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(SuggestingGroup):
-    """Knows its commands by name and line of help, imports the one that is called, and ends every error well."""
+    """Knows its commands by name and line of help, imports the one that is called, and ends every error
+    well."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -95,7 +97,8 @@ class LazyGroup(SuggestingGroup):
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an error is told in one line; imported here because the error tree costs 20 ms nobody else needs."""
+    """Whether an error is told in one line; imported here because the error tree costs 20 ms nobody else
+    needs."""
     from qworker.errors import QWorkerError
 
     return isinstance(error, QWorkerError)
@@ -108,7 +111,8 @@ def _masked(error: Exception) -> str:
 
 
 def _silence_output() -> None:
-    """Whoever read our output is gone; nothing must be written to it any more, not even by the interpreter's exit."""
+    """Whoever read our output is gone; nothing must be written to it any more, not even by the interpreter's
+    exit."""
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -120,7 +124,8 @@ def _silence_output() -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Without -A the app is looked for in QWORKER_APP, pyproject.toml, Django's settings and ./tasks.py.",
+    epilog="Without -A the app is looked for in QWORKER_APP, pyproject.toml, Django's settings and "
+    "./tasks.py.",
 )
 @click.version_option(__version__, "--version", prog_name="qworker", message="%(prog)s %(version)s")
 @click.option("-A", "--app", metavar="APP", help="The app: proj.tasks, proj.tasks:app or path/to/file.py.")

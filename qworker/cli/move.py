@@ -26,7 +26,8 @@ _LINE_EVERY = 10_000
 
 @click.command(
     "move",
-    epilog="Stop the workers first, and let new calls go to TO_URL. A move that was interrupted is run again: nothing is "
+    epilog="Stop the workers first, and let new calls go to TO_URL. A move that was interrupted is run "
+    "again: nothing is "
     "lost, and at most 100 messages are in both places.",
 )
 @click.argument("from_url")
@@ -47,8 +48,8 @@ def move_(
 ) -> int:
     """Move waiting and delayed messages from one broker to another, without loss.
 
-    FROM_URL and TO_URL are broker URLs, as in broker_url. Ids, priorities, due times, expiry and signatures are kept.
-    What is being run stays. Other settings of the brokers are those of the app.
+    FROM_URL and TO_URL are broker URLs, as in broker_url. Ids, priorities, due times, expiry and signatures
+    are kept. What is being run stays. Other settings of the brokers are those of the app.
     """
     conf = open_app(app, tasks=False).app.conf
     if same_place(from_url, to_url):
@@ -120,7 +121,10 @@ def _warn(source: LeaseStore, target: LeaseStore) -> None:
         text = f"Warning: {count(len(workers), 'worker')} {verb} running on the old broker ({names}): "
         click.echo(text + "what they hold stays with them.", err=True)
     if "counts" in source.lacks:
-        text = "This broker gives out delayed messages only when they are due: they stay. Run this again later for them."
+        text = (
+            "This broker gives out delayed messages only when they are due: they stay. Run this again "
+            "later for them."
+        )
         click.echo(text, err=True)
 
 

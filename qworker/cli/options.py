@@ -77,7 +77,8 @@ class QueueNames(ParamType):
 
 
 class SettingValue(ParamType):
-    """A value read by the declaration of a setting, so that the command line and the settings agree on what is valid."""
+    """A value read by the declaration of a setting, so that the command line and the settings agree on what
+    is valid."""
 
     def __init__(self, setting: str) -> None:
         from qworker.conf import SETTINGS

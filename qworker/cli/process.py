@@ -27,7 +27,8 @@ _CODE = re.compile(r"%(.?)", re.DOTALL)
 
 
 def expand_path(template: str, node: str, setting: str = "logfile") -> str:
-    """A file name with %h (host name), %n (node name before "@"), %p (whole node name), %d (domain), %% filled in.
+    """A file name with %h (host name), %n (node name before "@"), %p (whole node name), %d (domain), %%
+    filled in.
 
     %i and %I, Celery's index of the process, are 0 and nothing: all processes of a worker write to one file.
     ConfigurationError for any other code.
@@ -47,8 +48,8 @@ def expand_path(template: str, node: str, setting: str = "logfile") -> str:
 class PidFile:
     """A file that holds this process's id and is locked as long as it lives.
 
-    Entering raises ConfigurationError when another live process holds it, or when it cannot be used; the file of
-    a dead one is taken over. The lock is a record lock: children do not inherit it, so it falls with this
+    Entering raises ConfigurationError when another live process holds it, or when it cannot be used; the file
+    of a dead one is taken over. The lock is a record lock: children do not inherit it, so it falls with this
     process however that ends, and never with a child.
     """
 

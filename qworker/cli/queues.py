@@ -18,7 +18,8 @@ from qworker.conf import mask_urls
 @app_option
 @json_option
 def queues(app: str | None, as_json: bool) -> None:
-    """Show the queues: how many messages wait, are due later, are being run, are dead; how old the oldest is."""
+    """Show the queues: how many messages wait, are due later, are being run,
+    are dead; how old the oldest is."""
     found = open_app(app)
     store = found.app.broker
     now = found.app.clock.now()

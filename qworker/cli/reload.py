@@ -2,8 +2,8 @@
 
 Comes from:  `qworker start --reload`.
 Goes to:     a call-back that stops the worker; `start` then begins again.
-Thread:      its own, a daemon; it reads file names and times and touches nothing else.
-With the extra package watchfiles the system tells of changes at once; without, times are looked at every second.
+Thread:      its own, a daemon; it reads file names and times and touches nothing else. With the extra package
+             watchfiles the system tells of changes at once; without, times are looked at every second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Snapshot = Mapping[str, tuple[int, int] | None]
 
 
 def project_files(directory: Path) -> Iterator[str]:
-    """Python files below a directory, and its pyproject.toml; hidden, virtual and built directories are left out."""
+    """Python files below a directory, and its pyproject.toml; hidden, virtual and built directories are left
+    out."""
     for top, names, files in os.walk(directory):
         names[:] = [
             name
@@ -125,7 +126,8 @@ class Reloader:
             while True:
                 pause.wait(_SECONDS_BETWEEN_LOOKS)
                 yield None
-        # The time-out is for what is imported from elsewhere, and for a change made just before the watch began.
+        # The time-out is for what is imported from elsewhere, and for a change made just before the watch
+        # began.
         yield from watch(
             self._directory, raise_interrupt=False, debounce=200, rust_timeout=2000, yield_on_timeout=True
         )

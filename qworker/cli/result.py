@@ -26,7 +26,8 @@ UNREADABLE = "UNREADABLE"
 
 
 @click.command(
-    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is no result (yet) of one. "
+    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is no "
+    "result (yet) of one. "
     "PENDING also means that nobody knows the id, or that the result was ignored or has expired."
 )
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)

@@ -18,10 +18,12 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def unserialisable(function: Callable[..., Any]) -> str | None:
-    """The type in a function's return annotation that JSON does not keep; None when all is well or unknown."""
+    """The type in a function's return annotation that JSON does not keep; None when all is well or
+    unknown."""
     try:
         hints = get_type_hints(function)
-    except Exception:  # annotations are the user's code, and may name what only type checkers see
+    except Exception:  # noqa: BLE001
+        # Annotations are the user's code, and may name what only type checkers see.
         return None
     return _first_bad(hints.get("return", Any))
 

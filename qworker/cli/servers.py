@@ -1,4 +1,5 @@
-"""Servers: what `qworker doctor` asks the server behind a URL: whether it answers, its version, its clock, its disk.
+"""Servers: what `qworker doctor` asks the server behind a URL: whether it answers, its version, its clock,
+its disk.
 
 Comes from:  doctor, `qworker config check --connect`.
 Goes to:     one short connection, of the driver that the extra of that server installs.
@@ -22,7 +23,8 @@ PATIENCE = 5.0  # seconds, for a connection and for one answer
 
 
 class Fact(NamedTuple):
-    """One thing about a server. severity: "error", "warning" or "ok"; advice says what to do, "" for nothing."""
+    """One thing about a server. severity: "error", "warning" or "ok"; advice says what to do, "" for
+    nothing."""
 
     severity: str
     what: str
@@ -56,7 +58,8 @@ def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 
 
 def skew(where: str, server: float, before: float, after: float) -> Iterator[Fact]:
-    """Whether a server's clock is ours. server: epoch seconds it told, between *before* and *after* on our clock."""
+    """Whether a server's clock is ours. server: epoch seconds it told, between *before* and *after* on our
+    clock."""
     off = server - min(max(server, before), after)
     if abs(off) > LARGEST_SKEW:
         ahead = "ahead of" if off > 0 else "behind"
@@ -79,7 +82,8 @@ def version(where: str, product: str, text: str, oldest: tuple[int, ...]) -> Ite
 
 
 def redis_facts(where: str, info: dict[str, str], save: str | None, allow_eviction: bool) -> Iterator[Fact]:
-    """info: the fields of INFO. save: the value of ``CONFIG GET save``, None when the server does not tell."""
+    """info: the fields of INFO. save: the value of ``CONFIG GET save``, None when the server does not
+    tell."""
     product = "Valkey" if "valkey_version" in info else "Redis"
     text = info.get("valkey_version") or info.get("redis_version", "")
     yield from version(where, product, text, (5, 0))
@@ -87,9 +91,11 @@ def redis_facts(where: str, info: dict[str, str], save: str | None, allow_evicti
     advice = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("allkeys-"):
         severity = "warning" if allow_eviction else "error"
-        yield Fact(severity, f"{where} has maxmemory-policy {policy}: it deletes messages when its memory is full", advice)  # fmt: skip
+        yield Fact(severity, f"{where} has maxmemory-policy {policy}: it deletes messages when its "
+                             "memory is full", advice)  # fmt: skip
     elif policy.startswith("volatile-"):
-        yield Fact("warning", f"{where} has maxmemory-policy {policy}: it deletes results when its memory is full", advice)  # fmt: skip
+        yield Fact("warning", f"{where} has maxmemory-policy {policy}: it deletes results when its "
+                              "memory is full", advice)  # fmt: skip
     appends = info.get("aof_enabled") == "1"
     on = "CONFIG SET appendonly yes, and in redis.conf"
     if not appends and save == "":
@@ -125,7 +131,7 @@ def _ask_redis(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         text = ask("INFO")
         try:
             save = ask("CONFIG", "GET", "save")[1].decode()
-        except Exception:  # forbidden by those who run servers for others
+        except Exception:  # noqa: BLE001 - forbidden by those who run servers for others
             save = None
     finally:
         connection.disconnect()
@@ -188,7 +194,10 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     yield from version(where, product, text.split("-")[0], (10, 6) if maria else (8, 0, 1))
     yield from skew(where, float(now), before, after)
     if flush != 1:
-        what = f"{where} has innodb_flush_log_at_trx_commit {flush}: a crash loses the last messages that were accepted"
+        what = (
+            f"{where} has innodb_flush_log_at_trx_commit {flush}: a crash loses the last messages that "
+            "were accepted"
+        )
         yield Fact("warning", what, "set it to 1")
     if read_only:
         yield Fact("error", f"{where} is read-only, and takes no messages", "name the primary")

@@ -35,7 +35,8 @@ def shell(app: str | None, command: str | None, plain: bool) -> None:
 
 
 def _names(found: Found) -> dict[str, Any]:
-    """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the app."""
+    """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the
+    app."""
     names: dict[str, Any] = {"__name__": "__qworker__"}
     for name, task in found.app.tasks.items():
         short = name.rpartition(".")[2]

@@ -62,8 +62,10 @@ class _Checked(ParamType):
 
 
 @click.command(
-    epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is over; a second "
-    "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, or a part "
+    epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is "
+    "over; a second "
+    "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, "
+    "or a part "
     "of the worker failed; 3 tasks had to be abandoned."
 )
 @click.argument("named", metavar="[APP]", required=False)
@@ -138,7 +140,8 @@ def start(
     out: str | None,
     **options: Any,
 ) -> int:
-    """Run a worker for the app: `qworker start`, `qworker start -A proj.tasks`, `qworker start path/to/file.py`."""
+    """Run a worker for the app: `qworker start`, `qworker start -A proj.tasks`,
+    `qworker start path/to/file.py`."""
     if demo:
         return _demo(options["concurrency"], out)
     if out is not None:
@@ -187,7 +190,8 @@ def _run(found: Found, node: str, queues: tuple[str, ...] | None, reloader: Relo
 
 
 def _prepare(app: str | None, queues: tuple[str, ...] | None, given: dict[str, Any]) -> Found:
-    """The app with the command line's settings in force; ConfigurationError for all that can be told before it runs."""
+    """The app with the command line's settings in force; ConfigurationError for all that can be told before
+    it runs."""
     found = open_app(app, tasks=False)
     conf = found.app.conf
     conf.command_line(given)

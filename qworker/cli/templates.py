@@ -1,7 +1,8 @@
 """Templates: the texts of `qworker init`, for `string.Template`.
 
 Comes from:  nothing.
-Goes to:     init, which fills in $$name, $$app, $$directory, $$user, $$qworker, $$distribution, $$python and $$stop.
+Goes to:     init, which fills in $$name, $$app, $$directory, $$user, $$qworker, $$distribution, $$python and
+             $$stop.
 Thread:      constants.
 """
 
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 
 class Example(NamedTuple):
-    """One file: its usual name ($name: the project's), what it is for, its text, and whether it speaks of the app."""
+    """One file: its usual name ($name: the project's), what it is for, its text, and whether it speaks of the
+    app."""
 
     file: str
     what: str

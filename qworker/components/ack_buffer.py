@@ -1,8 +1,8 @@
 """AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
 
 Comes from:  the mailbox, where whoever ended a request leaves a letter; the Listener itself.
-Goes to:     the store, many letters in one step, by way of Settlements; then the ledger, which lets go of the requests, and EarlyAcks, from
-             where requests start whose acks are there.
+Goes to:     the store, many letters in one step, by way of Settlements; then the ledger, which lets go of the
+             requests, and EarlyAcks, from where requests start whose acks are there.
 Thread:      listener, but for the mailbox, ``len``, and what is said to be for any.
 """
 
@@ -68,8 +68,8 @@ class AckBuffer:
         return len(self._letters) + len(self.mailbox)
 
     def left(self) -> dict[str, list[str]]:
-        """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for the
-        listener's may be stuck."""
+        """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
+        the listener's may be stuck."""
         found: dict[str, list[str]] = {}
         for letter in (*self._given_up, *self._letters.copy()):
             request = letter.request
@@ -183,7 +183,8 @@ class AckBuffer:
             self._state.finished_elsewhere(request, letter.settlement)
 
     def _send_anew(self) -> None:
-        """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run twice."""
+        """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run
+        twice."""
         letters, self._letters = self._letters, []
         requests = [letter.request for letter in letters if letter.request is not None]
         try:
@@ -203,12 +204,13 @@ class AckBuffer:
     # -- when the lease was lost, and at the end --
 
     def lost_lease(self) -> None:
-        """Forget what goes back without a request: it was held under the old lease, and is no longer ours to give."""
+        """Forget what goes back without a request: it was held under the old lease, and is no longer ours to
+        give."""
         self._letters = [letter for letter in self._letters if letter.request or not letter.settlement]
 
     def end(self, epoch: int, clock: Clock, until: Callable[[], float]) -> None:
-        """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then is told in
-        the log, and by left()."""
+        """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
+        is told in the log, and by left()."""
         self.ending = True
         for failures in count():
             self.collect(clock.monotonic())

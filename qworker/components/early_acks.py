@@ -4,8 +4,8 @@ Comes from:  Mediator, which asks for the ack of a request once there is a place
 Goes to:     the Listener, which acks; then back to the Mediator, in the order in which they were asked for.
 Thread:      ask() and take() by who has the mediator's turn; answered() by the listener; the rest by any.
 
-What is acked and does not run is lost if this worker is killed. So each request here has a place in the pool that is
-kept free for it, and no more are acked than can start at once.
+What is acked and does not run is lost if this worker is killed. So each request here has a place in the pool
+that is kept free for it, and no more are acked than can start at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from qworker.transports.lease import Ack
 
 
 class EarlyAcks:
-    """post: gives letters to the Listener, which has to look at once. wake: tells the Mediator that acks have come."""
+    """post: gives letters to the Listener, which has to look at once. wake: tells the Mediator that acks have
+    come."""
 
     def __init__(self, post: Callable[[Iterable[Letter]], None], wake: Callable[[], None]) -> None:
         self._post = post

@@ -5,8 +5,8 @@ Goes to:     Listener.
 Thread:      listener.
 
 Short tasks are fetched by the dozen, so that the broker is asked seldom; of long ones hardly more than there
-are processes, so that other workers may have them: what is ready is to be LOOKAHEAD_SECONDS of work. What would not start
-within AHEAD_SECONDS, since no process is free by then, is not kept from others at all.
+are processes, so that other workers may have them: what is ready is to be LOOKAHEAD_SECONDS of work. What
+would not start within AHEAD_SECONDS, since no process is free by then, is not kept from others at all.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class FetchWindow:
         self._multiplier = multiplier
         self._budget = LOOKAHEAD_SECONDS * concurrency
         self._most = MAX_WINDOW
-        """To be ready at a time: fewer after too much was fetched, and twice as many after each time it was not."""
+        """To be ready at a time: fewer after too much was fetched, and twice as many after each time it was
+        not."""
         self.fits = MAX_LEASE_BYTES
         """How many messages may be held, going by the size of the latest ones."""
         self._kept: int | None = None
         """How many were left when some were given back: nothing more is fetched before these get fewer."""
 
     def room(self) -> int:
-        """How many may be fetched now; few or none while more than half of the budget is held, so that fetches
-        are batches."""
+        """How many may be fetched now; few or none while more than half of the budget is held, so that
+        fetches are batches."""
         ready = self._ready
         # What waits for a token is not counted: it must not keep the others in the broker.
         waiting = self._waiting()
@@ -66,7 +67,8 @@ class FetchWindow:
         return max(few, min(int(left / mean), self._most - ready.wanting_slots - waiting, self.fits - held))
 
     def _least(self, long: int) -> int:
-        """How many may be held, run or not, however long they take. long: how many processes are busy for long."""
+        """How many may be held, run or not, however long they take. long: how many processes are busy for
+        long."""
         if self._pool.latest_runtime() > AHEAD_SECONDS:
             return self._concurrency  # what comes next is probably long, too
         return self._concurrency + self._multiplier * max(0, self._concurrency - long)
@@ -90,8 +92,8 @@ class FetchWindow:
         self._ready.reweigh(self.weigh)
 
     def surplus(self) -> list[Request]:
-        """Take out what was fetched ahead for short tasks once it turns out to be far too much work, or that no process
-        will be free for it soon."""
+        """Take out what was fetched ahead for short tasks once it turns out to be far too much work, or that
+        no process will be free for it soon."""
         long = self._pool.busy_beyond(AHEAD_SECONDS)
         if long >= self._concurrency:
             return self._ready.drop_last(-1.0, 0)

@@ -4,8 +4,9 @@ Comes from:  Listener, at a turn of its own.
 Goes to:     the store.
 Thread:      listener.
 
-A worker is dead when its process has ended, or when its lease has run out. But who was cut off from the broker, or stood
-still, cannot tell whether the others were as well: they have a lease's time to renew theirs before their silence counts.
+A worker is dead when its process has ended, or when its lease has run out. But who was cut off from the
+broker, or stood still, cannot tell whether the others were as well: they have a lease's time to renew theirs
+before their silence counts.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ Settle = Callable[[Request | None, Settlement, dict[str, Any] | None], None]
 
 
 class Receipt:
-    """unknown_delays: seconds to put an unknown task back for, one for each time. ahead: how many seconds before
-    it is due the Listener may fetch a message."""
+    """unknown_delays: seconds to put an unknown task back for, one for each time. ahead: how many seconds
+    before it is due the Listener may fetch a message."""
 
     def __init__(
         self,
@@ -112,7 +112,8 @@ class Receipt:
         self._settle(None, settlement, requests.result_meta(self._app, request.headers, properties, error))
 
     def _drop(self, request: Request) -> None:
-        """Have the broker forget a copy. Nothing is lost by that: the signature is that of what ran here, or will."""
+        """Have the broker forget a copy. Nothing is lost by that: the signature is that of what ran here, or
+        will."""
         reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
         logger.warning("Task %s[%s] is not run: %s", request.name, request.id, reason)
         if signals.task_rejected.receivers:

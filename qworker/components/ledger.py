@@ -17,7 +17,8 @@ from qworker.transports.lease import Revocation, Settlement
 
 
 class WorkerState:
-    """max_revoked: how many revocations are remembered; the oldest are forgotten first. replays: where messages are signed."""
+    """max_revoked: how many revocations are remembered; the oldest are forgotten first. replays: where
+    messages are signed."""
 
     def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
         self._replays = replays
@@ -56,7 +57,8 @@ class WorkerState:
         return hit
 
     def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
-        """The run of *request* ended, but its lease was lost: keep what to do should it be delivered here again."""
+        """The run of *request* ended, but its lease was lost: keep what to do should it be delivered here
+        again."""
         self.done[request.key] = settlement
         while len(self.done) > 10_000:
             self.done.popitem(last=False)

@@ -16,8 +16,9 @@ from qworker.transports.lease import Settlement
 class Letter(NamedTuple):
     """An order to the listener: settle *request* so (None: nothing is left to settle).
 
-    final: the worker is done with the request. starts: it runs once this is known to be carried out, and not before.
-    anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once more.
+    final: the worker is done with the request. starts: it runs once this is known to be done, not before.
+    anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once
+    more.
     """
 
     request: Request | None

@@ -2,7 +2,8 @@
 
 Comes from:  the broker (LeaseStore), and the mailbox: settlements from whoever ended a request.
 Goes to:     EtaSchedule for what is due soon, ReadyQueue for what is due; settlements back to the broker.
-Thread:      listener; owns the leasing side of the store, so every lease, ack, release and dead letter is made here.
+Thread:      listener; owns the leasing side of the store, so every lease, ack, release and dead letter is
+             made here.
 
 When the store fails, the listener lets go of it and tries again for ever with growing, random pauses; what
 runs goes on, and the settlements wait. When the store says that our lease was lost (this process was frozen,
@@ -46,8 +47,9 @@ LONGEST_REST = 1.0
 
 
 class Listener(ThreadComponent):
-    """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others. recall:
-    takes back what is in the pool and has not begun. See FetchWindow, Receipt and EarlyAcks for the rest."""
+    """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others.
+    recall: takes back what is in the pool and has not begun. See FetchWindow, Receipt and EarlyAcks for the
+    rest."""
 
     name = "listener"
 
@@ -105,7 +107,8 @@ class Listener(ThreadComponent):
         self._quiet = False  # set by quiet(), a flag
         self._give_up_at = 0.0  # set by end_by()
         self._holds_until = 0.0
-        """Time (as clock.uptime() has it) until which nobody can have taken us for dead. The listener writes."""
+        """Time (as clock.uptime() has it) until which nobody can have taken us for dead. The listener
+        writes."""
         self._epoch = 0  # listener only, as all below
         self._extend_at = 0.0
         self._cursor = 0
@@ -302,7 +305,8 @@ class Listener(ThreadComponent):
             self._give_back_surplus()
 
     def _look_ahead(self, wall: float, room: bool) -> None:
-        """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for it."""
+        """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for
+        it."""
         due = self._store.next_due(self._queues)
         if due is None:
             self._look_at = None
@@ -376,11 +380,13 @@ class Listener(ThreadComponent):
         self._store.wake()
 
     def end_by(self, deadline: float) -> None:
-        """Say until when (monotonic) the broker may be waited for at the end; may be said again. Any thread."""
+        """Say until when (monotonic) the broker may be waited for at the end; may be said again. Any
+        thread."""
         self._give_up_at = deadline
 
     def closed(self) -> None:
-        """The last settlements, then the store: the listener is the last to stop, because it owns the acks."""
+        """The last settlements, then the store: the listener is the last to stop, because it owns the
+        acks."""
         self._quiet = True
         self._give_back_all()
         self._acks.end(self._epoch, self.clock, lambda: self._give_up_at)

@@ -31,10 +31,10 @@ EndHere = Callable[[Request, str, str], None]
 
 
 class Mediator(ThreadComponent):
-    """end_here: takes requests that are revoked or expired. early: has those acked that are acked before they run.
+    """end_here: takes requests that are revoked or expired. early: has those acked that are before they run.
     may_start: tells whether what is on lease is surely still ours, so that nobody else runs it too.
-    fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait of a
-    step, in seconds."""
+    fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait
+    of a step, in seconds."""
 
     name = "mediator"
 
@@ -62,8 +62,8 @@ class Mediator(ThreadComponent):
         self._turn = threading.Lock()
         """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
         self._expected: str | None = None
-        """Under _turn: the task that the next request is probably of: of the first that was refused, or else the last
-        that was taken. None when nothing waits."""
+        """Under _turn: the task that the next request is probably of: of the first that was refused, or else
+        the last that was taken. None when nothing waits."""
 
     def step(self, now: float) -> float | None:
         if self._quiet:
@@ -76,8 +76,8 @@ class Mediator(ThreadComponent):
         return 0
 
     def refill(self) -> None:
-        """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks stream, it saves
-        a change of threads for every frame, and the pool need not look again before long."""
+        """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks
+        stream, it saves a change of threads for every frame, and the pool need not look again before long."""
         if self._quiet:
             return
         if not self._turn.acquire(blocking=False):
@@ -133,10 +133,11 @@ class Mediator(ThreadComponent):
             self._expected = best.name
 
     def offer(self, requests: list[Request]) -> list[Request]:
-        """Give *requests* to idle processes at once; return those that have to go the long way, by the ready queue.
+        """Give *requests* to idle processes at once; return those that have to go the long way, by the ready
+        queue.
 
-        The Listener's thread calls. It saves who calls an idle worker a change of threads. Nobody is overtaken, for
-        it does nothing while anything is waiting, in somebody's hand or in want of a token.
+        The Listener's thread calls. It saves who calls an idle worker a change of threads. Nobody is
+        overtaken, for it does nothing while anything is waiting, in somebody's hand or in want of a token.
         """
         ready = self._ready
         if self._quiet or ready.limits or len(ready) or not self._turn.acquire(blocking=False):
@@ -153,8 +154,8 @@ class Mediator(ThreadComponent):
             self._turn.release()
 
     def _runnable(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
-        """Those of *requests* that are to run now, and those that have to wait for a place; the others go where they
-        belong."""
+        """Those of *requests* that are to run now, and those that have to wait for a place; the others go
+        where they belong."""
         wall = self.clock.now()
         runnable: list[Request] = []
         early: list[Request] = []
@@ -209,7 +210,8 @@ class _Places:
         """That the longest of those with a place is expected to take."""
 
     def take(self, request: Request) -> bool:
-        """Take a place for *request*; False when there is none, nor for any of its kind that come after it."""
+        """Take a place for *request*; False when there is none, nor for any of its kind that come after
+        it."""
         kind = int(request.is_async)
         if self._full[kind]:
             return False

@@ -2,7 +2,8 @@
 
 Comes from:  signals, and whoever calls ``request_stop``.
 Goes to:     the worker's main loop, which rests here.
-Thread:      given by any thread and by signal handlers, which only set a flag and write one byte; read by main.
+Thread:      given by any thread and by signal handlers, which only set a flag and write one byte; read by
+             main.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class ReadyQueue:
             return self._take(slots)
 
     def wait(self, timeout: float, seen: int) -> None:
-        """Wait up to *timeout* seconds for anything to change. seen: what ``changes`` was when nothing was to be had;
-        if it has changed since, there is no waiting."""
+        """Wait up to *timeout* seconds for anything to change. seen: what ``changes`` was when nothing was to
+        be had; if it has changed since, there is no waiting."""
         with self._lock:
             if self.changes == seen:
                 self._arrived.wait(self._patience(timeout))
@@ -121,8 +121,8 @@ class ReadyQueue:
         return request
 
     def drop_last(self, load: float, keep: int) -> list[Request]:
-        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left. load: -1.0 for
-        whatever they take."""
+        """Take out sync requests from the end until at most *load* seconds or *keep* requests are left. load:
+        -1.0 for whatever they take."""
         dropped: list[Request] = []
         with self._lock:
             for key in reversed(self._order):

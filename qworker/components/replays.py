@@ -4,9 +4,10 @@ Comes from:  Receipt asks; the ledger (`worker_state`) tells what enters and lea
 Goes to:     nothing.
 Thread:      listener.
 
-No two signatures are the same, so the same signature twice is one message twice: delivered again, which is told by its tag
-and by its not being finished, or copied. What goes back to the broker or to the dead letters may come again. What is known
-ends with this process, and with MOST signatures; beyond it `security_max_age` and ``expires`` are what bounds a copy.
+No two signatures are the same, so the same signature twice is one message twice: delivered again, which is
+told by its tag and by its not being finished, or copied. What goes back to the broker or to the dead letters
+may come again. What is known ends with this process, and with MOST signatures; beyond it `security_max_age`
+and ``expires`` are what bounds a copy.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ MAX_REDELIVERY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of OUTCOMES. message: what happens to it. level: of the log line. said: the log line's words."""
+    """One row of OUTCOMES. message: what happens to it. level: of the log line. said: the log line's
+    words."""
 
     message: str
     level: int
@@ -83,11 +84,12 @@ Key = tuple[int, str, int]
 class Request:
     """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None.
 
-    key: tag, id and attempt: what the message is known by when it is delivered again. The tag alone would not do, since
-    a store that was made anew gives the tags of the old one to other messages."""
+    key: tag, id and attempt: what the message is known by when it is delivered again. The tag alone would not
+    do, since a store that was made anew gives the tags of the old one to other messages."""
 
     __slots__ = (
-        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async", "is_suspect", "key",
+        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async",
+        "is_suspect", "key",
         "leased", "name", "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
     )  # fmt: skip
 
@@ -251,8 +253,9 @@ def end(
 
 
 def _again_at(now: float, times: int) -> float | None:
-    """Epoch second at which a message that is put back for the time number *times* is due again: the first time at once
-    (None), then after 1, 2, 4… seconds, so that what comes back for ever does not keep a worker busy."""
+    """Epoch second at which a message that is put back for the time number *times* is due again: the first
+    time at once (None), then after 1, 2, 4… seconds, so that what comes back for ever does not keep a worker
+    busy."""
     if times == 1:
         return None
     return now + backoff_delay(1.0, times - 2, MAX_REDELIVERY_SECONDS, False, lambda: 0.0)
@@ -277,8 +280,8 @@ def poison(leased: Leased, limit: int) -> bool:
 
 
 def suspect(deaths: int, limit: int | None) -> bool:
-    """Whether a task that has met with so many deaths is to run apart from others: from the second one on, the first being
-    taken for an accident; earlier where one more would be too many."""
+    """Whether a task that has met with so many deaths is to run apart from others: from the second one on,
+    the first being taken for an accident; earlier where one more would be too many."""
     return deaths >= max(1, min(SUSPECT_DEATHS, (limit or SUSPECT_DEATHS + 1) - 1))
 
 

@@ -4,12 +4,13 @@ Comes from:  Settler, with letters whose settlements carry rows.
 Goes to:     the result backend, as many rows at a time as have come; then the letters go to the Listener.
 Thread:      result writer; no other thread of the worker, and no task, ever waits for a result store.
 
-A store that is away is asked for ever; no message is settled before its result is stored. What waits here counts
-as held, so that a worker whose store is away soon takes no more messages.
+A store that is away is asked for ever; no message is settled before its result is stored. What waits here
+counts as held, so that a worker whose store is away soon takes no more messages.
 
-A store of somebody else's that fails with an error it should not know (anything but ours) is taken for away, but not for
-ever: after TRIES each result is tried by itself, and what is refused again becomes a failure that says so. Where not
-even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
+A store of somebody else's that fails with an error it should not know (anything but ours) is taken for away,
+but not for
+ever: after TRIES each result is tried by itself, and what is refused again becomes a failure that says so.
+Where not even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class ResultWriter(ThreadComponent):
                 self._store([letter])
             except BackendError:
                 raise
-            except Exception as error:  # as in step()
+            except Exception as error:  # noqa: BLE001 - as in step()
                 left = self._without_result(letter, error)
             self._done(letter)
             if letter.final or letter.starts:
@@ -207,8 +208,8 @@ class ResultWriter(ThreadComponent):
                     self._store_why_not(row[0], error)
 
     def _store_why_not(self, task_id: str, error: Exception) -> bool:
-        """The store will never take this result: it is a failure for who waits for it. False when it does not take that
-        either."""
+        """The store will never take this result: it is a failure for who waits for it. False when it does not
+        take that either."""
         logger.error("the result of %s cannot be stored: %s", task_id, _shown(error))
         backend = self._app.backend
         try:
@@ -227,12 +228,13 @@ class ResultWriter(ThreadComponent):
             self._sweep_at = now + SWEEP_SECONDS
             try:
                 self._app.backend.sweep(self.clock.now())
-            except Exception as error:  # a third party's store: the next round may do better
+            except Exception as error:  # noqa: BLE001 - a third party's store: the next round may do better
                 logger.warning("expired results could not be deleted: %s", error)
         return self._sweep_at - now
 
     def closed(self) -> None:
-        """Store what still waits, within the patience of the setting: what is not stored will be decided again."""
+        """Store what still waits, within the patience of the setting: what is not stored will be decided
+        again."""
         deadline = self.clock.monotonic() + self._patience
         self._retry_at = 0.0
         while self._waiting or len(self.mailbox):

@@ -24,7 +24,8 @@ MAX_REST = 1.0
 
 
 class EtaSchedule:
-    """A heap of requests by due time. Under one lock; a removed request leaves the heap when it gets to its top."""
+    """A heap of requests by due time. Under one lock; a removed request leaves the heap when it gets to its
+    top."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

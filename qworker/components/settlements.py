@@ -4,10 +4,11 @@ Comes from:  Listener, with the settlements of a turn.
 Goes to:     the store; what it refuses goes there once more, changed until it is taken.
 Thread:      listener.
 
-A store that is away says so (BrokerUnavailable, LeaseLost, ConfigurationError), and is asked again for ever. Whatever else
-it raises is about what it was told: a text that its columns do not take, a result that is too large. Then the batch is
-parted until those that are to blame stand alone, so that no other settlement waits for them. A result that is refused
-becomes one of the same task that says why; where not even that is taken, the message becomes a dead letter.
+A store that is away says so (BrokerUnavailable, LeaseLost, ConfigurationError), and is asked again for ever.
+Whatever else it raises is about what it was told: a text that its columns do not take, a result that is too
+large. Then the batch is parted until those that are to blame stand alone, so that no other settlement waits
+for them. A result that is refused becomes one of the same task that says why; where not even that is taken,
+the message becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 ABSENT = (BrokerUnavailable, LeaseLost, ConfigurationError)
 """What a store raises that can carry out nothing at all, for now."""
 PORTION_BYTES = 16 * 1024**2
-"""Of results that are stored in one step: the settlement that goes over it is the last. Servers take no more than so much
-at a time, and after an outage there may be very many."""
+"""Of results that are stored in one step: the settlement that goes over it is the last. Servers take no more
+than so much at a time, and after an outage there may be very many."""
 LONGEST = 500
 """Characters of an error, or of a reason, that are repeated."""
 LATER_SECONDS = 60.0
@@ -47,11 +48,13 @@ class Settlements:
         self._store = store
         self._epoch = 0
         self._done: set[int] = set()
-        """Tags that were settled before the store went away in the middle of a carry_out(), which will be repeated."""
+        """Tags that were settled before the store went away in the middle of a carry_out(), which will be
+        repeated."""
         self._lost: set[int] = set()
 
     def carry_out(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """As LeaseStore.settle(), but nothing is raised other than ABSENT: then call it again with the same, and more.
+        """As LeaseStore.settle(), but nothing is raised other than ABSENT: then call it again with the same,
+        and more.
 
         What a store never takes has another end, and the log says so.
         """
@@ -71,7 +74,7 @@ class Settlements:
             lost = self._store.settle(self._epoch, settlements)
         except ABSENT:
             raise
-        except Exception as error:  # whatever it is about, others must not suffer for it
+        except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
             if len(settlements) > 1:
                 logger.debug(
                     "%d settlements are refused, and tried apart: %s", len(settlements), _shown(error)
@@ -93,7 +96,7 @@ class Settlements:
                 return self._store.settle(self._epoch, [other])
             except ABSENT:
                 raise
-            except Exception as again:  # as in _settle(): the next is simpler
+            except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler
                 logger.debug("nor does it take %s: %s", type(other).__name__, _shown(again))
         if not isinstance(settlement, Store):
             logger.critical(
@@ -139,7 +142,7 @@ class Settlements:
             told = states.FAILURE if status in states.READY_STATES else status
             backend = self._app.backend
             return backend.row(task_id, backend.meta(task_id, told, exception_to_dict(BackendError(why))))
-        except Exception as error:  # a result store of somebody else's: then there is no row
+        except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
             logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
             return None
 

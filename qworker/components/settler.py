@@ -85,7 +85,8 @@ class Settler:
                 signals.task_rejected.send(self._app, message=request.leased, exc=outcome.text)
             return self._letter(request, settlement, meta)
         if outcome.kind == execution.FAILURE and outcome.row is None:
-            # Its process could not even make a result of it (or none is wanted): there is a final state all the same.
+            # Its process could not even make a result of it (or none is wanted): there is a final state all
+            # the same.
             meta = self._meta(request, TaskError(outcome.text))
             return self._letter(request, settlement, meta)
         return self._letter(request, settlement, None)

@@ -5,10 +5,11 @@ Goes to:     Mediator, each limited task no faster than its rate; through *overf
 Thread:      as ReadyQueue.
 
 Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
-to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Who comes is promised
-the first moment that nobody before it was promised. What would wait here for over HORIZON seconds goes back to the
-broker until that moment, so that it holds neither a slot nor anybody up; when it returns it stands where it was
-promised to stand, before all who came later. So the order is kept, and nobody waits for ever.
+to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Who comes is
+promised the first moment that nobody before it was promised. What would wait here for over HORIZON seconds
+goes back to the broker until that moment, so that it holds neither a slot nor anybody up; when it returns it
+stands where it was promised to stand, before all who came later. So the order is kept, and nobody waits for
+ever.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Overflow = Callable[[Request, float], None]
 
 
 class _Place(NamedTuple):
-    """In a line: the monotonic time that was promised, and a number that makes equal ones stand as they came."""
+    """In a line: the monotonic time that was promised, and a number that makes equal ones stand as they
+    came."""
 
     promised: float
     number: int

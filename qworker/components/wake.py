@@ -2,7 +2,8 @@
 
 Comes from:  any thread, and signal handlers (ring).
 Goes to:     the one thread that polls it (hush).
-Thread:      as said. The pipe lives as long as the object, so that a late ring never hits a file that is not ours.
+Thread:      as said. The pipe lives as long as the object, so that a late ring never hits a file that is not
+             ours.
 """
 
 from __future__ import annotations

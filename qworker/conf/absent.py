@@ -1,6 +1,7 @@
 """Absent: what Celery has under some name and this version has not, each with the sentence that says so.
 
-Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the front door; the command line.
+Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the front door; the command
+             line.
 Goes to:     whoever wrote the name, as an error at that line.
 Thread:      constants and pure functions.
 
@@ -43,13 +44,15 @@ APP = {
     "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
     "bugreport": "the command `qworker report` prints it",
     "canvas": _WORKFLOWS,
-    "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable QWORKER_…",
+    "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable "
+    "QWORKER_…",
     "configured": "settings are read at first use; app.conf.resolve() reads them now",
     "create_task_cls": "subclass qworker.Task",
     "either": "say app.conf.get(name, default)",
     "events": _EVENTS,
     "fixups": "there are none: what Django needs comes with its integration, in a later version",
-    "loader": "settings come from config_from_object(), modules of tasks from imports, include and autodiscover_tasks()",
+    "loader": "settings come from config_from_object(), modules of tasks from imports, include and "
+    "autodiscover_tasks()",
     "log": "qworker.logs.setup() sets logs up; the signals setup_logging and after_setup_logger change them",
     "namespace": "app.conf.rows() tells where each setting came from",
     "now": "datetime.now(UTC) of Python says it",
@@ -129,10 +132,12 @@ TASK_OPTIONS = {
 
 OVERRIDES = {
     name: TASK_OPTIONS.get(name) or TASK[name]
-    for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout", "retry_on_worker_lost",
+    for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout",
+    "retry_on_worker_lost",
                  "on_replace", "request_stack", "from_config", "store_eager_result")
 }  # fmt: skip
-"""What a subclass of Task cannot change by defining it: to find it there says that something is expected of it."""
+"""What a subclass of Task cannot change by defining it: to find it there says that something is expected of
+it."""
 
 RESULT = {
     "build_graph": _WORKFLOWS,
@@ -182,7 +187,8 @@ FRONT_DOOR = {
     "schedules": _SCHEDULES,
     "events": _EVENTS,
     "canvas": _WORKFLOWS,
-    "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says what to do",
+    "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says "
+    "what to do",
     "bin": "the command line is qworker.cli.main",
     "worker_main": "app.worker_main() runs a worker",
     "security": APP["setup_security"],
@@ -224,7 +230,8 @@ WORKER_OPTIONS = {
     "-I/--include": "set include, or QWORKER_INCLUDE=a,b",
     "--disable-prefetch": "--prefetch-multiplier 1 takes one message ahead for each process",
     "--pool-start-method": "it is --start-method here",
-    "--heartbeat-interval": "a worker renews its lease by itself; worker_lease_seconds says how long one lasts",
+    "--heartbeat-interval": "a worker renews its lease by itself; worker_lease_seconds says how long "
+    "one lasts",
 }
 """Options of `celery worker` that would change something."""
 
@@ -234,12 +241,13 @@ OPTIONS_WITHOUT_EFFECT = {
     "--without-heartbeat": False,
     "-O/--optimization": True,
 }
-"""Options of `celery worker` that ask for what is so anyhow: workers do not talk to each other here, and tasks go to
-processes that are free (`-O fair`). True of those that take a value."""
+"""Options of `celery worker` that ask for what is so anyhow: workers do not talk to each other here, and
+tasks go to processes that are free (`-O fair`). True of those that take a value."""
 
 
 def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
-    """Return the error for *name*, which *what* (such as "app") has not: with its sentence, if Celery knows it."""
+    """Return the error for *name*, which *what* (such as "app") has not: with its sentence, if Celery knows
+    it."""
     if name in table:
         return NotAvailable(f"{what}.{name} is not in qworker: {table[name]}")
     return AttributeError(f"{what} has no attribute {name!r}")

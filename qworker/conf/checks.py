@@ -37,7 +37,8 @@ def _limits(conf: Values) -> Iterator[Finding]:
     if soft is not None and hard is not None and soft > hard:
         yield (
             "task_soft_time_limit",
-            f"task_soft_time_limit ({soft:g} s) is longer than task_time_limit ({hard:g} s), so it would never act",
+            f"task_soft_time_limit ({soft:g} s) is longer than task_time_limit ({hard:g} s), so it would "
+            "never act",
             "error",
         )
 
@@ -108,15 +109,18 @@ def _security(conf: Values) -> Iterator[Finding]:
     for key in keys or ():
         if len(key.encode()) < _SHORTEST_KEY:
             message = (
-                f"security_key has a key of {len(key.encode())} bytes; use at least {_SHORTEST_KEY}, such as from "
+                f"security_key has a key of {len(key.encode())} bytes; use at least {_SHORTEST_KEY}, such "
+                "as from "
                 'python -c "import secrets; print(secrets.token_urlsafe(48))"'
             )
             yield "security_key", message, "error"
             break
         if key.endswith((".key", ".pem")):
             message = (
-                "security_key looks like the path of a key file, as Celery has it; here it is the key itself, and whoever "
-                "can guess it signs messages: read it from a file or the environment variable QWORKER_SECURITY_KEY"
+                "security_key looks like the path of a key file, as Celery has it; here it is the key "
+                "itself, and whoever "
+                "can guess it signs messages: read it from a file or the environment variable "
+                "QWORKER_SECURITY_KEY"
             )
             yield "security_key", message, "error"
             break
@@ -135,7 +139,10 @@ def _security(conf: Values) -> Iterator[Finding]:
 def _queues(conf: Values) -> Iterator[Finding]:
     queues, default = conf["task_queues"], conf["task_default_queue"]
     if not conf["task_create_missing_queues"] and default not in queues:
-        message = f"task_default_queue is {default!r}, which task_queues lacks and task_create_missing_queues forbids"
+        message = (
+            f"task_default_queue is {default!r}, which task_queues lacks and "
+            "task_create_missing_queues forbids"
+        )
         yield "task_default_queue", message, "error"
     if conf["task_create_missing_queues"]:
         return
@@ -171,7 +178,10 @@ def _advice(conf: Values) -> Iterator[Finding]:
         message = "task_always_eager is on: tasks run in the caller and no worker gets any"
         yield "task_always_eager", message, "note"
     if _UNSAFE & set(conf["accept_content"]) and getattr(os, "geteuid", lambda: 1)() == 0:
-        message = "accept_content names pickle, and this runs as root: whoever has the security_key owns the machine"
+        message = (
+            "accept_content names pickle, and this runs as root: whoever has the security_key owns "
+            "the machine"
+        )
         yield "accept_content", message, "warning"
     if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:
         message = "worker_shutdown_timeout is 0: a worker that is told to stop interrupts its tasks at once"

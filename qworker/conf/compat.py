@@ -1,7 +1,8 @@
 """Compat: the names Celery gave to settings over the years, and what became of them here.
 
 Comes from:  a name as somebody wrote it, in any source.
-Goes to:     `sources.translate`, which keeps the value under the one name used here, or tells why it has no effect.
+Goes to:     `sources.translate`, which keeps the value under the one name used here, or tells why it has no
+             effect.
 Thread:      constants and one pure function.
 """
 
@@ -125,7 +126,8 @@ WITHOUT_EFFECT = {
     "cache_backend": "write it as `result_backend`",
     "cache_": _NOT_YET,
     "cassandra_": _OTHER_STORE,
-    "control_": "workers answer nobody in this version; `app.control.revoke()` reaches them through the broker",
+    "control_": "workers answer nobody in this version; `app.control.revoke()` reaches them through "
+    "the broker",
     "cosmosdbsql_": _OTHER_STORE,
     "couchbase_": _OTHER_STORE,
     "database_create_tables_at_setup": "tables are made at first use",
@@ -184,7 +186,8 @@ WITHOUT_EFFECT = {
     "worker_lost_wait": _UNNEEDED,
     "worker_pidfile": "use `qworker start --pidfile`",
     "worker_pool_putlocks": _UNNEEDED,
-    "worker_pool_restarts": "workers answer nobody in this version; `qworker start --reload` starts again by itself",
+    "worker_pool_restarts": "workers answer nobody in this version; `qworker start --reload` starts again "
+    "by itself",
     "worker_proc_": _UNNEEDED,
     "worker_state_db": "revoked ids are kept in the broker",
     "worker_task_log_datefmt": "times in logs have one format",
@@ -203,7 +206,8 @@ class Known(NamedTuple):
 
 
 def understand(spelling: str) -> Known | None:
-    """The setting meant by a name as written: ours, Celery's new or old one, upper or lower case; None: nobody's."""
+    """The setting meant by a name as written: ours, Celery's new or old one, upper or lower case; None:
+    nobody's."""
     name = OLD_NAMES.get(spelling) or spelling.lower()
     if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
         name = name.removeprefix("celery_")

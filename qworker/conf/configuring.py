@@ -34,7 +34,8 @@ def config_from_object(
 def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force: bool = False) -> bool:
     """Take settings from the module that the environment variable names, and return True.
 
-    Raises ConfigurationError if it is unset; returns False instead when *silent*. force: as for config_from_object.
+    Raises ConfigurationError if it is unset; returns False instead when *silent*. force: as for
+    config_from_object.
     """
     module = os.environ.get(variable)
     if not module:
@@ -46,15 +47,16 @@ def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force:
 
 
 def add_defaults(app: QWorker, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Give defaults of your own: every other source wins over them. A function is called when they are needed."""
+    """Give defaults of your own: every other source wins over them. A function is called when they are
+    needed."""
     app.conf.add_defaults(values)
 
 
 def announce(app: QWorker, signal: Signal) -> None:
     """Send one of the app's own signals.
 
-    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be overlooked.
-    Whatever else it raises is logged, as with every signal.
+    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be
+    overlooked. Whatever else it raises is logged, as with every signal.
     """
     for _, answer in signal.send(app, source=app.conf):
         if isinstance(answer, NotAvailable):

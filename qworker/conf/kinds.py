@@ -162,15 +162,17 @@ def _names(value: Any) -> tuple[str, ...]:
 def _secrets(value: Any) -> tuple[str, ...]:
     """One key, or several of which the first signs and all verify, so that keys can be rotated.
 
-    Text is one key or a JSON list. Quotes, spaces, commas and semicolons make it neither: whoever writes them means
-    several keys, or what a shell would have taken away, and messages signed with that verify nowhere else.
+    Text is one key or a JSON list. Quotes, spaces, commas and semicolons make it neither: whoever writes them
+    means several keys, or what a shell would have taken away, and messages signed with that verify nowhere
+    else.
     """
     text = value.strip() if isinstance(value, str) else ""
     if text.startswith("["):
         keys = tuple(_json(text, list, '["new key", "old key"]'))
     elif isinstance(value, str) and _NO_KEY.search(value):
         raise ValueError(
-            "must be one key without quotes, spaces, commas and semicolons, or a list of keys (in the environment "
+            "must be one key without quotes, spaces, commas and semicolons, or a list of keys (in the "
+            "environment "
             'JSON: ["new key", "old key"]) of which the first signs'
         )
     else:
@@ -265,8 +267,10 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
             raise ValueError(f"has options for queue {name!r} that are no mapping")
         if _to_all(options):
             raise ValueError(
-                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of the kinds fanout "
-                "and headers): each message goes to one queue; give every worker a queue of its own and call for each"
+                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of the "
+                "kinds fanout "
+                "and headers): each message goes to one queue; give every worker a queue of its own and call "
+                "for each"
             )
         if queues.setdefault(_queue(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")
@@ -286,8 +290,8 @@ def _pairs(router: Sequence[Any]) -> dict[Any, Any]:
 
 
 def _routes(value: Any) -> list[Any]:
-    """A list of routers, each a mapping pattern → queue name or options, a list of such pairs, a callable, an object with
-    ``route_for_task``, or the dotted name of one."""
+    """A list of routers, each a mapping pattern → queue name or options, a list of such pairs, a callable, an
+    object with ``route_for_task``, or the dotted name of one."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
     routers: list[Any] = []
@@ -339,7 +343,8 @@ def _timezone(value: Any) -> str:
 
     try:
         ZoneInfo(_text(name))
-    except Exception:  # zoneinfo raises several families for names that are paths, directories or nonsense
+    except Exception:  # noqa: BLE001
+        # Zoneinfo raises several families for names that are paths, directories or nonsense.
         raise ValueError('must be a time zone such as "UTC" or "Europe/Zurich"') from None
     return _text(name)
 

@@ -19,14 +19,15 @@ Names are Celery's wherever Celery has one. A value is taken from the last of th
 
 1. the default,
 2. the table `[tool.qworker]` of `pyproject.toml` in the working directory,
-3. code: `QWorker("proj", name=value)`, `app.config_from_object(…)`, `app.conf.update(…)`, the later over the earlier,
+3. code: `QWorker("proj", name=value)`, `app.config_from_object(…)`, `app.conf.update(…)`, the later
+   over the earlier,
 4. the environment: `QWORKER_` and the name in upper case (`QWORKER_BROKER_URL`),
 5. the command line.
 
 `qworker config show` prints every value with the place it came from, and `qworker config check` tells all
-problems at once. Durations are seconds, `timedelta`, or text such as `"10s"` and `"1h30m"`; sizes are numbers or
-text such as `"16MiB"`, and K, M, G are powers of 1024; lists and mappings in the environment are written as JSON,
-lists of names also with commas.
+problems at once. Durations are seconds, `timedelta`, or text such as `"10s"` and `"1h30m"`; sizes are
+numbers or text such as `"16MiB"`, and K, M, G are powers of 1024; lists and mappings in the environment are
+written as JSON, lists of names also with commas.
 """
 
 # Sections by the first part of the name, in the order of the page.

@@ -1,8 +1,10 @@
 """Settings: the values in force, each with the place it came from.
 
-Comes from:  sources, in this order: defaults, [tool.qworker], code (`config_from_object`, `update`), QWORKER_*, command line.
+Comes from:  sources, in this order: defaults, [tool.qworker], code (`config_from_object`, `update`),
+             QWORKER_*, command line.
 Goes to:     everybody, as plain attributes of `app.conf`.
-Thread:      resolved once, by whoever first reads a setting; after that reading is an ordinary attribute look-up.
+Thread:      resolved once, by whoever first reads a setting; after that reading is an ordinary attribute
+             look-up.
 """
 
 import os
@@ -73,7 +75,8 @@ class Settings(Declarations):
         hidden["_command_line"] = []
         hidden["_resolution"] = None
 
-    # -- giving values -----------------------------------------------------------------------------------------
+    # -- giving values
+    # -----------------------------------------------------------------------------------------
 
     def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Gives values in code. The environment and the command line still win over them."""
@@ -87,7 +90,8 @@ class Settings(Declarations):
         self._add("_code", from_object(origin, namespace, silent))
 
     def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-        """Gives values that every other source wins over, the last ones first; a function is called when needed."""
+        """Gives values that every other source wins over, the last ones first; a function is called when
+        needed."""
         self._add(
             "_defaults", lambda: from_mapping(values() if callable(values) else values, "add_defaults")()
         )
@@ -120,10 +124,12 @@ class Settings(Declarations):
     def __setitem__(self, name: str, value: Any) -> None:
         self.update({name: value})
 
-    # -- reading values ----------------------------------------------------------------------------------------
+    # -- reading values
+    # ----------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for names that are no attribute yet: all settings before the first look, and unknown ones.
+        # Only called for names that are no attribute yet: all settings before the first look, and unknown
+        # ones.
         if name.startswith("_"):
             raise AttributeError(name)
         if self.__dict__["_resolution"] is None:
@@ -171,7 +177,8 @@ class Settings(Declarations):
         changed = {row.name: row.value for row in self.rows() if row.source != DEFAULT_SOURCE}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
-    # -- telling about values ----------------------------------------------------------------------------------
+    # -- telling about values
+    # ----------------------------------------------------------------------------------
 
     def source(self, name: str) -> str:
         """Where the value of a setting came from: "default", "environment variable QWORKER_…", …"""
@@ -215,7 +222,8 @@ class Settings(Declarations):
         shown = self.table(with_defaults, censored)
         return "\n".join(f"{name}: {value!r}" for name, value in shown.items())
 
-    # -- resolving ---------------------------------------------------------------------------------------------
+    # -- resolving
+    # ---------------------------------------------------------------------------------------------
 
     def _looked_up(self) -> _Resolution:
         return self.__dict__["_resolution"] or self._read()

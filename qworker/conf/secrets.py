@@ -39,7 +39,8 @@ def _without_passwords(text: str) -> str:
         if user.end() > stop:
             end = _END.search(text, user.end())
             stop = len(text) if end is None else end.start()
-            # The last "@": a password may hold "/" or "@" that nobody escaped; masking too much is the safe side.
+            # The last "@": a password may hold "/" or "@" that nobody escaped; masking too much is the safe
+            # side.
             last = text.rfind("@", user.end(), stop)
         if last < user.end():
             at = user.start() + 3

@@ -48,6 +48,7 @@ class Setting(NamedTuple):
 
 
 def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
-    """The declaration of a setting, as `settings.Declarations` has it; *bounds* are the other fields of Setting."""
+    """The declaration of a setting, as `settings.Declarations` has it; *bounds* are the other fields of
+    Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)

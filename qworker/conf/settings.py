@@ -2,8 +2,8 @@
 
 Comes from:  nothing; this is the list the documentation, the checks and `qworker config` are made from.
 Goes to:     `resolved.Settings`, which inherits the names and types and holds the values.
-Thread:      built once at import, never changed.
-Names are Celery's wherever Celery has one. Durations are float seconds, sizes are bytes unless the line says KiB.
+Thread:      built once at import, never changed. Names are Celery's wherever Celery has one. Durations are
+             float seconds, sizes are bytes unless the line says KiB.
 """
 
 from typing import Any
@@ -21,7 +21,9 @@ class Declarations:
     broker_url: str | None = declare(
         kinds.BROKER_URL,
         None,
-        "Where messages are kept. None: the embedded broker, `.qworker/qworker.db` in the working directory; `sqlite:///path` for another file. Several, as a list or with `;` between them: the next one is used when one does not answer.",
+        "Where messages are kept. None: the embedded broker, `.qworker/qworker.db` in the working directory; "
+        "`sqlite:///path` for another file. Several, as a list or with `;` between them: the next one is "
+        "used when one does not answer.",
     )
     broker_failover_strategy: str = declare(
         kinds.TEXT,
@@ -35,7 +37,9 @@ class Declarations:
     broker_use_ssl: Any = declare(
         kinds.TLS,
         None,
-        "TLS to a broker that is Redis or RabbitMQ: true, or a mapping of options as in Celery, such as `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or without. Certificates and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` says otherwise.",
+        "TLS to a broker that is Redis or RabbitMQ: true, or a mapping of options as in Celery, such as "
+        "`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or without. Certificates "
+        "and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` says otherwise.",
     )
     broker_connection_timeout: float = declare(
         kinds.DURATION, 4.0, "How long connecting to the broker may take.", minimum=0.1
@@ -54,17 +58,24 @@ class Declarations:
     result_backend: str | None = declare(
         kinds.BACKEND_URL,
         None,
-        "Where results are kept. None: the broker's own file when the broker is embedded; else `disabled://`, `cache+memory://`, `file:///directory`, `sqlite:///path`, `redis://…`, `db+postgresql://…`.",
+        "Where results are kept. None: the broker's own file when the broker is embedded; else "
+        "`disabled://`, `cache+memory://`, `file:///directory`, `sqlite:///path`, `redis://…`, "
+        "`db+postgresql://…`.",
     )
     security_key: tuple[str, ...] | None = declare(
         kinds.SECRETS,
         None,
-        'Key that signs messages, results and revocations (HMAC-SHA256), at least 32 bytes, or a list of them: the first signs, all verify, so that keys can be rotated. Several in the environment variable are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, spaces or quotes is refused. Needed for pickle.',
+        "Key that signs messages, results and revocations (HMAC-SHA256), at least 32 bytes, or a list of "
+        "them: the first signs, all verify, so that keys can be rotated. Several in the environment variable "
+        'are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, '
+        "spaces or quotes is refused. Needed for pickle.",
     )
     security_max_age: float = declare(
         kinds.DURATION,
         7 * 86400.0,
-        "How old a signed message may be when a worker receives it, since it was sent, or since its `eta`; an older one becomes a dead letter, from where `qworker dead retry` signs it anew. 0: any age. Only with a `security_key`.",
+        "How old a signed message may be when a worker receives it, since it was sent, or since its `eta`; "
+        "an older one becomes a dead letter, from where `qworker dead retry` signs it anew. 0: any age. Only "
+        "with a `security_key`.",
         minimum=0,
     )
     accept_content: tuple[str, ...] = declare(
@@ -73,7 +84,8 @@ class Declarations:
     timezone: str = declare(
         kinds.TIMEZONE,
         "UTC",
-        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times people read.",
+        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times "
+        "people read.",
     )
     enable_utc: bool = declare(
         kinds.BOOLEAN,
@@ -93,7 +105,8 @@ class Declarations:
     embedded_synchronous: str = declare(
         kinds.TEXT,
         "FULL",
-        "How the embedded broker writes a published message. FULL: on disk before `delay()` returns. NORMAL: three times as fast, but a power cut may take the last moments.",
+        "How the embedded broker writes a published message. FULL: on disk before `delay()` returns. NORMAL: "
+        "three times as fast, but a power cut may take the last moments.",
         choices=("FULL", "NORMAL"),
     )
 
@@ -106,13 +119,15 @@ class Declarations:
     dead_letter_expires: float = declare(
         kinds.DURATION,
         604800.0,
-        "How long dead letters are kept; on Amazon SQS and kombu's other transports until they are retried or discarded.",
+        "How long dead letters are kept; on Amazon SQS and kombu's other transports until they are retried "
+        "or discarded.",
         minimum=1,
     )
     dead_letter_max: int = declare(
         kinds.INTEGER,
         10000,
-        "How many dead letters of each queue are kept; the oldest go first. Amazon SQS and kombu's other transports keep all.",
+        "How many dead letters of each queue are kept; the oldest go first. Amazon SQS and kombu's other "
+        "transports keep all.",
         minimum=1,
     )
     revokes_max: int = declare(kinds.INTEGER, 50000, "How many revoked task ids are remembered.", minimum=1)
@@ -143,7 +158,8 @@ class Declarations:
     task_routes: list[Any] = declare(
         kinds.ROUTES,
         [],
-        "Which task goes to which queue: mappings of a name or pattern to a queue or options, functions, or their dotted names; the first answer wins.",
+        "Which task goes to which queue: mappings of a name or pattern to a queue or options, functions, or "
+        "their dotted names; the first answer wins.",
         nullable=True,
     )
     task_create_missing_queues: bool = declare(
@@ -195,7 +211,8 @@ class Declarations:
     task_acks_late: bool = declare(
         kinds.BOOLEAN,
         True,
-        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it never runs twice and may be lost.",
+        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it never "
+        "runs twice and may be lost.",
     )
     task_acks_on_failure_or_timeout: bool = declare(
         kinds.BOOLEAN,
@@ -214,7 +231,8 @@ class Declarations:
     task_unknown_delays: tuple[float, ...] = declare(
         kinds.DURATIONS,
         (30.0, 120.0, 300.0),
-        "Pauses with which a task no worker knows goes back to its queue, before it is dead-lettered; time for a rolling deployment.",
+        "Pauses with which a task no worker knows goes back to its queue, before it is dead-lettered; time "
+        "for a rolling deployment.",
     )
     task_ignore_result: bool = declare(kinds.BOOLEAN, False, "Do not store results.")
     task_store_errors_even_if_ignored: bool = declare(
@@ -267,7 +285,8 @@ class Declarations:
     database_engine_options: dict[str, Any] = declare(
         kinds.MAPPING,
         {},
-        "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a server of which "
+        "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a "
+        "server of which "
         "nothing is heard is given up after 10 s when connecting and 30 s when waiting for an answer.",
         nullable=True,
     )
@@ -334,13 +353,15 @@ class Declarations:
     worker_max_memory_per_child: int | None = declare(
         kinds.KIBIBYTES,
         None,
-        'A process is replaced after a task that leaves it above this much resident memory (KiB, or text such as "200MB").',
+        "A process is replaced after a task that leaves it above this much resident memory (KiB, or text "
+        'such as "200MB").',
         minimum=1024,
     )
     worker_start_method: str = declare(
         kinds.TEXT,
         "zygote",
-        "How processes begin: forked from a small copy made before any thread exists, from a fork server, or anew. `fork` means `zygote`.",
+        "How processes begin: forked from a small copy made before any thread exists, from a fork server, or "
+        "anew. `fork` means `zygote`.",
         choices=("zygote", "fork", "forkserver", "spawn"),
     )
     worker_stall_seconds: float = declare(
@@ -387,7 +408,8 @@ class Declarations:
 
 
 def _collect(owner: type) -> dict[str, Setting]:
-    """Takes the declarations off the class, so that instances hold plain attributes and nothing shadows them."""
+    """Takes the declarations off the class, so that instances hold plain attributes and nothing shadows
+    them."""
     settings = {}
     for name in owner.__annotations__:
         kind, default, doc, bounds = getattr(owner, name)

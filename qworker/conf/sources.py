@@ -1,6 +1,7 @@
 """Sources: where values of settings are given, and under which name.
 
-Comes from:  `[tool.qworker]` in pyproject.toml, a configuration object or module, code, `QWORKER_*`, the command line.
+Comes from:  `[tool.qworker]` in pyproject.toml, a configuration object or module, code, `QWORKER_*`, the
+             command line.
 Goes to:     `resolved.Settings`, as layers in which a later one wins over an earlier one.
 Thread:      read once, by whoever first looks at a setting.
 A source never raises for what it holds: what is wrong becomes a Problem, so that all are told at once.
@@ -108,7 +109,8 @@ def _read_object(origin: Any, namespace: str | None, silent: bool) -> Layer:
             origin = import_object(origin)
         except ConfigurationError as error:  # there is none
             return Layer({}, {}, [] if silent else [_unreadable(label, error)])
-        except Exception as error:  # a configuration module is somebody's code: it may raise anything
+        except Exception as error:  # noqa: BLE001
+            # A configuration module is somebody's code: it may raise anything.
             return Layer({}, {}, [_unreadable(label, error)])
     raw = dict(origin) if isinstance(origin, Mapping) else _attributes(origin)
     if namespace:
@@ -125,7 +127,8 @@ def _unreadable(label: str, error: Exception) -> Problem:
 
 
 def _place(error: Exception) -> str:
-    """The line of somebody's file that raised an error, as " (file, line 3)"; "" when it was none of a file."""
+    """The line of somebody's file that raised an error, as " (file, line 3)"; "" when it was none of a
+    file."""
     frame, place = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -168,7 +171,8 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
 
 def read_tool_table(directory: Path) -> dict[str, Any]:
-    """The table [tool.qworker] of pyproject.toml in that directory; {} when there is none. ValueError: bad TOML."""
+    """The table [tool.qworker] of pyproject.toml in that directory; {} when there is none. ValueError: bad
+    TOML."""
     try:
         text = (directory / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:

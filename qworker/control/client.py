@@ -53,7 +53,8 @@ INSTEAD: dict[str, str] = {
 
 
 def heard(signer: Signer | None, revocation: Revocation) -> Revocation | None:
-    """*revocation* as it was meant by who gave it; None when it is not signed, though there is a security_key."""
+    """*revocation* as it was meant by who gave it; None when it is not signed, though there is a
+    security_key."""
     if signer is None:
         return revocation
     name, _, signature = revocation.signal.partition(" ")
@@ -81,12 +82,14 @@ class Control:
     ) -> None:
         """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*.
 
-        Raises ValueError for a signal that does not exist, and ControlError for what is there for Celery's sake alone: a
-        *destination* (any worker may have the task, so all are told), *reply* or *timeout* (workers do not answer).
+        Raises ValueError for a signal that does not exist, and ControlError for what is there for Celery's
+        sake alone: a *destination* (any worker may have the task, so all are told), *reply* or *timeout*
+        (workers do not answer).
         """
         if destination is not None:
             raise ControlError(
-                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all are told; "
+                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all "
+                "are told; "
                 "leave destination out"
             )
         if reply or timeout is not None:
@@ -118,7 +121,8 @@ class Control:
     def __getattr__(self, name: str) -> Any:
         if name in INSTEAD:
             raise NotAvailable(
-                f"app.control.{name}: remote control but for revoke() and terminate() comes in a later version; "
+                f"app.control.{name}: remote control but for revoke() and terminate() comes in a later "
+                "version; "
                 f"until then: {INSTEAD[name]}"
             )
         raise AttributeError(f"app.control has no {name!r}; it has revoke() and terminate()")

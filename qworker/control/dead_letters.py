@@ -25,9 +25,9 @@ ALL = 1_000_000
 def retry(app: QWorker, tags: Sequence[int] | None = None) -> int:
     """Put dead letters with these tags (None: all) back into their queues; return how many were there.
 
-    One that is too old by security_max_age, and is signed with one of our keys, is sent anew: should this be interrupted, it
-    may be in both places. One that is not signed stays as it is, and a worker will refuse it again.
-    Raises BrokerUnavailable.
+    One that is too old by security_max_age, and is signed with one of our keys, is sent anew: should this be
+    interrupted, it may be in both places. One that is not signed stays as it is, and a worker will refuse it
+    again. Raises BrokerUnavailable.
     """
     signer, broker = app.signer, app.broker
     aged: list[int] = []

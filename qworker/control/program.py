@@ -28,7 +28,8 @@ def start(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def worker_main(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``; ends the program, as start().
+    """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``; ends the program, as
+    start().
 
     Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
     """

@@ -28,7 +28,8 @@ _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is n
 
 
 def exception_to_dict(exc: BaseException) -> dict[str, Any]:
-    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's dialect).
+    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's
+    dialect).
 
     Arguments that JSON cannot hold, or that are very long, become their bounded representation.
     """
@@ -36,7 +37,7 @@ def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
     try:
         args = exc.args[:_MANY]
-    except Exception as error:  # a property of the user's class
+    except Exception as error:  # noqa: BLE001 - a property of the user's class
         let_pass(error)
         args = ()
     return {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
@@ -49,7 +50,8 @@ def _argument(value: Any) -> Any:
         text = dumps(value)
         if len(text) <= MAX_ARGUMENT and not too_deep(text.encode()):
             return value
-    except Exception as error:  # whatever keeps it from being JSON, its representation is enough
+    except Exception as error:  # noqa: BLE001
+        # Whatever keeps it from being JSON, its representation is enough.
         let_pass(error)
     return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
 
@@ -103,12 +105,13 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         made = kind(*args)
         if isinstance(made, BaseException):
             return made
-    except Exception as error:  # a constructor of the user's, with other parameters than its args
+    except Exception as error:  # noqa: BLE001
+        # A constructor of the user's, with other parameters than its args.
         let_pass(error)
     try:
         made = kind.__new__(kind, *args)
         made.args = args
-    except Exception as error:  # a __new__ of the user's
+    except Exception as error:  # noqa: BLE001 - a __new__ of the user's
         let_pass(error)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
     return made
@@ -126,7 +129,8 @@ class RemoteTraceback(Exception):
 
 
 def exception_of(meta: Mapping[str, Any]) -> BaseException:
-    """The exception of a task that failed or was revoked, from its metadata; the worker's traceback is its cause."""
+    """The exception of a task that failed or was revoked, from its metadata; the worker's traceback is its
+    cause."""
     stored = meta["result"]
     if stored is None and meta["status"] == states.REVOKED:
         return errors.TaskRevoked("revoked")

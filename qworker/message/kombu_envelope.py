@@ -114,7 +114,8 @@ def to_kombu(
 
 
 def from_kombu(message: Mapping[str, Any]) -> Wire:
-    """The Wire in an envelope of kombu's, its body decoded from base64; InvalidTaskMessage if it is malformed."""
+    """The Wire in an envelope of kombu's, its body decoded from base64; InvalidTaskMessage if it is
+    malformed."""
     headers = _part(message, "headers")
     given = _part(message, "properties")
     body = message.get("body")

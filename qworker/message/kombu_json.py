@@ -2,8 +2,8 @@
 
 Comes from:  serialization, protocol, exceptions.
 Goes to:     message headers and bodies, stored results.
-Thread:      any.
-Written and read by the C encoder and scanner without importing kombu until a value needs it: kombu costs 50 ms.
+Thread:      any. Written and read by the C encoder and scanner without importing kombu until a value needs
+             it: kombu costs 50 ms.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _build_dumps() -> Callable[[Any], str]:
     return lambda value: join(chunks(value, 0))
 
 
-#: Compact ASCII JSON text of a value, in kombu's dialect. TypeError, ValueError or RecursionError if impossible.
+#: Compact ASCII JSON text of a value, in kombu's dialect.
+#: TypeError, ValueError or RecursionError if impossible.
 dumps: Callable[[Any], str] = _build_dumps()
 
 _plain = json.JSONDecoder()
@@ -71,9 +72,11 @@ _PAIR = b"\x01\xff"
 
 
 def too_deep(data: bytes, limit: int = MAX_DEPTH) -> bool:
-    """Whether JSON `data`, in UTF-8, nests deeper than `limit` (or its brackets do not match). Free for flat data.
+    """Whether JSON `data`, in UTF-8, nests deeper than `limit` (or its brackets do not match). Free for flat
+    data.
 
-    Takes time in proportion to the size of any bytes at all: hostile ones come here before anything else looks at them.
+    Takes time in proportion to the size of any bytes at all: hostile ones come here before anything else
+    looks at them.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

@@ -39,7 +39,8 @@ from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
 
 __all__ = [
-    "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1", "origin",
+    "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1",
+    "origin",
     "parse_headers", "parse_properties", "receive", "retry_headers", "rewire", "to_kombu", "upgrade",
 ]  # fmt: skip
 
@@ -57,11 +58,12 @@ class SupportsSigning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """A call, ready to be sent. `eta` and `expires` are ISO 8601 text or None; `timelimit` is (hard, soft) seconds.
+    """A call, ready to be sent. `eta` and `expires` are ISO 8601 text or None; `timelimit` is (hard, soft)
+    seconds.
 
-    None for `root_id`, `origin`, `argsrepr` and `kwargsrepr` means the usual: the id, this process, their repr.
-    `headers` are the caller's own, beside the protocol's. `callbacks`, `errbacks`, `chain` and `chord` hold
-    signature dicts. `priority` is for the transport: it is not part of the Wire.
+    None for `root_id`, `origin`, `argsrepr` and `kwargsrepr` means the usual: the id, this process, their
+    repr. `headers` are the caller's own, beside the protocol's. `callbacks`, `errbacks`, `chain` and `chord`
+    hold signature dicts. `priority` is for the transport: it is not part of the Wire.
     """
 
     task: str
@@ -136,7 +138,8 @@ def encode(message: TaskMessage, signer: SupportsSigning | None = None, limit: i
 def rewire(
     headers: dict[str, Any], properties: Mapping[str, Any], body: bytes, signer: SupportsSigning | None = None
 ) -> Wire:
-    """A Wire of parsed parts, as after `retry_headers`; `body` is already serialised. Signed if there is a `signer`.
+    """A Wire of parsed parts, as after `retry_headers`; `body` is already serialised. Signed if there is a
+    `signer`.
 
     PublishError when a header would be refused by the receiver.
     """
@@ -190,7 +193,8 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
     reserved = headers.keys() & extra.keys()
     if reserved:
         raise PublishError(
-            f"headers= of task {message.task} cannot hold {sorted(reserved)[0]!r}: the protocol uses that name; "
+            f"headers= of task {message.task} cannot hold {sorted(reserved)[0]!r}: the protocol uses "
+            "that name; "
             "choose another, or the option of apply_async() that sets it"
         )
     return headers | extra
@@ -240,8 +244,9 @@ _NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
 class HeaderTemplate:
     """The headers of one task's calls, written once with holes: a call costs microseconds.
 
-    Built from a `prototype` with all that is constant for those calls (task, shadow, timelimit, ignore_result,
-    headers, serializer…). ``wire()`` gives what ``encode()`` of the same message and `limit` gives.
+    Built from a `prototype` with all that is constant for those calls (task, shadow, timelimit,
+    ignore_result, headers, serializer…). ``wire()`` gives what ``encode()`` of the same message and `limit`
+    gives.
     """
 
     __slots__ = ("_is_plain", "_limit", "_pieces", "prototype")
@@ -375,7 +380,8 @@ def receive(
 
 
 def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> Wire:
-    """The Wire, in protocol 2, of a protocol 1 message that was received: its body in the serializer it came in.
+    """The Wire, in protocol 2, of a protocol 1 message that was received: its body in the serializer it came
+    in.
 
     InvalidTaskMessage when that cannot write what it read.
     """

@@ -112,7 +112,8 @@ _WORDS: dict[_Check, str] = {
     _table: "an object",
 }
 
-#: the headers of protocol 2 in Celery's order: name → (check of a value that is not null, value if absent or null)
+#: the headers of protocol 2 in Celery's order:
+#: name → (check of a value that is not null, value if absent or null)
 HEADERS: dict[str, tuple[_Check, Any]] = {
     "lang": (_text, "py"),
     "task": (valid_id, None),
@@ -140,7 +141,8 @@ _REPRS = ("argsrepr", "kwargsrepr")
 
 
 def parse_headers(text: str) -> dict[str, Any]:
-    """The headers of a protocol 2 message: Celery's 19 (always all there, checked) and any others as they came.
+    """The headers of a protocol 2 message: Celery's 19 (always all there, checked) and any others as they
+    came.
 
     InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or holds a header of the wrong
     kind. A message without `task` may be one of protocol 1: see `protocol.receive`.
@@ -170,8 +172,9 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
-    """`headers` without those that say nothing, which Celery's protocol lets a sender leave out: every reader takes
-    them for what they were. They are over a third of the text and, on RabbitMQ, a fifth of the server's work."""
+    """`headers` without those that say nothing, which Celery's protocol lets a sender leave out: every reader
+    takes them for what they were. They are over a third of the text and, on RabbitMQ, a fifth of the server's
+    work."""
     return {
         name: value
         for name, value in headers.items()
@@ -180,7 +183,8 @@ def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 _MAY_BE_LEFT_OUT = frozenset(
-    {"shadow", "eta", "expires", "group", "group_index", "parent_id", "replaced_task_nesting", "stamped_headers",
+    {"shadow", "eta", "expires", "group", "group_index", "parent_id", "replaced_task_nesting",
+    "stamped_headers",
      "stamps"}
 )  # fmt: skip
 
@@ -296,7 +300,8 @@ def _as_bytes(body: Any) -> bytes:
 
 
 def body_of(args: Any, kwargs: Any, embed: Any) -> Body:
-    """A Body of decoded parts; None stands for an empty one. InvalidTaskMessage when one is of the wrong kind."""
+    """A Body of decoded parts; None stands for an empty one. InvalidTaskMessage when one is of the wrong
+    kind."""
     if args is None:
         args = ()
     elif not isinstance(args, list | tuple):
@@ -331,6 +336,7 @@ def _is_signature(value: Any) -> bool:
 
 __all__ = [
     "HEADERS", "MAX_HEADERS", "MAX_ID", "NO_EMBED", "Body", "Verifier", "Wire", "body_of",
-    "check_headers", "decode_body", "decode_payload", "parse_headers", "parse_properties", "read_object", "valid_id",
+    "check_headers", "decode_body", "decode_payload", "parse_headers", "parse_properties", "read_object",
+    "valid_id",
     "without_empty",
 ]  # fmt: skip

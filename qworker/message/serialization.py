@@ -40,7 +40,8 @@ _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
 # A short list, because some codecs of Python are slow on hostile input (idna) or are not text at all.
 _ENCODINGS = {
     "utf-8": "utf-8", "utf8": "utf-8", "binary": "utf-8", "us-ascii": "ascii", "ascii": "ascii",
-    "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16", "utf-32": "utf-32",
+    "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16",
+    "utf-32": "utf-32",
 }  # fmt: skip
 _WIDE = frozenset({"utf-16", "utf-32"})  # in which a bracket is no byte of its own
 
@@ -80,7 +81,8 @@ def encode_json(value: Any, parts: Mapping[str, Any]) -> bytes:
 
 
 def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
-    """The EncodeError for `cause`, naming the first object within `parts` (name → value) that JSON cannot hold."""
+    """The EncodeError for `cause`, naming the first object within `parts` (name → value) that JSON cannot
+    hold."""
     for name, part in parts.items():
         found = _first_bad(part, name, 0)
         if found is not None:
@@ -89,7 +91,8 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
             if reason is None:
                 reason = f"{kind} is not JSON"
             return EncodeError(
-                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), give {kind} "
+                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), "
+                f"give {kind} "
                 "a __json__() method, or choose a serializer that can",
                 path,
                 kind,
@@ -121,7 +124,7 @@ def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None]
         dumps(value)
     except TypeError:
         return path, value, None
-    except Exception as error:  # __json__ and registered encoders are the user's code
+    except Exception as error:  # noqa: BLE001 - __json__ and registered encoders are the user's code
         let_pass(error)
         return path, value, _short(error)
     return None
@@ -218,7 +221,8 @@ def check_accepted(content_type: str, accept: frozenset[str]) -> None:
         return
     name = _NAMES.get(content_type, content_type)
     raise SecurityError(
-        f"content type {content_type!r:.100} is not accepted; add {name!r:.100} to the setting accept_content only if "
+        f"content type {content_type!r:.100} is not accepted; add {name!r:.100} to the setting "
+        "accept_content only if "
         "everyone who can write to the broker is trusted"
     )
 
@@ -227,7 +231,8 @@ def check_accepted(content_type: str, accept: frozenset[str]) -> None:
 
 
 def compress(data: bytes, method: str) -> tuple[str, bytes]:
-    """(MIME name for the header ``compression``, compressed bytes). ConfigurationError for an unknown method."""
+    """(MIME name for the header ``compression``, compressed bytes). ConfigurationError for an unknown
+    method."""
     from kombu import compression
 
     try:

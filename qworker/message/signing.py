@@ -1,17 +1,18 @@
 """Signatures of messages, results and orders: HMAC-SHA256 by keys that only the app's own processes know.
 
-Comes from:  publishing (sign), the worker's listener (verify), result stores (seal, unseal), control (orders); keys from
-             the setting ``security_key``.
-Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<nonce>:<names>:<hex digest>"; the end of stored results; orders
-             to revoke.
+Comes from:  publishing (sign), the worker's listener (verify), result stores (seal, unseal), control
+             (orders); keys from the setting ``security_key``.
+Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<nonce>:<names>:<hex digest>"; the end of stored
+             results; orders to revoke.
 Thread:      any.
 
-Of a message the body is signed, and every header that decides what runs, when, and where the result goes; of the caller's
-own headers those that it gave, whose names stand in the signature, but none that begins with ``x-``: those belong to brokers.
-What brokers and tracers add is not signed. Keys rotate: the first signs, all verify.
+Of a message the body is signed, and every header that decides what runs, when, and where the result goes; of
+the caller's own headers those that it gave, whose names stand in the signature, but none that begins with
+``x-``: those belong to brokers. What brokers and tracers add is not signed. Keys rotate: the first signs, all
+verify.
 
-A copy of a signed message is as good as itself. What bounds that: `max_age`, the message's own ``expires``, and that a
-worker knows what it holds or has finished (`replays`).
+A copy of a signed message is as good as itself. What bounds that: `max_age`, the message's own ``expires``,
+and that a worker knows what it holds or has finished (`replays`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHORTEST_KEY = 16  # bytes
 SEAL = b"\0qworker-signature\0"
 """What comes between a result and its signature."""
 
-#: what is signed of the protocol's headers, besides the body; those a broker adds or changes are not among them
+#: what is signed of the protocol's headers, besides the body; not those that a broker adds or changes
 SIGNED_HEADERS = (
     "task", "id", "eta", "expires", "retries", "timelimit", "root_id", "parent_id", "group", "group_index",
     "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "compression",
@@ -49,8 +50,8 @@ _MESSAGE, _RESULT, _ORDER = b"message\0", b"result\0", b"order\0"
 class Signer:
     """Signs with the first of `keys` (texts of at least 16 bytes) and verifies with any of them.
 
-    `max_age` in seconds refuses older messages (None: no limit); a message with an ETA is as old as that is past.
-    ConfigurationError when there is no key or one is too short.
+    `max_age` in seconds refuses older messages (None: no limit); a message with an ETA is as old as that is
+    past. ConfigurationError when there is no key or one is too short.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class Signer:
     def age(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> float:
-        """Seconds since the message was signed, or since its ETA if that is later; SecurityError unless it is ours."""
+        """Seconds since the message was signed, or since its ETA if that is later; SecurityError unless it is
+        ours."""
         signature = headers.get(HEADER)
         if not isinstance(signature, str):
             raise SecurityError("the message is not signed, and this app has a security_key")

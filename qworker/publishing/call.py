@@ -92,7 +92,8 @@ class Call(NamedTuple):
 
 
 def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for an option that does not exist, with the nearest spelling, or for another app's connection."""
+    """Raise PublishError for an option that does not exist, with the nearest spelling, or for another app's
+    connection."""
     for option in options:
         if option in HANDED_IN:
             refuse_other_brokers(app, name, option, options[option])
@@ -140,7 +141,8 @@ def make_call(
     options: Mapping[str, Any],
     app: QWorker,
 ) -> Call:
-    """Make the call of *task* (None: one only its name is known of). Raises PublishError for what cannot be."""
+    """Make the call of *task* (None: one only its name is known of). Raises PublishError for what cannot
+    be."""
     _check_priority(name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(name, options)
 
@@ -209,7 +211,8 @@ def next_call(
     options: Mapping[str, Any],
     app: QWorker,
 ) -> Call:
-    """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry more."""
+    """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry
+    more."""
     _check_priority(task.name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(task.name, options)
     now = app.clock.now()
@@ -288,7 +291,8 @@ def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> fl
 
 
 def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float | None:
-    """Epoch seconds of an eta or expires: a datetime or ISO text is a moment, a number or timedelta is from now."""
+    """Epoch seconds of an eta or expires: a datetime or ISO text is a moment, a number or timedelta is from
+    now."""
     if value is None:
         return None
     try:
@@ -313,7 +317,8 @@ def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float 
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:
         raise PublishError(
-            f"calling {name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it smaller"
+            f"calling {name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make "
+            "it smaller"
         )
     return hard, soft
 
@@ -332,7 +337,8 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
 
 
 def _check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
-    """Refuse a priority that a caller cannot mean. Those that come with a message are cut down by the router."""
+    """Refuse a priority that a caller cannot mean. Those that come with a message are cut down by the
+    router."""
     priority = options.get("priority")
     if priority is None:
         return

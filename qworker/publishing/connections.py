@@ -1,7 +1,9 @@
 """Connections: what ``app.connection_for_write()`` and the pools give, to code that was written for kombu.
 
-Comes from:  ``app.connection_for_read``, ``connection_for_write``, ``connection``, ``app.pool``, ``app.producer_pool``.
-Goes to:     ``with`` blocks around ``apply_async(connection=…)`` or ``producer=…``, and probes that call ensure_connection().
+Comes from:  ``app.connection_for_read``, ``connection_for_write``, ``connection``, ``app.pool``,
+             ``app.producer_pool``.
+Goes to:     ``with`` blocks around ``apply_async(connection=…)`` or ``producer=…``, and probes that call
+             ensure_connection().
 Thread:      any; they hold nothing: an app has its own connections to the broker, and shares them.
 """
 
@@ -21,7 +23,8 @@ HANDED_IN = ("connection", "producer", "publisher")
 
 
 class Connection:
-    """Stands for the app's way to its broker. release() and close() are there for the ``with`` block's sake."""
+    """Stands for the app's way to its broker. release() and close() are there for the ``with`` block's
+    sake."""
 
     def __init__(self, app: QWorker) -> None:
         self.app = app
@@ -116,7 +119,8 @@ class Pool:
 
 
 def connection(app: QWorker, url: str | None = None) -> Connection:
-    """Return what stands for the connection to the broker: for ``with`` blocks, and to ask whether it answers.
+    """Return what stands for the connection to the broker: for ``with`` blocks, and to ask whether it
+    answers.
 
     Raises NotAvailable for the *url* of another broker.
     """
@@ -149,7 +153,8 @@ def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> No
     """Raise PublishError unless *given*, for a call of task *name*, is None or a connection of *app*."""
     if given is not None and not (isinstance(given, Connection) and given.app is app):
         raise PublishError(
-            f"calling {name}: {option}={given!r:.100} is no connection of this app, which sends its calls to its own "
+            f"calling {name}: {option}={given!r:.100} is no connection of this app, which sends its calls to "
+            "its own "
             "broker; for another broker make another app, and call other_app.send_task()"
         )
 

@@ -19,8 +19,8 @@ _MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximu
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits of ``interval_start + attempt * interval_step``, at most ``interval_max`` seconds, as kombu has them;
-    or, when ``backoff`` is set, of ``backoff * 2 ** attempt``, at most ``backoff_max`` seconds.
+    """Waits of ``interval_start + attempt * interval_step``, at most ``interval_max`` seconds, as kombu has
+    them; or, when ``backoff`` is set, of ``backoff * 2 ** attempt``, at most ``backoff_max`` seconds.
 
     ``max_retries`` None means for ever. ``jitter`` spreads each wait evenly between nothing and itself.
     """
@@ -89,6 +89,6 @@ def backoff_delay(
     return max(0.0, wait * random() if full_jitter else wait)
 
 
-#: Reconnecting to a server: for ever, 0.1 s doubling to 2 s, spread so that a fleet does not return at once. A try is
-#: cheap, and whatever is longer than this is idle time after the server has come back.
+#: Reconnecting to a server: for ever, 0.1 s doubling to 2 s, spread so that a fleet does not return at
+#: once. A try is cheap, and whatever is longer than this is idle time after the server has come back.
 RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=2.0, jitter=True)

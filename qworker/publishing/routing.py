@@ -22,7 +22,8 @@ _UNKNOWN = object()
 
 
 class Destination(NamedTuple):
-    """Where a message goes. priority: 0 (least urgent) to 9. options: what else the route asks for (serializer…)."""
+    """Where a message goes. priority: 0 (least urgent) to 9. options: what else the route asks for
+    (serializer…)."""
 
     queue: str
     exchange: str
@@ -56,7 +57,8 @@ class Router:
         kwargs: Mapping[str, Any],
         task: Any = None,
     ) -> Destination:
-        """Return the destination of a call. *options*: those of the call over those of the task, None for not given.
+        """Return the destination of a call. *options*: those of the call over those of the task, None for not
+        given.
 
         Raises QueueNotFound and PublishError, naming what was asked for.
         """
@@ -109,7 +111,8 @@ class Router:
         return str(queue)
 
     def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
-        """The declared queue that *routing_key* on *exchange* leads to; without an exchange the key is the queue."""
+        """The declared queue that *routing_key* on *exchange* leads to; without an exchange the key is the
+        queue."""
         exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange will do
         key = routing_key or exchange or ""
         found = [
@@ -122,7 +125,8 @@ class Router:
         ]
         if exchange and len(found) > 1:
             raise PublishError(
-                f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues {', '.join(found)}, and a "
+                f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues "
+                f"{', '.join(found)}, and a "
                 "message goes to one queue: name it"
             )
         if found:
@@ -130,7 +134,8 @@ class Router:
         if not exchange or exchange == key:
             return key
         raise QueueNotFound(
-            f"{name}: no queue in task_queues is bound to exchange {exchange!r} by routing key {routing_key!r}: "
+            f"{name}: no queue in task_queues is bound to exchange {exchange!r} by routing key "
+            f"{routing_key!r}: "
             "declare one there, or name the queue"
         )
 
@@ -158,7 +163,8 @@ def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapp
 
 
 def _router(route: Any) -> Callable[..., Any]:
-    """The function that a route is: itself, what its dotted name leads to, or ``route_for_task`` of an object or class."""
+    """The function that a route is: itself, what its dotted name leads to, or ``route_for_task`` of an object
+    or class."""
     found = import_object(route) if isinstance(route, str) else route
     if not hasattr(found, "route_for_task"):
         return cast(Callable[..., Any], found)

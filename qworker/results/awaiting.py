@@ -57,8 +57,8 @@ class LoopWaiter:
             weakref.finalize(loop, self._bell.close)
 
     async def meta(self, task_id: str) -> Meta:
-        """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read, BackendError when
-        the store does not answer."""
+        """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read,
+        BackendError when the store does not answer."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class LoopWaiter:
     def _look(self, ids: list[str]) -> None:
         try:
             self._settle(self._backend.read_many(ids))
-        except Exception as error:  # whatever the store says, who awaits is told
+        except Exception as error:  # noqa: BLE001 - whatever the store says, who awaits is told
             self._fail(ids, error)
 
     async def _look_from_thread(self) -> None:
@@ -127,13 +127,14 @@ class LoopWaiter:
             ids = list(self._awaited)
             try:
                 self._settle(await asyncio.to_thread(self._backend.read_many, ids))
-            except Exception as error:  # as above
+            except Exception as error:  # noqa: BLE001 - as above
                 self._fail(ids, error)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS)
 
     async def _converse(self, loop: asyncio.AbstractEventLoop) -> None:
-        """For stores with a bell on a network: a thread at a time subscribes and asks, the loop watches the socket."""
+        """For stores with a bell on a network: a thread at a time subscribes and asks, the loop watches the
+        socket."""
         import asyncio
 
         everything, following = True, False
@@ -144,7 +145,7 @@ class LoopWaiter:
                 following = bool(ids)  # once nothing is awaited, nothing is to ring either
                 try:
                     self._settle(await asyncio.to_thread(self._ask, ids, everything))
-                except Exception as error:  # as above
+                except Exception as error:  # noqa: BLE001 - as above
                     self._fail(ids, error)
                 if following:
                     everything = not await self._stirring(loop)
@@ -203,7 +204,8 @@ class LoopWaiter:
 
 
 class Watcher:
-    """Keeps the promises of an app: a thread that waits for their results, and lives as long as there are any."""
+    """Keeps the promises of an app: a thread that waits for their results, and lives as long as there are
+    any."""
 
     def __init__(self, app: QWorker) -> None:
         self._app = weakref.ref(app)
@@ -234,7 +236,7 @@ class Watcher:
                     logger.error("a promise cannot be kept: %s", error)
                     callbacks.keep(result, error)
                 continue
-            except Exception as error:  # a promise outlives a store that is away
+            except Exception as error:  # noqa: BLE001 - a promise outlives a store that is away
                 logger.warning("promises wait for the result store: %s", error)
                 app.clock.sleep(1.0)
                 continue

@@ -31,11 +31,12 @@ def then(
     callback: Callable[[AsyncResult[R]], Any],
     on_error: Callable[..., Any] | None = None,
 ) -> Any:
-    """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine promise.
+    """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine
+    promise.
 
     They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out;
-    what they raise is logged. on_error is also called with the DamagedResult when what comes cannot be read, which
-    is raised here when it is there already. Raises TypeError for what cannot be called.
+    what they raise is logged. on_error is also called with the DamagedResult when what comes cannot be read,
+    which is raised here when it is there already. Raises TypeError for what cannot be called.
     """
     for name, given in (("callback", callback), ("on_error", on_error)):
         if not callable(given) and not (name == "on_error" and given is None):
@@ -58,7 +59,8 @@ def then(
 
 
 def keep(result: AsyncResult[Any], found: dict[str, Any] | DamagedResult) -> None:
-    """Keep the promises made of *result*, of which *found* is the final metadata, or why it cannot be read."""
+    """Keep the promises made of *result*, of which *found* is the final metadata, or why it cannot be
+    read."""
     while result._promises:
         try:
             kept = result._promises.pop(0)  # whoever takes one out keeps it, also when two threads find out

@@ -42,8 +42,8 @@ _NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
 class AsyncResult(Generic[R]):
     """The result of a call, which may not be there yet.
 
-    ``result.get()`` waits for it; ``await result`` does so from asyncio. Nothing is known of an id that was never
-    sent, or whose result has expired: its state is PENDING.
+    ``result.get()`` waits for it; ``await result`` does so from asyncio. Nothing is known of an id that was
+    never sent, or whose result has expired: its state is PENDING.
     """
 
     TimeoutError = ResultTimeout
@@ -104,13 +104,14 @@ class AsyncResult(Generic[R]):
         propagate: False returns the exception instead of raising it.
         interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
         follow_parents: raise the exception of a task before this one, too, as soon as it is known.
-        callback(id, value) is called with the value. on_message(metadata) is called with each state that is seen, the
-        last one included: a store keeps one state at a time, so that one which did not stand long may be missed; an
-        exception is the dict that is stored. no_ack is there for Celery's sake.
+        callback(id, value) is called with the value. on_message(metadata) is called with each state that is
+        seen, the last one included: a store keeps one state at a time, so that one which did not stand long
+        may be missed; an exception is the dict that is stored. no_ack is there for Celery's sake.
 
-        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it took too
-        long, TypeError for a timeout that is none, RuntimeError inside of a task unless disable_sync_subtasks is
-        False, NotSupported when results are disabled. None, at once, for a call whose result is ignored.
+        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it
+        took too long, TypeError for a timeout that is none, RuntimeError inside of a task unless
+        disable_sync_subtasks is False, NotSupported when results are disabled. None, at once, for a call
+        whose result is ignored.
         """
         limit = patience(timeout)
         if self.ignored:
@@ -199,7 +200,8 @@ class AsyncResult(Generic[R]):
 
     @property
     def result(self) -> Any:
-        """The value; the exception when it failed; what update_state() stored while it runs; None if nothing is."""
+        """The value; the exception when it failed; what update_state() stored while it runs; None if nothing
+        is."""
         meta = self._look()
         if meta["status"] in states.EXCEPTION_STATES:
             return exception_of(meta)
@@ -266,7 +268,8 @@ class AsyncResult(Generic[R]):
         return self.state == states.FAILURE
 
     def exists(self) -> bool:
-        """Tell whether anything is stored of it: False of an id that was never sent, and of what waits or has expired."""
+        """Tell whether anything is stored of it: False of an id that was never sent, and of what waits or has
+        expired."""
         return self._meta is not None or self.backend.get(self.id) is not None
 
     def maybe_throw(self, propagate: bool = True, callback: Callable[[str, Any], Any] | None = None) -> Any:
@@ -306,7 +309,8 @@ class AsyncResult(Generic[R]):
     ) -> None:
         """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is running already.
 
-        The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise ControlError.
+        The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise
+        ControlError.
         connection: None, or one of this app's.
         """
         self.app.control.revoke(

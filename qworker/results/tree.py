@@ -24,7 +24,8 @@ def iterdeps(
 ) -> Iterator[tuple[AsyncResult[Any] | None, AsyncResult[Any]]]:
     """Go through the tree, level by level: ``(parent, result)`` for each, of which the first parent is None.
 
-    intermediate: pass over the calls of what has not ended; else IncompleteStream is raised after such a result.
+    intermediate: pass over the calls of what has not ended; else IncompleteStream is raised after such a
+    result.
     """
     waiting: deque[tuple[AsyncResult[Any] | None, AsyncResult[Any]]] = deque([(None, result)])
     while waiting:
@@ -41,7 +42,8 @@ def iterdeps(
 def collect(
     result: AsyncResult[Any], intermediate: bool = False, **options: Any
 ) -> Iterator[tuple[AsyncResult[Any], Any]]:
-    """Wait for each result of the tree in turn: ``(result, value)`` for each. options: as for get(), of each."""
+    """Wait for each result of the tree in turn: ``(result, value)`` for each. options: as for get(), of
+    each."""
     for _, node in iterdeps(result, intermediate):
         yield node, node.get(**options)
 

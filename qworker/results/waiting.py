@@ -36,7 +36,8 @@ _joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=F
 
 @contextmanager
 def allow_join_result() -> Iterator[None]:
-    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited for."""
+    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited
+    for."""
     token = _joins_allowed.set(True)
     try:
         yield
@@ -50,13 +51,15 @@ def refuse_to_wait_in_a_task() -> None:
     if context is None or context.called_directly or context.is_eager or _joins_allowed.get():
         return
     raise RuntimeError(
-        "a task must not wait for the result of another: when every worker process waits, none is left to run it. "
+        "a task must not wait for the result of another: when every worker process waits, none is left to "
+        "run it. "
         "Use link= to go on with the result, or get(disable_sync_subtasks=False) if another worker runs it"
     )
 
 
 def patience(timeout: float | timedelta | None) -> float | None:
-    """Return *timeout* in seconds, 0 for what is below, None for ever. Raises TypeError for what is no time."""
+    """Return *timeout* in seconds, 0 for what is below, None for ever. Raises TypeError for what is no
+    time."""
     if timeout is None:
         return None
     length = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -116,7 +119,8 @@ def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callab
 
 
 def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
-    """Return a function that looks at the task, and calls tell(metadata) when it stands in another state than before.
+    """Return a function that looks at the task, and calls tell(metadata) when it stands in another state than
+    before.
 
     The final state is left to who waits for it.
     """
@@ -137,7 +141,7 @@ def hint(app: QWorker, task_id: str, queue: str | None) -> None:
         if "workers" in app.broker.lacks:
             return
         workers = app.broker.workers()
-    except Exception as error:  # a hint must not break what it comments on
+    except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
         let_pass(error)
         logger.debug("cannot tell whether workers are there: %s", error)
         return

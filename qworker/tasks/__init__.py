@@ -1,7 +1,8 @@
 """Tasks: what a task is, how an app comes to have it, and one run of it.
 
-Modules, in reading order: ``task`` (the object that is called), ``options`` (every option once), ``definition`` (a function
-becomes a task), ``annotations``, ``models`` (pydantic's), ``decorators`` and ``shared`` (``@app.task``, ``@shared_task``),
-``registry``, ``loading`` (their modules), ``execution`` and ``async_execution`` (a run), ``next_attempt`` (retries),
-``followup`` (links), ``coroutines``, ``eager`` (a run in the caller's process).
+Modules, in reading order: ``task`` (the object that is called), ``options`` (every option once),
+``definition`` (a function becomes a task), ``annotations``, ``models`` (pydantic's), ``decorators`` and
+``shared`` (``@app.task``, ``@shared_task``), ``registry``, ``loading`` (their modules), ``execution`` and
+``async_execution`` (a run), ``next_attempt`` (retries), ``followup`` (links), ``coroutines``, ``eager`` (a
+run in the caller's process).
 """

@@ -1,7 +1,7 @@
 """Annotations: what the setting ``task_annotations`` says about a task.
 
-Comes from:  the setting: a mapping from names to attributes, an object with ``annotate()``, the dotted name of one, or a list
-             of such.
+Comes from:  the setting: a mapping from names to attributes, an object with ``annotate()``, the dotted name
+             of one, or a list of such.
 Goes to:     ``definition``, once a task.
 Thread:      whoever finalizes the app.
 """
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]:
-    """The attributes that *annotations* give to *task*: those for all ("*", ``annotate_any()``) first, its own over them.
+    """The attributes that *annotations* give to *task*: those for all ("*", ``annotate_any()``) first, its
+    own over them.
 
-    Of several annotations, what stands later in the list wins. Raises ConfigurationError for what is no annotation.
+    Of several annotations, what stands later in the list wins. Raises ConfigurationError for what is no
+    annotation.
     """
     everywhere: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -43,7 +45,8 @@ def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]
             own.update(_attributes(each.annotate(task) if hasattr(each, "annotate") else None, each))
         else:
             raise ConfigurationError(
-                f"task_annotations has {each!r:.200}: it takes a mapping from task names to attributes, or an object "
+                f"task_annotations has {each!r:.200}: it takes a mapping from task names to attributes, or "
+                "an object "
                 "with a method annotate(task)",
                 setting="task_annotations",
             )
@@ -55,7 +58,8 @@ def _attributes(said: object, source: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(said, Mapping) or not all(isinstance(key, str) for key in said):
         raise ConfigurationError(
-            f"task_annotations: {source!r:.200} says {said!r:.200}, which is no mapping from attributes to values",
+            f"task_annotations: {source!r:.200} says {said!r:.200}, which is no mapping from attributes "
+            "to values",
             setting="task_annotations",
         )
     return said

@@ -4,9 +4,10 @@ Comes from:  the event loop of a pool child or of the threads pool, or an eager 
 Goes to:     back as an Outcome, as in execution.py.
 Thread:      the event loop's.
 
-A task may be cancelled by anybody: by its own code, by a library that lets a timeout leak, by a neighbour that cancels
-all that it finds. Only the worker knows whether it was the worker, so it is asked; whatever else cancels a task has made
-it fail. (CancelledError is no Exception: like SystemExit it is retried only where ``autoretry_for`` names it.)
+A task may be cancelled by anybody: by its own code, by a library that lets a timeout leak, by a neighbour
+that cancels all that it finds. Only the worker knows whether it was the worker, so it is asked; whatever else
+cancels a task has made it fail. (CancelledError is no Exception: like SystemExit it is retried only where
+``autoretry_for`` names it.)
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ async def execute_async(
 ) -> Outcome:
     """Run *task* for *context*; return how it ended.
 
-    soft, hard: limits in seconds; both cancel the task. disarm: called as soon as the body is done. cancelled: tells
-    with what the worker has cancelled the task (Interrupted or Terminated); None: it has not.
+    soft, hard: limits in seconds; both cancel the task. disarm: called as soon as the body is done.
+    cancelled: tells with what the worker has cancelled the task (Interrupted or Terminated); None: it has
+    not.
     """
     import asyncio  # some 30 ms and 3 MB that a process without async tasks does not pay
 
@@ -64,7 +66,7 @@ async def execute_async(
         if by_worker is None and not error.args:
             error.args = (CANCELLED_ITSELF,)
         return run.tell(run.raised, by_worker or error)
-    except BaseException as error:  # as in execute()
+    except BaseException as error:  # noqa: BLE001 - as in execute()
         disarm()
         return run.tell(run.raised, error)
     else:

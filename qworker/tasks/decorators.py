@@ -1,4 +1,5 @@
-"""What ``@app.task(…)`` and ``@shared_task(…)`` are to a type checker: makers of tasks that keep the signature.
+"""What ``@app.task(…)`` and ``@shared_task(…)`` are to a type checker: makers of tasks that keep the
+signature.
 
 Comes from:  ``app.py`` and ``shared.py``, as the type of what they return.
 Goes to:     mypy and pyright; nothing of it runs.
@@ -26,7 +27,8 @@ class Decorator(Protocol):
 
 
 class BoundDecorator(Protocol):
-    """The same with ``bind=True``: the function's first parameter is the task, and no argument of the call."""
+    """The same with ``bind=True``: the function's first parameter is the task, and no argument of the
+    call."""
 
     @overload
     def __call__(

@@ -43,11 +43,12 @@ def make_task(
 ) -> AnyTask:
     """Make the task of *function*, of the class *base* (None: the app's own).
 
-    pydantic: arguments that are annotated with models come as such, and a model may be returned; the others: see Models.
+    pydantic: arguments that are annotated with models come as such, and a model may be returned; the others:
+    see Models.
 
-    options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their first argument), and
-    attributes that *base* has.
-    Raises ConfigurationError for an option that does not exist or cannot have its value.
+    options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their
+    first argument), and attributes that *base* has. Raises ConfigurationError for an option that does not
+    exist or cannot have its value.
     """
     if not callable(function):
         raise ConfigurationError(
@@ -102,8 +103,8 @@ def adopt(given: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
 
 
 def bind(task: AnyTask, app: QWorker) -> None:
-    """Settle what *app* says about *task*: the annotations, and the settings behind options that are None. Called once,
-    when the app is finalized."""
+    """Settle what *app* says about *task*: the annotations, and the settings behind options that are None.
+    Called once, when the app is finalized."""
     noted = annotations_for(app.conf.task_annotations, task)
     if noted:
         own, options = _split(task.name, type(task), noted)
@@ -116,7 +117,8 @@ def bind(task: AnyTask, app: QWorker) -> None:
 
 
 def task_class(given: str | type[AnyTask]) -> type[AnyTask]:
-    """The class of an app's tasks, from itself or its dotted name. Raises ConfigurationError when it is none."""
+    """The class of an app's tasks, from itself or its dotted name. Raises ConfigurationError when it is
+    none."""
     found = import_object(given) if isinstance(given, str) else given
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigurationError(f"task_cls={given!r} must be a subclass of qworker.Task, or its dotted name")
@@ -130,7 +132,8 @@ def change_class(app: QWorker, tasks: Mapping[str, AnyTask], given: str | type[A
     """
     if app.finalized:
         raise ConfigurationError(
-            "app.Task is set too late, since the app's tasks have been looked at or called: set it where the app is made"
+            "app.Task is set too late, since the app's tasks have been looked at or called: set it where the "
+            "app is made"
         )
     base = task_class(given)
     for task in tasks.values():
@@ -173,7 +176,8 @@ def _split(name: str, base: type[AnyTask], given: Mapping[str, Any]) -> tuple[di
 
 
 def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) -> type[AnyTask]:
-    """The class of the task *name*: *base*, with the call of an async task where it is one, and with *own* in it."""
+    """The class of the task *name*: *base*, with the call of an async task where it is one, and with *own* in
+    it."""
     bases: tuple[type[AnyTask], ...] = (base,)
     if is_async and not issubclass(base, AsyncTask):
         bases = (AsyncTask,) if base is Task else (base, AsyncTask)
@@ -182,10 +186,12 @@ def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) 
         made = type(base.__name__, bases, {**_looks(base), **own})
     if made.own_call and is_coroutine_function(made.__call__) is not is_async:
         raise ConfigurationError(
-            f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be over before the task "
+            f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be "
+            "over before the task "
             "begins. Give it a base= whose async def __call__ awaits self.run(…)"
             if is_async
-            else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, and the task is not: "
+            else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, and the "
+            "task is not: "
             "give it another base="
         )
     return made

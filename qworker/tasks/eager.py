@@ -75,7 +75,8 @@ class EagerResult(AsyncResult[R]):
 
 
 def call_eagerly(task: Task[..., Any], message: TaskMessage, options: dict[str, Any]) -> AsyncResult[Any]:
-    """Run the call that *message* makes, on arguments that have been through the serializer as they would have been."""
+    """Run the call that *message* makes, on arguments that have been through the serializer as they would
+    have been."""
     wire = encode(message)
     args, kwargs, _ = decode_body(
         wire.body,

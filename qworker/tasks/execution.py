@@ -66,7 +66,8 @@ class Outcome(NamedTuple):
     """How a run ended. All fields are plain values, so that it can cross a process.
 
     kind: one of the constants above. runtime: seconds. text: repr of the result or of the exception.
-    row: the result for the worker to store before the ack; None when there is nothing to store. expected: the exception is one of the task's ``throws``.
+    row: the result for the worker to store before the ack; None when there is nothing to store. expected: the
+    exception is one of the task's ``throws``.
     """
 
     kind: str
@@ -102,7 +103,7 @@ def execute(
         value = run.call(body)
         if disarm is not None:
             disarm()
-    except BaseException as error:  # the task's code: whatever it raises is the outcome
+    except BaseException as error:  # noqa: BLE001 - the task's code: whatever it raises is the outcome
         if disarm is not None:
             disarm()
         return run.tell(run.raised, error)
@@ -238,7 +239,8 @@ class Run:
         try:
             options = {**task.retry_kwargs, "countdown": task.autoretry_countdown(self.context)}
             directive = task.retry(exc=error, throw=False, **options)
-        except BaseException as final:  # no retry is left, or the next attempt could not be sent
+        except BaseException as final:  # noqa: BLE001
+            # No retry is left, or the next attempt could not be sent.
             if final is error:
                 error.__traceback__ = trace  # the task's own, without the way through retry()
             elif final.__context__ is None:
@@ -281,7 +283,8 @@ class Run:
         return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row, expected)
 
     def _tell_failure(self, error: BaseException, text: str) -> tuple[Any, ...] | None:
-        """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is not to be stored."""
+        """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is
+        not to be stored."""
         task, context = self.task, self.context
         row = None
         ignored = context.ignore_result or task.ignore_result
@@ -360,7 +363,7 @@ def _format(error: BaseException) -> str:
         while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace))
-    except Exception:  # an exception whose own methods raise
+    except Exception:  # noqa: BLE001 - an exception whose own methods raise
         text = f"{type(error).__name__}: (its text cannot be had)\n"
     if len(text) > MAX_TRACEBACK:
         text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"

@@ -4,7 +4,8 @@ Comes from:  execution, after the body and before the ack; the calls came inside
 Goes to:     publishing, as calls of their own with this task as parent; some errbacks run at once.
 Thread:      whichever ran the task.
 
-The calls carry the ids that were settled when they were linked, so a task that runs again sends the same calls again.
+The calls carry the ids that were settled when they were linked, so a task that runs again sends the same
+calls again.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str) -> None:
     """Call the errbacks; never raises.
 
-    One that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Any other is sent, with the id
-    of the failed task before its arguments, as are immutable ones, bound ones and tasks that are not known here.
+    One that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Any other is
+    sent, with the id of the failed task before its arguments, as are immutable ones, bound ones and tasks
+    that are not known here.
     """
     for errback in context.errbacks or ():
         signature = Signature(errback, app=app)
@@ -69,7 +71,8 @@ def failed(app: QWorker, context: Context, error: BaseException, traceback: str)
 
 
 def _takes(task: Task[..., Any] | None, errback: Signature, given: tuple[Any, ...]) -> bool:
-    """Whether *task*, which *errback* calls, is a function that takes *given* first. Celery asks the same of it."""
+    """Whether *task*, which *errback* calls, is a function that takes *given* first. Celery asks the same of
+    it."""
     if task is None or task.bind or errback.immutable:
         return False
     from inspect import signature  # 10 ms, for those alone whose task has failed

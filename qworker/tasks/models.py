@@ -35,9 +35,10 @@ _NONE = _Model(None, False)
 class Models:
     """What a function's annotations say of models.
 
-    A parameter annotated with a model, or with that or None, gets one: made of what came in the message, or as it is. A result
-    is dumped where the annotation is its class. strict, context and dump_kwargs go to pydantic's ``model_validate`` and
-    ``model_dump``; the context has the app and the task's name besides, under Celery's names.
+    A parameter annotated with a model, or with that or None, gets one: made of what came in the message, or
+    as it is. A result is dumped where the annotation is its class. strict, context and dump_kwargs go to
+    pydantic's ``model_validate`` and ``model_dump``; the context has the app and the task's name besides,
+    under Celery's names.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Models:
         context: Mapping[str, Any] | None = None,
         dump_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """bound: the first parameter is the task. Raises ConfigurationError where pydantic is not installed."""
+        """bound: the first parameter is the task. Raises ConfigurationError where pydantic is not
+        installed."""
         try:
             self._base: type[Any] = import_module("pydantic").BaseModel
         except ImportError:
@@ -83,9 +85,11 @@ class Models:
         return run
 
     def dump(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call with its models dumped, those that the task will get back as equal models.
+        """Return the arguments of a call with its models dumped, those that the task will get back as equal
+        models.
 
-        Others stay, and cannot be sent: a model for a parameter that is annotated otherwise, or of a subclass.
+        Others stay, and cannot be sent: a model for a parameter that is annotated otherwise, or of a
+        subclass.
         """
         if not any(isinstance(value, self._base) for value in (*args, *kwargs.values())):
             return args, kwargs
@@ -139,7 +143,8 @@ class Models:
         try:
             dumped = value.model_dump(**self._dump_kwargs)
             return dumped if self._model(model, dumped) == value else value
-        except Exception:  # a validator of the user's, that works in a worker only: what cannot be sent is told by the encoder
+        # A validator of the user's, that works in a worker only: what cannot be sent is told by the encoder.
+        except Exception:  # noqa: BLE001 - see above
             return value
 
     def _dumped_result(self, value: Any) -> Any:

@@ -94,7 +94,8 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
 """Every option that ``@app.task`` takes besides name, bind and base, with what reads its value."""
 
 MEANING: dict[str, str] = {
-    "serializer": "what its arguments are written with: json, or pickle, yaml, msgpack where they are accepted",
+    "serializer": "what its arguments are written with: json, or pickle, yaml, msgpack where they are "
+    "accepted",
     "compression": "what its messages are compressed with: gzip, bzip2, xz, zstd",
     "queue": "the queue its calls go to",
     "exchange": "with `routing_key`, a way to the queue that `task_queues` declares for them",
@@ -149,8 +150,8 @@ def parse(
 ) -> dict[str, Any]:
     """Return the checked attributes that *options* ask for; None stays None (ask the setting).
 
-    extra: gives the names that middlewares have declared, when one is not of ours; their values pass as they are.
-    Raises ConfigurationError naming the task, the option and the nearest spelling.
+    extra: gives the names that middlewares have declared, when one is not of ours; their values pass as they
+    are. Raises ConfigurationError naming the task, the option and the nearest spelling.
     """
     parsed: dict[str, Any] = {}
     for name, value in options.items():
@@ -167,6 +168,7 @@ def parse(
     soft, hard = parsed.get("soft_time_limit"), parsed.get("time_limit")
     if soft and hard and soft > hard:
         raise ConfigurationError(
-            f"task {task_name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it smaller"
+            f"task {task_name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make "
+            "it smaller"
         )
     return parsed

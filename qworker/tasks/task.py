@@ -1,7 +1,8 @@
 """Task: a function that can be called later, elsewhere; with its options and the ways to call it.
 
 Comes from:  ``@app.task`` and ``@shared_task``; ``definition.py`` makes them.
-Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls ``run``.
+Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls
+             ``run``.
 Thread:      any; options are set while modules are imported and when the app is finalized.
 """
 
@@ -34,8 +35,8 @@ R = TypeVar("R")
 class Task(Generic[P, R]):
     """A task: call it here (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
 
-    Subclass it for ``@app.task(base=…)`` to share options, hooks or helpers between tasks. Options that are None
-    here are taken from the settings when the app is finalized.
+    Subclass it for ``@app.task(base=…)`` to share options, hooks or helpers between tasks. Options that are
+    None here are taken from the settings when the app is finalized.
     """
 
     name: str = ""
@@ -115,7 +116,8 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the task here and now, as the plain function it is; no message, no result store.
 
-        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``: a worker runs its tasks through it.
+        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``: a worker runs its
+        tasks through it.
         """
         context = current_context()
         if (
@@ -130,7 +132,8 @@ class Task(Generic[P, R]):
             pop(token)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Have a worker call this task with these arguments. Durable when it returns; see apply_async for errors."""
+        """Have a worker call this task with these arguments. Durable when it returns; see apply_async for
+        errors."""
         if self.own_apply_async:
             return self.apply_async(args, kwargs)
         return self.app.publisher.call(self, args, kwargs)
@@ -144,14 +147,15 @@ class Task(Generic[P, R]):
     ) -> AsyncResult[R]:
         """Have a worker call this task, with options of this one call.
 
-        countdown (seconds or timedelta from now) or eta (datetime or ISO text; a naive one is in ``timezone``); expires (seconds
-        from now or datetime); queue, routing_key, exchange, priority (9 is most urgent); headers (mapping of extra
-        headers); task_id; retry, retry_policy; serializer, compression; ignore_result; shadow (name in logs);
-        time_limit, soft_time_limit (seconds); link, link_error (signatures).
+        countdown (seconds or timedelta from now) or eta (datetime or ISO text; a naive one is in
+        ``timezone``); expires (seconds from now or datetime); queue, routing_key, exchange, priority (9 is
+        most urgent); headers (mapping of extra headers); task_id; retry, retry_policy; serializer,
+        compression; ignore_result; shadow (name in logs); time_limit, soft_time_limit (seconds); link,
+        link_error (signatures).
 
-        Returns the handle of the result as soon as the broker has the message safely.
-        Raises TypeError for arguments the function does not take, PublishError for an option that does not exist or
-        an argument that cannot be serialised, and BrokerUnavailable when the broker did not take the message within
+        Returns the handle of the result as soon as the broker has the message safely. Raises TypeError for
+        arguments the function does not take, PublishError for an option that does not exist or an argument
+        that cannot be serialised, and BrokerUnavailable when the broker did not take the message within
         ``task_publish_timeout``: then it is not known whether the task will run, and it may be called again.
         """
         if task_id is not None:
@@ -190,7 +194,8 @@ class Task(Generic[P, R]):
     def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
         """Call this task many times in one round trip to the broker: all calls are stored, or none.
 
-        calls: a tuple or list of positional arguments, a mapping of keyword arguments, or a signature, for each call.
+        calls: a tuple or list of positional arguments, a mapping of keyword arguments, or a signature, for
+        each call.
         options: as for apply_async, the same for all. Returns the results in the order of *calls*.
         """
         return self.app.publisher.call_many(self, calls, options)
@@ -233,7 +238,8 @@ class Task(Generic[P, R]):
     subtask = signature
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
-        """Return the call with these arguments, not made yet; a callback gets its parent's result put first."""
+        """Return the call with these arguments, not made yet; a callback gets its parent's result put
+        first."""
         return self.signature(args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
@@ -244,7 +250,8 @@ class Task(Generic[P, R]):
 
     @property
     def request(self) -> Context:
-        """The request this task is running for; an empty one (called_directly is True) when it runs for none."""
+        """The request this task is running for; an empty one (called_directly is True) when it runs for
+        none."""
         context = current_context()
         if context is None or (context._task is not self and context.task != self.name):
             return Context(task=self.name)
@@ -261,13 +268,15 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
         **options: Any,
     ) -> Retry:
-        """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this one.
+        """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this
+        one.
 
-        args, kwargs: those of the next attempt; None for those of this one, but for parameters that the other gives.
+        args, kwargs: those of the next attempt; None for those of this one, but for parameters that the other
+        gives.
         exc: why; it is raised instead when there were *max_retries* already.
         eta or countdown (seconds): when; default_retry_delay when neither is given.
-        throw: False returns the Retry instead of raising it. Further options as for apply_async.
-        Raises MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
+        throw: False returns the Retry instead of raising it. Further options as for apply_async. Raises
+        MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
@@ -339,7 +348,8 @@ class Task(Generic[P, R]):
         kwargs: dict[str, Any],
         einfo: Any,
     ) -> None:
-        """Called last, when the task has succeeded or failed, so not before a retry; *retval* is the value or the exception."""
+        """Called last, when the task has succeeded or failed, so not before a retry; *retval* is the value or
+        the exception."""
 
     def shadow_name(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
@@ -366,7 +376,8 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """A task whose function is ``async def``: calling it gives a coroutine; delay() and the rest are as ever."""
+    """A task whose function is ``async def``: calling it gives a coroutine; delay() and the rest are as
+    ever."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
         """Run the task here, in this event loop."""

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 class InlinePool(TaskPool):
     """settings: see PoolSettings. on_demand: hold what is submitted until run() is called.
 
-    held: the requests that have not run yet, in the order in which they came. started: those of them that a test
-    has marked as running, which recall() therefore leaves. busy_for_long: how many processes a test says are. terminated: ``(request, signal)`` of each terminate().
+    held: the requests that have not run yet, in the order in which they came. started: those of them that a
+    test has marked as running, which recall() therefore leaves. busy_for_long: how many processes a test says
+    are. terminated: ``(request, signal)`` of each terminate().
     """
 
     def __init__(

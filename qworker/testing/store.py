@@ -42,10 +42,11 @@ class _Building:
 
 
 class MemoryStore(LeaseStore):
-    """clock: says what is due. uptime: the seconds that leases run on; by default those of *clock*. lease_seconds: how
-    long a silent holder is believed to live.
+    """clock: says what is due. uptime: the seconds that leases run on; by default those of *clock*.
+    lease_seconds: how long a silent holder is believed to live.
 
-    away: while True, every call raises BrokerUnavailable. settled: every settlement that was carried out, in order.
+    away: while True, every call raises BrokerUnavailable. settled: every settlement that was carried out, in
+    order.
     pushes: how many times push() was called.
     """
 

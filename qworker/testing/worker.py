@@ -38,9 +38,10 @@ class StepWorker(Worker):
             worker.run()
             assert result.get() == 3
 
-    Tasks run in this process, one after the other; with ``on_demand`` they are held in ``worker.pool`` until the test
-    calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, by ``worker.advance(60)``.
-    The other arguments are those of Worker. For an app that has a broker already, see stepping().
+    Tasks run in this process, one after the other; with ``on_demand`` they are held in ``worker.pool`` until
+    the test calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, by
+    ``worker.advance(60)``. The other arguments are those of Worker. For an app that has a broker already, see
+    stepping().
     """
 
     pool: InlinePool
@@ -95,7 +96,8 @@ class StepWorker(Worker):
         raise AssertionError(f"the worker does not come to rest within {MANY_TURNS:,} turns")
 
     def advance(self, seconds: float) -> int:
-        """Let *seconds* pass on the app's FakeClock, with the worker at work; return how many messages were settled."""
+        """Let *seconds* pass on the app's FakeClock, with the worker at work; return how many messages were
+        settled."""
         clock = self.app.clock
         assert isinstance(clock, FakeClock), "only a FakeClock can be moved"
         settled, end = self.run(), clock.now() + seconds

@@ -4,10 +4,11 @@ Comes from:  ``app.broker``.
 Goes to:     the store's module, imported when its scheme is asked for.
 Thread:      any.
 
-Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack), ``failover`` (one after
-another), ``group_commit``, ``owner_files`` (who is dead), ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers``
-and ``delivery_fields`` (what is beside a message), ``recent``, ``transfer`` (from one broker to another), ``crash_points``.
-Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``, ``kombu``; none of them knows another.
+Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack),
+``failover`` (one after another), ``group_commit``, ``owner_files`` (who is dead), ``wakeup``,
+``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields`` (what is beside a message),
+``recent``, ``transfer`` (from one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``,
+``amqp``, ``sql``, ``sqs``, ``kombu``; none of them knows another.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ SCHEMES = {
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
 }
-"""The module for each scheme; it has ``open_store(url, conf)``, which returns the store and opens nothing yet."""
+"""The module for each scheme; it has ``open_store(url, conf)``, which returns the store and opens nothing
+yet."""
 
 
 PLAIN = "qworker.transports.kombu.broker"
@@ -54,7 +56,8 @@ def register() -> None:
 
 
 def broker_urls(url: str | None) -> list[str]:
-    """The URL of each broker that the setting ``broker_url`` names; [] for None. Sentinels are one broker together."""
+    """The URL of each broker that the setting ``broker_url`` names; [] for None. Sentinels are one broker
+    together."""
     if url is None:
         return []
     return [url] if url.startswith("sentinel:") else url.split(";")
@@ -63,8 +66,8 @@ def broker_urls(url: str | None) -> list[str]:
 def open_store(url: str | None, conf: Settings) -> LeaseStore:
     """Return the store at *url* (None: the embedded broker at its default place); nothing is opened yet.
 
-    Several URLs, with ";" between them, make one store that goes to the next when one does not answer.
-    Raises ConfigurationError for a scheme that there is no store for, or when the extra that it needs is missing.
+    Several URLs, with ";" between them, make one store that goes to the next when one does not answer. Raises
+    ConfigurationError for a scheme that there is no store for, or when the extra that it needs is missing.
     """
     urls = broker_urls(url)
     if len(urls) > 1:
@@ -80,7 +83,8 @@ def open_store(url: str | None, conf: Settings) -> LeaseStore:
         guesses = near(scheme, SCHEMES)
         hint = f"did you mean {guesses[0]}://?" if guesses else f"there are {', '.join(SCHEMES)}"
         raise ConfigurationError(
-            f"broker_url: there is no broker for {scheme}://; {hint}. Leave broker_url unset for the embedded broker",
+            f"broker_url: there is no broker for {scheme}://; {hint}. Leave broker_url unset for the "
+            "embedded broker",
             setting="broker_url",
         )
     store: LeaseStore = import_module(module).open_store(url, conf)

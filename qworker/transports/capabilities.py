@@ -19,9 +19,9 @@ ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT = (
 
 @dataclass(frozen=True)
 class Promises:
-    """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back. eta,
-    priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead where the word is in
-    ``lacks``. note: what else one should know."""
+    """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back.
+    eta, priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead
+    where the word is in ``lacks``. note: what else one should know."""
 
     name: str
     schemes: tuple[str, ...]
@@ -36,7 +36,10 @@ class Promises:
     lacks: frozenset[str] = frozenset()
 
 
-_HELD = "held unacknowledged by the worker that got it, up to worker_eta_task_limit; safe, but it is redelivered if that worker stops"
+_HELD = (
+    "held unacknowledged by the worker that got it, up to worker_eta_task_limit; safe, but it is "
+    "redelivered if that worker stops"
+)
 _SENT_AGAIN = "sent to the queue `qworker.dead`, then acknowledged"
 _IN_A_HEADER = (
     "in a header, when a worker sees the death of a process; the death of a whole worker is not counted"
@@ -66,18 +69,21 @@ PROMISES: tuple[Promises, ...] = (
         "SQLite (embedded)",
         ("sqlite",),
         accepted="committed to the file, on the disk (`embedded_synchronous`)",
-        redelivered="at once: the kernel drops a dead worker's lock; a frozen worker's after worker_lease_seconds",
+        redelivered="at once: the kernel drops a dead worker's lock; a frozen worker's after "
+        "worker_lease_seconds",
         eta="a column; fetched when due",
         priority="0 to 9",
         fanout="a table, read by all workers, also those that start later",
         dead_letters="a table",
         delivery_count="counted for what was running, whether a process or a whole worker died",
-        note="One host; not on a network file system. A new file can be read by its owner alone; chmod lets others in.",
+        note="One host; not on a network file system. A new file can be read by its owner alone; chmod lets "
+        "others in.",
     ),
     Promises(
         "Redis, Valkey",
         ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"),
-        accepted="the server has it; on its disk as its `appendfsync` says (everysec: up to 1 s is lost with the power)",
+        accepted="the server has it; on its disk as its `appendfsync` says (everysec: up to 1 s is lost with "
+        "the power)",
         redelivered="when the worker's lease ran out (worker_lease_seconds)",
         eta="a sorted set; fetched when due",
         priority="0 to 9",
@@ -90,7 +96,8 @@ PROMISES: tuple[Promises, ...] = (
         "PostgreSQL, MariaDB, MySQL",
         ("postgresql", "postgres", "mysql", "mariadb"),
         accepted="committed",
-        redelivered="at once for a worker on the same machine; for one elsewhere when its lease ran out (worker_lease_seconds)",
+        redelivered="at once for a worker on the same machine; for one elsewhere when its lease ran out "
+        "(worker_lease_seconds)",
         eta="a column; fetched when due",
         priority="0 to 9",
         fanout="a table, read by all workers, also those that start later",
@@ -101,27 +108,34 @@ PROMISES: tuple[Promises, ...] = (
     Promises(
         "RabbitMQ",
         ("amqp", "amqps", "pyamqp"),
-        accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent together, some may be accepted although an error was raised",
+        accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent "
+        "together, some may be accepted although an error was raised",
         redelivered="at once, when the worker's connection falls; half-open connections after the heartbeat",
         eta="in queues of their own in the server, until it is due (at most 0.1 s ahead in a worker)",
         priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
         fanout="a stream `qworker.revoked`, read by all workers, also those that start later (RabbitMQ 3.9)",
         dead_letters="the queue `qworker.dead`",
-        delivery_count="in a header, for what was running when a process died, or a worker on the same machine; quorum queues also count every return",
-        note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 min): raise it for longer tasks.",
+        delivery_count="in a header, for what was running when a process died, or a worker on the same "
+        "machine; quorum queues also count every return",
+        note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
+        "min): raise it for longer tasks.",
         lacks=frozenset({DELIVERY_COUNT}),
     ),
     Promises(
         "Amazon SQS",
         ("sqs", "sqs+https"),
-        accepted="SQS has answered that it has the message; of many sent together, some may be accepted although an error was raised",
-        redelivered="when it is hidden no longer (`visibility_timeout`, 30 s if not set); a live worker renews that, so tasks may take longer",
-        eta="in SQS, which delays a message by 15 minutes at most, so it is sent on until it is due (30 s ahead in a worker); FIFO queues: as the plain transports do",
+        accepted="SQS has answered that it has the message; of many sent together, some may be accepted "
+        "although an error was raised",
+        redelivered="when it is hidden no longer (`visibility_timeout`, 30 s if not set); a live worker "
+        "renews that, so tasks may take longer",
+        eta="in SQS, which delays a message by 15 minutes at most, so it is sent on until it is due (30 s "
+        "ahead in a worker); FIFO queues: as the plain transports do",
         priority="none: first come, first served",
         fanout=_NO_FANOUT,
         dead_letters=_SENT_AGAIN,
         delivery_count=_IN_A_HEADER,
-        note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should its worker die.",
+        note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should "
+        "its worker die.",
         lacks=frozenset({PRIORITY, FANOUT, DELIVERY_COUNT}),
     ),
     _plain(

@@ -4,8 +4,8 @@ Comes from:  the transports, the result stores and `qworker doctor`, with what t
 Goes to:     the texts of BrokerUnavailable, BackendError and ConfigurationError.
 Thread:      any; pure functions.
 
-Each driver wraps what OpenSSL, the resolver or the server said in errors of its own kinds, and all keep the words; so the
-words are what is looked at. OpenSSL is not imported for that: most workers need none.
+Each driver wraps what OpenSSL, the resolver or the server said in errors of its own kinds, and all keep the
+words; so the words are what is looked at. OpenSSL is not imported for that: most workers need none.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from qworker.errors import ConfigurationError
 
 
 class Spelling(NamedTuple):
-    """How a URL is written for one kind of server: login, with a name and a password; and how TLS is. authority: the option for the certificates that we trust; own: those
-    for our own certificate and its key; by_tls, without: what is written to have TLS, and to have none."""
+    """How a URL is written for one kind of server: login, with a name and a password; and how TLS is.
+    authority: the option for the certificates that we trust; own: those for our own certificate and its key;
+    by_tls, without: what is written to have TLS, and to have none."""
 
     authority: str
     own: str
@@ -53,7 +54,8 @@ _MEANINGS = (
     # What the server says of us comes first: its words hold those of the others.
     (
         r"alert (unknown.ca|bad.certificate|certificate.(expired|revoked|unknown))|tlsv1 alert decrypt",
-        "it refuses our certificate: {own} must name one that is valid and signed by an authority that it knows",
+        "it refuses our certificate: {own} must name one that is valid and signed by an authority that "
+        "it knows",
     ),
     (
         r"certificate.required|alert handshake.failure|requires a valid client certificate",
@@ -61,7 +63,8 @@ _MEANINGS = (
     ),
     (
         r"hostname mismatch|ip address mismatch|does not match host name",
-        "its certificate is made for another name: write that name into the URL, or have a certificate made for this one",
+        "its certificate is made for another name: write that name into the URL, or have a certificate made "
+        "for this one",
     ),
     (
         r"certificate has expired|certificate is not yet valid",
@@ -69,7 +72,8 @@ _MEANINGS = (
     ),
     (
         r"certificate.verify.failed|certificate verify error",
-        "its certificate is signed by no authority that we know: name the file of that authority's certificate in {authority}",
+        "its certificate is signed by no authority that we know: name the file of that authority's "
+        "certificate in {authority}",
     ),
     (
         r"wrong.version.number|packet.length.too.long|record.layer.failure|http.request|"
@@ -78,7 +82,8 @@ _MEANINGS = (
     ),
     (
         r"no answer to TLS",
-        "it does not answer by TLS: if it runs, write the port on which it speaks TLS, or {without} if it is to go unencrypted",
+        "it does not answer by TLS: if it runs, write the port on which it speaks TLS, or {without} if it is "
+        "to go unencrypted",
     ),
     (
         r"hung up on TLS",
@@ -97,7 +102,8 @@ _MEANINGS = (
         "it has no password, and the URL gives one: leave it out, as in {without}HOST",
     ),
     (
-        r"wrongpass|invalid username-password|invalid password|authentication failed|access denied for user '|"
+        r"wrongpass|invalid username-password|invalid password|authentication failed|access denied "
+        r"for user '|"
         r"role .{1,99} does not exist|access.refused",
         "the user name or password is wrong: both stand in the URL, as in {login}, with %40 for @ and so on",
     ),
@@ -128,8 +134,9 @@ def explained(text: str, spelling: Spelling) -> str:
 
 
 def while_connecting(text: str, tls: bool) -> str:
-    """*text* of an error that came while connecting, marked for explained() where it may be about TLS that there is none, or
-    that the server does not like ours. (After a handshake in TLS 1.3 the reason may get lost on the way.)"""
+    """*text* of an error that came while connecting, marked for explained() where it may be about TLS that
+    there is none, or that the server does not like ours. (After a handshake in TLS 1.3 the reason may get
+    lost on the way.)"""
     if _HANGING_UP.search(text):
         return f"hung up on {'TLS' if tls else 'plain words'}: {text}"
     return f"no answer to TLS: {text}" if tls and _WAITING.search(text) else text
@@ -146,8 +153,8 @@ def unreadable(files: Iterable[tuple[str, str]]) -> str:
 
 
 def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
-    """ConfigurationError when parameters of PostgreSQL's library name files that cannot be read. (A certificate of ours
-    that is not there it would go without.)"""
+    """ConfigurationError when parameters of PostgreSQL's library name files that cannot be read. (A
+    certificate of ours that is not there it would go without.)"""
     named = ((name, str(parameters[name])) for name in _LIBPQ_FILES if parameters.get(name))
     wrong = unreadable((name, path) for name, path in named if (name, path) != ("sslrootcert", "system"))
     if wrong:

@@ -1,7 +1,9 @@
 """Crash points: steps between claim and ack at which tests kill this process, once.
 
-Comes from:  the environment variable ``QWORKER_CRASH_AT``, "name of the point@file that remembers that it was hit".
-Goes to:     ``if CRASHING: crash_point("claimed")`` at each boundary; without the variable, one look at a constant.
+Comes from:  the environment variable ``QWORKER_CRASH_AT``, "name of the point@file that remembers that it was
+             hit".
+Goes to:     ``if CRASHING: crash_point("claimed")`` at each boundary; without the variable, one look at a
+             constant.
 Thread:      any.
 """
 
@@ -15,7 +17,8 @@ CRASHING = bool(CRASH_AT)
 
 
 def crash_point(name: str) -> None:
-    """Die here as by kill -9, if this is the point that was asked for and no process has died of it before."""
+    """Die here as by kill -9, if this is the point that was asked for and no process has died of it
+    before."""
     wanted, _, file = CRASH_AT.partition("@")
     if name == wanted:
         try:

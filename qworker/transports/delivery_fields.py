@@ -1,4 +1,5 @@
-"""Fields beside a message that say how it has fared so far, read so that nothing which may stand in them stops a worker.
+"""Fields beside a message that say how it has fared so far, read so that nothing which may stand in them
+stops a worker.
 
 Comes from:  the envelopes of Redis, kombu and AMQP, which anybody who can write to the broker may have made.
 Goes to:     `lease.Leased`.

@@ -2,12 +2,14 @@
 
 Comes from:  ``open_store``, when ``broker_url`` names more than one.
 Goes to:     the stores of those URLs.
-Thread:      push and the administration from any thread; the leasing side from the listener only, as in LeaseStore.
-             The two sides choose their server apart: ``_sending`` is replaced whole, ``_leasing`` is the listener's.
+Thread:      push and the administration from any thread; the leasing side from the listener only, as in
+             LeaseStore. The two sides choose their server apart: ``_sending`` is replaced whole, ``_leasing``
+             is the listener's.
 
-A server that fails once after it had answered gets a second chance, since connections break more often than servers; not
-when it was silent until a timeout. Then the listener enlists at the first other one that takes it, and only that makes it leave. What it held at the old one comes
-back there by the end of its lease; tags are marked by their server, so that a settlement never reaches another one.
+A server that fails once after it had answered gets a second chance, since connections break more often than
+servers; not when it was silent until a timeout. Then the listener enlists at the first other one that takes
+it, and only that makes it leave. What it held at the old one comes back there by the end of its lease; tags
+are marked by their server, so that a settlement never reaches another one.
 """
 
 from __future__ import annotations
@@ -48,14 +50,15 @@ LEAST_TRY = 0.05
 
 
 class FailoverStore(LeaseStore):
-    """stores: in the order in which they are tried, at least one, at most 64. strategy: of those that are left when one
-    fails, the next in order (``round-robin``) or any (``shuffle``)."""
+    """stores: in the order in which they are tried, at least one, at most 64. strategy: of those that are
+    left when one fails, the next in order (``round-robin``) or any (``shuffle``)."""
 
     def __init__(self, stores: Sequence[LeaseStore], strategy: str = ROUND_ROBIN) -> None:
         self._stores = tuple(stores)
         self._strategy = strategy
         self.url = ";".join(store.url for store in stores)
-        # Results go to a store of their own: what is in the one broker would not be found by who asks the other.
+        # Results go to a store of their own: what is in the one broker would not be found by who asks the
+        # other.
         self.lacks = frozenset({"results"}).union(*(store.lacks for store in stores))
         self.lowest_first = any(store.lowest_first for store in stores)
         self.silent_seconds = min(store.silent_seconds for store in stores)
@@ -83,7 +86,8 @@ class FailoverStore(LeaseStore):
     # -- any thread --
 
     def _ask(self, call: Callable[[LeaseStore], R]) -> R:
-        """What *call* returns at the server in use, or at the next one that answers, which is in use from then on."""
+        """What *call* returns at the server in use, or at the next one that answers, which is in use from
+        then on."""
         first = self._sending
         failure: BrokerUnavailable | None = None
         for index in (first, *self._others(first)):
@@ -102,8 +106,8 @@ class FailoverStore(LeaseStore):
         ) from failure
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """Raises BrokerUnavailable when no server took them within *timeout* seconds. A server that takes them and dies
-        before it says so has them too: then they run twice, under the same ids."""
+        """Raises BrokerUnavailable when no server took them within *timeout* seconds. A server that takes
+        them and dies before it says so has them too: then they run twice, under the same ids."""
         deadline = time.monotonic() + timeout
         left = [len(self._stores)]
 
@@ -148,7 +152,8 @@ class FailoverStore(LeaseStore):
         return epoch * len(self._stores) + index
 
     def _at(self, call: Callable[[LeaseStore], R]) -> R:
-        """What *call* returns at the server that we lease from. Raises LeaseLost when we now lease from another."""
+        """What *call* returns at the server that we lease from. Raises LeaseLost when we now lease from
+        another."""
         index, began = self._leasing, time.monotonic()
         try:
             answer = call(self._stores[index])

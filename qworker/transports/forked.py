@@ -16,9 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 def forgetful() -> WeakSet[Any]:
-    """A set for stores, each of which has its ``_after_fork()`` called in every forked child for as long as it lives.
+    """A set for stores, each of which has its ``_after_fork()`` called in every forked child for as long as
+    it lives.
 
-    Children do that in the order in which modules asked for such a set: who uses another's connections asks later.
+    Children do that in the order in which modules asked for such a set: who uses another's connections asks
+    later.
     """
     stores: WeakSet[Any] = WeakSet()
 

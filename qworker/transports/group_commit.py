@@ -1,11 +1,13 @@
-"""Group commit: callers that wait for one connection together are served together by the one who has its turn.
+"""Group commit: callers that wait for one connection together are served together by the one who has its
+turn.
 
 Comes from:  ``push`` of the brokers that publish on one connection, on any thread.
 Goes to:     their function that writes or sends, called by whoever has the connection's turn.
 Thread:      any; what is pending is put there by any thread, and taken out by who has the turn.
 
-Who has the turn may be interrupted (see ``interrupts.py``), and gives it back all the same. He could not tell the others
-what became of theirs: so the main thread, which is the one that signals interrupt, serves nobody but itself.
+Who has the turn may be interrupted (see ``interrupts.py``), and gives it back all the same. He could not tell
+the others what became of theirs: so the main thread, which is the one that signals interrupt, serves nobody
+but itself.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ class Pending(Generic[T]):
 
 
 class Line(Generic[T]):
-    """Callers that wait for the turn of *place*. serve: with a batch, the first of which is the caller's own, and a
-    deadline (monotonic seconds); it is done with those that it marks so. name: of the place, for messages."""
+    """Callers that wait for the turn of *place*. serve: with a batch, the first of which is the caller's own,
+    and a deadline (monotonic seconds); it is done with those that it marks so. name: of the place, for
+    messages."""
 
     def __init__(self, place: Turns, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
         self._place = place
@@ -57,8 +60,8 @@ class Line(Generic[T]):
     def push(self, items: Sequence[T], timeout: float) -> None:
         """Have *items* served, alone or with what others bring; return when they are.
 
-        Raises the error that they were marked with; BrokerUnavailable when it was not our turn within *timeout* seconds:
-        then nothing was written.
+        Raises the error that they were marked with; BrokerUnavailable when it was not our turn within
+        *timeout* seconds: then nothing was written.
         """
         deadline = time.monotonic() + timeout
         mine = Pending(items)
@@ -106,8 +109,8 @@ class Line(Generic[T]):
 
 
 class GroupCommit(Line[T]):
-    """store: writes items in one transaction by a deadline (monotonic seconds), and returns the error for which nothing of
-    it was written, or None."""
+    """store: writes items in one transaction by a deadline (monotonic seconds), and returns the error for
+    which nothing of it was written, or None."""
 
     def __init__(
         self, place: Turns, store: Callable[[Sequence[T], float], Exception | None], name: str
@@ -121,7 +124,8 @@ class GroupCommit(Line[T]):
         items = [item for pending in batch for item in pending.items] if together else batch[0].items
         error = self._store(items, deadline)
         if error is not None and together:
-            # One bad message, or one caller's short patience, is not the others' failure: they try for themselves.
+            # One bad message, or one caller's short patience, is not the others' failure: they try for
+            # themselves.
             self.put_back(reversed(batch[1:]))
             batch = batch[:1]
             error = self._store(batch[0].items, deadline)

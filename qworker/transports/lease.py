@@ -1,6 +1,7 @@
 """LeaseStore: what a broker must be able to do for a qworker worker. One contract suite holds for all.
 
-Comes from:  ``publishing/publisher.py`` (push), the Listener (everything else), the command line (queues, dead…).
+Comes from:  ``publishing/publisher.py`` (push), the Listener (everything else), the command line (queues,
+             dead…).
 Goes to:     the store behind it: ``transports/sqlite/broker.py``.
 Thread:      push, revoke and the administration from any thread; the leasing side from the listener only.
 
@@ -9,10 +10,11 @@ dead holder leaves behind comes back by ``reclaim``. A lease belongs to an *epoc
 was given when it enlisted; a holder that was thought dead and enlists again gets a new one, and what it
 settles for the old epoch finds nothing to settle. That is the fence.
 
-A store may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and counters begin
-anew with it. So no epoch and no number of a revocation is counted from one: each is the microseconds of the store's wall clock,
-or one more than the last where that is more. An old epoch never becomes another's, and no cursor is ahead of what comes.
-Tags may come again; what a worker remembers of a message it remembers by the task's id as well (``Request.key``).
+A store may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and
+counters begin anew with it. So no epoch and no number of a revocation is counted from one: each is the
+microseconds of the store's wall clock, or one more than the last where that is more. An old epoch never
+becomes another's, and no cursor is ahead of what comes. Tags may come again; what a worker remembers of a
+message it remembers by the task's id as well (``Request.key``).
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Dead(NamedTuple):
 
 
 class QueueInfo(NamedTuple):
-    """How a queue stands. oldest: epoch seconds at which the oldest ready message was sent, None if none is."""
+    """How a queue stands. oldest: epoch seconds at which the oldest ready message was sent, None if none
+    is."""
 
     queue: str
     ready: int = 0
@@ -96,8 +99,8 @@ class Ack(NamedTuple):
 class Release(NamedTuple):
     """Give the message back, to be leased again at epoch second *due* (None: at once).
 
-    counted: a run of it was cut short by a death. parked: its task is not known here, or asked to be put back. redelivered: whoever gets
-    it next is to know that it was delivered before (as counted says too).
+    counted: a run of it was cut short by a death. parked: its task is not known here, or asked to be put
+    back. redelivered: whoever gets it next is to know that it was delivered before (as counted says too).
     """
 
     tag: int
@@ -156,16 +159,17 @@ class LeaseStore(ABC):
 
     url: str
     lacks: frozenset[str] = frozenset()
-    """What this broker cannot do. workers: workers() is always []. results: rows of settlements are not stored (a result
-    store of another kind is used). counts: queues() knows nothing of what is delayed or leased, nor since when, and depths()
-    nothing of the dead either. whole_push: a push that raises may have stored some messages. revoked: workers hear of no revocations."""
+    """What this broker cannot do. workers: workers() is always []. results: rows of settlements are not
+    stored (a result store of another kind is used). counts: queues() knows nothing of what is delayed or
+    leased, nor since when, and depths() nothing of the dead either. whole_push: a push that raises may have
+    stored some messages. revoked: workers hear of no revocations."""
 
     lowest_first: bool = False
     """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
 
     silent_seconds: float = math.inf
-    """How long a connection may be silent before its server gives to others what it holds. inf: servers do not look at that;
-    what is silent for ``worker_lease_seconds`` has lost its lease."""
+    """How long a connection may be silent before its server gives to others what it holds. inf: servers do
+    not look at that; what is silent for ``worker_lease_seconds`` has lost its lease."""
 
     # -- any thread --
 
@@ -173,8 +177,8 @@ class LeaseStore(ABC):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         """Store all or none of *envelopes*; they are durable when this returns.
 
-        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored. Where
-        ``lacks`` says whole_push, some may have been, and *timeout* is for each portion of very many.
+        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored.
+        Where ``lacks`` says whole_push, some may have been, and *timeout* is for each portion of very many.
         """
 
     def join(self, connection: Any) -> Sink:
@@ -183,7 +187,8 @@ class LeaseStore(ABC):
         Raises ConfigurationError when this broker is none that such a connection leads to.
         """
         raise ConfigurationError(
-            f"publishing_in needs a broker in the database of its connection: set broker_url to postgresql:// or mysql://; "
+            "publishing_in needs a broker in the database of its connection: set broker_url to "
+            "postgresql:// or mysql://; "
             f"{self.url.partition(':')[0]}:// is another kind",
             setting="broker_url",
         )
@@ -200,24 +205,27 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Become a holder of leases, under a new epoch, which is returned; what an older one held goes back."""
+        """Become a holder of leases, under a new epoch, which is returned; what an older one held goes
+        back."""
 
     @abstractmethod
     def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
         """Take up to *limit* due messages, and up to *near* that fall due within *horizon* seconds.
 
-        Most urgent first, then oldest; [] when there is none; fewer when they are large (MAX_LEASE_BYTES). Raises LeaseLost when this holder was taken for
-        dead: enlist again. When anything is returned, the lease stands for two thirds of its length from the call on:
-        a store that renewed it longer ago renews it first.
+        Most urgent first, then oldest; [] when there is none; fewer when they are large (MAX_LEASE_BYTES).
+        Raises LeaseLost when this holder was taken for
+        dead: enlist again. When anything is returned, the lease stands for two thirds of its length from the
+        call on: a store that renewed it longer ago renews it first.
         """
 
     @abstractmethod
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """Carry out *settlements* in one step; return the tags that were no longer ours (nothing was done)."""
+        """Carry out *settlements* in one step; return the tags that were no longer ours (nothing was
+        done)."""
 
     def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
-        """Return once the broker is known to have carried out what settle() told it: a task that is acknowledged first
-        starts only then. Raises BrokerUnavailable when that cannot be known."""
+        """Return once the broker is known to have carried out what settle() told it: a task that is
+        acknowledged first starts only then. Raises BrokerUnavailable when that cannot be known."""
 
     @abstractmethod
     def extend(self) -> None:
@@ -227,8 +235,8 @@ class LeaseStore(ABC):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         """Put back what dead holders held; [] when all are well. Cheap enough for once a second.
 
-        silent: whether those count as dead, too, whose lease has run out; otherwise only those whose process is known to
-        have ended."""
+        silent: whether those count as dead, too, whose lease has run out; otherwise only those whose process
+        is known to have ended."""
 
     @abstractmethod
     def next_due(self, queues: Sequence[str]) -> float | None:
@@ -240,30 +248,35 @@ class LeaseStore(ABC):
         return False
 
     def expect(self, room: int) -> None:  # noqa: B027 - most find a claim of their own cheap enough
-        """Say before a wait() how many messages it may take as soon as they are there, where that spares who finds us
-        idle a journey to the broker and back. 0: none from now on, and what cannot be stopped any more goes back."""
+        """Say before a wait() how many messages it may take as soon as they are there, where that spares who
+        finds us idle a journey to the broker and back. 0: none from now on, and what cannot be stopped any
+        more goes back."""
 
     @abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Wait until something was pushed or revoked (then return True), wake() was called or *timeout* seconds
-        have passed (then return False). The same thing may be told twice."""
+        """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
+        seconds have passed (then return False). The same thing may be told twice."""
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         """Return a new cursor and the revocations since *cursor* (0: all that still stand).
 
-        Asked right after a lease(), it may answer by what that saw: whoever revoked since then is told of by wait()."""
+        Asked right after a lease(), it may answer by what that saw: whoever revoked since then is told of by
+        wait()."""
 
     @abstractmethod
     def sweep(self, dead_expires: float, dead_max: int) -> int:
-        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max* of their queue, old
-        revocations and expired results; return how many rows went. Writes nothing when nothing is due.
+        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max* of their
+        queue, old revocations and expired results; return how many rows went. Writes nothing when nothing is
+        due.
 
-        Not more than some thousand at a time, so that nobody waits for it: call it again until it returns 0."""
+        Not more than some thousand at a time, so that nobody waits for it: call it again until it returns
+        0."""
 
     @abstractmethod
     def running_path(self) -> str | None:
-        """The file in which children mark the tag that they run (see components/pool/child_main.py); None: not kept."""
+        """The file in which children mark the tag that they run (see components/pool/child_main.py); None:
+        not kept."""
 
     @abstractmethod
     def resign(self) -> None:
@@ -276,7 +289,8 @@ class LeaseStore(ABC):
         """All queues that hold anything, by name."""
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few seconds."""
+        """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few
+        seconds."""
         found = {info.queue: info for info in self.queues()}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
 
@@ -304,8 +318,8 @@ class LeaseStore(ABC):
         raise NotSupported(f"{self.url} takes no dead letters from elsewhere")
 
     def flush_delayed(self, queue: str) -> int:
-        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain queue
-        find; return how many. Their headers still say when they are meant to run.
+        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
+        queue find; return how many. Their headers still say when they are meant to run.
 
         Raises NotSupported where delayed messages cannot be reached.
         """

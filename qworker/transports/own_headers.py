@@ -1,7 +1,8 @@
 """Headers that are about a message's way and not the task's: ours, and those that RabbitMQ adds.
 
 Comes from:  nothing; names.
-Goes to:     the transports that keep such things in headers: ``transports/amqp/codec.py``, ``transports/kombu/messages.py``.
+Goes to:     the transports that keep such things in headers: ``transports/amqp/codec.py``,
+             ``transports/kombu/messages.py``.
 Thread:      any; pure.
 
 All other headers belong to whoever sent the message, whatever they begin with, and arrive.
@@ -26,7 +27,8 @@ DEATHS = OWN + "deaths"
 QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
 """Of a dead letter."""
 KEPT = frozenset({DELIVERIES, PARKED, REDELIVERED, DUE, DEATHS})
-"""What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old one."""
+"""What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old
+one."""
 
 _SERVERS = frozenset(
     {"x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset", "x-received-from"}
@@ -40,7 +42,8 @@ def is_apart(name: str) -> bool:
 
 
 def outline(text: str) -> str:
-    """What is left of the headers *text* in their place when they are moved, for those who look with other tools."""
+    """What is left of the headers *text* in their place when they are moved, for those who look with other
+    tools."""
     try:
         headers = json.loads(text)
     except (ValueError, RecursionError):

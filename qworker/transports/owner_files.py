@@ -1,12 +1,13 @@
 """The files of one holder of leases: a lock that shows that it lives, and marks of what it runs.
 
-Comes from:  the stores' holders; the children, which mark what they run (``components/pool/running_file.py``).
-Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on this
-             machine; and who reclaims.
+Comes from:  the stores' holders; the children, which mark what they run
+             (``components/pool/running_file.py``).
+Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on
+             this machine; and who reclaims.
 Thread:      the listener's.
 
-The kernel drops the lock with the process, so on one machine a death is seen at once. Only a file that is here and
-not locked says so: no file at all may mean another container, and there the lease must run out.
+The kernel drops the lock with the process, so on one machine a death is seen at once. Only a file that is
+here and not locked says so: no file at all may mean another container, and there the lease must run out.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ except ImportError:  # Windows: a holder's death is known by its lease alone
     fcntl = None  # type: ignore[assignment]
 
 PROMPT_SECONDS = 1.0
-"""A look at the leases of others that takes longer met a server that stood still. They could not renew them either, so
-what it saw of their silence says nothing."""
+"""A look at the leases of others that takes longer met a server that stood still. They could not renew them
+either, so what it saw of their silence says nothing."""
 LONG_DEAD = 86400.0
 """Seconds after which nobody will ask for the files of a holder whose broker is a server."""
 
 
 def runtime_directory() -> Path | None:
-    """A directory of this user alone, on this machine, for the files of workers; None where nothing can be written."""
+    """A directory of this user alone, on this machine, for the files of workers; None where nothing can be
+    written."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     user = os.getuid() if hasattr(os, "getuid") else 0
     for path in (Path(base, "qworker") if base else None, Path(tempfile.gettempdir(), f"qworker-{user}")):
@@ -51,7 +53,8 @@ def runtime_directory() -> Path | None:
 
 
 class Holding:
-    """The files of this process as a holder, in *directory*, which is asked for when they are needed; None: nowhere.
+    """The files of this process as a holder, in *directory*, which is asked for when they are needed; None:
+    nowhere.
 
     lock: path of the locked file, '' while there is none.
     """
@@ -95,14 +98,16 @@ class Holding:
             self._file, self.lock = file, path
 
     def copy_marks(self, write: Callable[[set[int]], object]) -> None:
-        """Have *write* take the tags that are marked as running elsewhere, when they are others than it last took."""
+        """Have *write* take the tags that are marked as running elsewhere, when they are others than it last
+        took."""
         data = _read(self.marks) or b""
         if data != self._copied:
             write(_tags(data))
             self._copied = data
 
     def tidy(self, known: Collection[str] = (), age: float = LONG_DEAD) -> None:
-        """Delete what processes left behind that ended more than *age* seconds ago, and that nobody reclaimed.
+        """Delete what processes left behind that ended more than *age* seconds ago, and that nobody
+        reclaimed.
 
         known: marks, by name, of holders that are yet to be reclaimed from here: these stay.
         """
@@ -119,8 +124,8 @@ class Holding:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Around giving back what is held: then the files go. Where that fails the lock stays, free, and tells others on
-        this machine that the holder is dead."""
+        """Around giving back what is held: then the files go. Where that fails the lock stays, free, and
+        tells others on this machine that the holder is dead."""
         try:
             yield
             forget(self.lock)
@@ -129,7 +134,8 @@ class Holding:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the lock and leave the files; in a forked child, without which the parent's lock would outlive it."""
+        """Close the lock and leave the files; in a forked child, without which the parent's lock would
+        outlive it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -153,7 +159,8 @@ def marked(marks: str) -> set[int] | None:
 
 
 def left_by_the_dead(marks: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
-    """The names of dead holders whose files are beside *marks*, without those *known*, and the tags that each had marked."""
+    """The names of dead holders whose files are beside *marks*, without those *known*, and the tags that each
+    had marked."""
     with contextlib.suppress(OSError):
         for path in Path(marks).parent.glob("*.lock"):
             if path.stem not in known and _is_free(str(path)):

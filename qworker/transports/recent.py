@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Batches of things that were done. seconds: for how long they are kept, counted back from the newest. most: how many
-    things are kept at the least, if there are so many."""
+    """Batches of things that were done. seconds: for how long they are kept, counted back from the newest.
+    most: how many things are kept at the least, if there are so many."""
 
     def __init__(self, seconds: float, most: int = 2**63, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

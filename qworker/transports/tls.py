@@ -1,11 +1,14 @@
-"""TLS: what is asked of a connection's encryption, whoever writes it how, and what each driver is given of it.
+"""TLS: what is asked of a connection's encryption, whoever writes it how, and what each driver is given of
+it.
 
-Comes from:  parameters of URLs (``ssl_ca_certs=…``), and the settings ``broker_use_ssl`` and ``redis_backend_use_ssl``.
+Comes from:  parameters of URLs (``ssl_ca_certs=…``), and the settings ``broker_use_ssl`` and
+             ``redis_backend_use_ssl``.
 Goes to:     redis-py, py-amqp, PyMySQL and kombu. (libpq reads its own parameters.)
 Thread:      any; a Tls is never changed.
 
-The names are Celery's, redis-py's and MySQL's, with ``ssl_`` before them or without. Certificates and host names are
-looked at unless it is said that they are not to be. Files are read again at every connect, so that they may be renewed.
+The names are Celery's, redis-py's and MySQL's, with ``ssl_`` before them or without. Certificates and host
+names are looked at unless it is said that they are not to be. Files are read again at every connect, so that
+they may be renewed.
 """
 
 from __future__ import annotations
@@ -48,8 +51,10 @@ _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel")
 
 @dataclass(frozen=True)
 class Tls:
-    """ca_certs, ca_path, ca_data: whom we trust; none: whom this system trusts. certfile, keyfile, password: who we are.
-    cert_reqs: whether the server's certificate is looked at; check_hostname: whether the name in it is, too."""
+    """ca_certs, ca_path, ca_data: whom we trust; none: whom this system trusts. certfile, keyfile, password:
+    who we are.
+    cert_reqs: whether the server's certificate is looked at; check_hostname: whether the name in it is,
+    too."""
 
     ca_certs: str | None = None
     ca_path: str | None = None
@@ -77,13 +82,17 @@ class Tls:
         try:
             self._load_authorities(bare)
         except (OSError, ValueError) as error:
-            return f"ssl_ca_certs names {self.ca_certs or self.ca_path}, which holds no certificates in PEM form ({error})"
+            return (
+                f"ssl_ca_certs names {self.ca_certs or self.ca_path}, which holds no certificates in PEM "
+                f"form ({error})"
+            )
         try:
             self._load_own(bare)
         except (OSError, ValueError) as error:
             key = f" and ssl_keyfile {self.keyfile}" if self.keyfile else ""
             return (
-                f"ssl_certfile names {self.certfile}{key}: these are not, in PEM form, a certificate and its key "
+                f"ssl_certfile names {self.certfile}{key}: these are not, in PEM form, a certificate and "
+                "its key "
                 f"that ssl_password opens, if it is locked ({error})"
             )
         try:
@@ -151,8 +160,9 @@ def divided(query: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str,
 def tls_of(
     scheme: str, parameters: Mapping[str, Any], use_ssl: Any = None, setting: str = "broker_url"
 ) -> Tls | None:
-    """What is asked for a URL of *scheme* with these parameters of TLS, which go before *use_ssl*, a setting's value;
-    None when it is no TLS. Files are not looked at. ConfigurationError for options there are none of."""
+    """What is asked for a URL of *scheme* with these parameters of TLS, which go before *use_ssl*, a
+    setting's value; None when it is no TLS. Files are not looked at. ConfigurationError for options there are
+    none of."""
     switch = parameters.get("ssl")
     named = {name: value for name, value in parameters.items() if name != "ssl"}
     if not (scheme in _SCHEMES or use_ssl or named or (switch and _truth("ssl", switch, setting))):
@@ -178,7 +188,8 @@ def tls_of(
 
 
 def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
-    """*use_ssl* of RabbitMQ without ``server_hostname``, and that: the name in the server's certificate, if not *host*."""
+    """*use_ssl* of RabbitMQ without ``server_hostname``, and that: the name in the server's certificate, if
+    not *host*."""
     if not isinstance(use_ssl, Mapping):
         return use_ssl, host
     rest = {name: value for name, value in use_ssl.items() if name.removeprefix("ssl_") != "server_hostname"}
@@ -187,7 +198,8 @@ def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
 
 
 def for_kombu(url: str, use_ssl: Any) -> tuple[str, Any]:
-    """*url* and *use_ssl* as kombu's Connection takes them, so that the same is asked for as by our own transports."""
+    """*url* and *use_ssl* as kombu's Connection takes them, so that the same is asked for as by our own
+    transports."""
     start, _, query = url.partition("?")
     scheme = start.partition(":")[0]
     if scheme not in (*_AMQP, *_REDIS):

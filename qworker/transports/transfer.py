@@ -4,8 +4,8 @@ Comes from:  ``qworker move``.
 Goes to:     two LeaseStores: leased from the one, pushed to the other, and only then acknowledged.
 Thread:      the caller's.
 
-Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one batch:
-at most BATCH messages that the new broker has accepted and the old one was not yet told of.
+Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one
+batch: at most BATCH messages that the new broker has accepted and the old one was not yet told of.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ QUIET_SECONDS = 2.0
 DEAD_MOST = 1_000_000
 
 _PORTS = {
-    "redis": 6379, "rediss": 6379, "valkey": 6379, "valkeys": 6379, "amqp": 5672, "pyamqp": 5672, "amqps": 5671,
+    "redis": 6379, "rediss": 6379, "valkey": 6379, "valkeys": 6379, "amqp": 5672, "pyamqp": 5672,
+    "amqps": 5671,
     "postgresql": 5432, "postgres": 5432, "mysql": 3306, "mariadb": 3306,
 }  # fmt: skip
 _DATABASES = {"redis": "0", "rediss": "0", "valkey": "0", "valkeys": "0"}
 
 
 class Report(NamedTuple):
-    """moved and dead: how many messages and dead letters went over. twice: how many of the moved another took meanwhile,
-    because this process was silent for too long: they may run twice. left: what could not be taken, by queue."""
+    """moved and dead: how many messages and dead letters went over. twice: how many of the moved another took
+    meanwhile, because this process was silent for too long: they may run twice. left: what could not be
+    taken, by queue."""
 
     moved: int
     dead: int
@@ -78,14 +80,16 @@ def move(
     progress: Callable[[int], None] = lambda moved: None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Move what waits in *queues* (None: all) of *source*, due or not, to *target*; *dead*: the dead letters too.
+    """Move what waits in *queues* (None: all) of *source*, due or not, to *target*; *dead*: the dead letters
+    too.
 
-    Ids, headers, bodies, signatures, priorities, due times and expiry go along; counts of deliveries begin anew.
-    lease_seconds: how long a lease in *source* lasts, and so how long to wait for what a killed move still held, when there are no workers. progress(moved) is
-    called after every batch.
+    Ids, headers, bodies, signatures, priorities, due times and expiry go along; counts of deliveries begin
+    anew.
+    lease_seconds: how long a lease in *source* lasts, and so how long to wait for what a killed move still
+    held, when there are no workers. progress(moved) is called after every batch.
 
-    Raises BrokerUnavailable when either broker goes away: what was not yet moved is still in *source*; call it again.
-    NotSupported, with nothing moved, when *dead* and *target* takes no dead letters from elsewhere.
+    Raises BrokerUnavailable when either broker goes away: what was not yet moved is still in *source*; call
+    it again. NotSupported, with nothing moved, when *dead* and *target* takes no dead letters from elsewhere.
     """
     if dead:
         target.push_dead([])
@@ -100,7 +104,8 @@ def move(
             progress(moved)
     except BrokerUnavailable as error:
         raise BrokerUnavailable(
-            f"{error}; {moved} messages were moved, and at most {BATCH} are in both places; run it again for the rest"
+            f"{error}; {moved} messages were moved, and at most {BATCH} are in both places; run it again for "
+            "the rest"
         ) from error
     finally:
         with suppress(BrokerUnavailable, LeaseLost):  # it goes back when the lease ends
@@ -168,7 +173,8 @@ def _envelope(message: Leased) -> Envelope:
 
 
 def _expires(headers: str) -> float | None:
-    """Epoch second at which the message expires; None for never, and for what nobody can read: a worker will say so."""
+    """Epoch second at which the message expires; None for never, and for what nobody can read: a worker will
+    say so."""
     try:
         expires = parse_headers(headers)["expires"]
     except InvalidTaskMessage:

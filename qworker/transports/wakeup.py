@@ -13,8 +13,8 @@ import select
 
 
 class _Pipe:
-    """Its files are closed when nobody holds it any more: a call that comes late must not write into a file that has
-    got the same number since."""
+    """Its files are closed when nobody holds it any more: a call that comes late must not write into a file
+    that has got the same number since."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -70,7 +70,8 @@ class Waker:
         for file in (self.fileno(), *files):
             if file >= 0:
                 ready.register(file, select.POLLIN)
-        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with 0.
+        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with
+        # 0.
         found = {file for file, _ in ready.poll(math.ceil(max(0.0, seconds) * 1000))}
         words = self.hush() if self.fileno() in found else b""
         return words, found

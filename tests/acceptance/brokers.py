@@ -1,4 +1,5 @@
-"""Brokers to break: for each kind a server of our own, a proxy in front of it, and a Site whose workers use both.
+"""Brokers to break: for each kind a server of our own, a proxy in front of it, and a Site whose workers use
+both.
 
 Comes from:  private_servers.py, proxy.py, harness.py.
 Goes to:     test_broker_faults.py and nemesis.py.
@@ -26,8 +27,9 @@ FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 
 
 class RemoteSite(Site):
-    """A Site on a server. broker: its URL for workers and senders. direct: the URL at which we look at it, around the
-    proxy. results: the URL of the result store; None: with the messages where the server can, or else a file here."""
+    """A Site on a server. broker: its URL for workers and senders. direct: the URL at which we look at it,
+    around the proxy. results: the URL of the result store; None: with the messages where the server can, or
+    else a file here."""
 
     def __init__(
         self, path: Path, broker: str, direct: str, results: str | None = None, **settings: Any
@@ -88,8 +90,8 @@ class RemoteSite(Site):
         return queues + [f"worker {worker['name']}" for worker in self._looker.broker.workers()]
 
     def drained(self, seconds: float = 60.0, but: Collection[str] = ()) -> None:
-        """Wait until every accepted call has ended, *but* those of some tasks, and the store is empty, also of what only
-        may have been accepted."""
+        """Wait until every accepted call has ended, *but* those of some tasks, and the store is empty, also
+        of what only may have been accepted."""
 
         def done() -> bool:
             with suppress(QWorkerError):
@@ -122,7 +124,8 @@ def _results(broker: str, path: Path) -> str:
 
 _NEW_VHOST = (
     'rabbit_vhost:add(<<"%s">>, <<"test">>), '
-    'rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"%s">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>).'
+    'rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"%s">>, <<".*">>, <<".*">>, <<".*">>, '
+    '<<"test">>).'
 )
 
 

@@ -15,7 +15,8 @@ from tests.acceptance.private_servers import SERVERS, serving
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A place with a database and a ledger, and no worker yet; whatever was started there is gone afterwards."""
+    """A place with a database and a ledger,
+    and no worker yet; whatever was started there is gone afterwards."""
     with opened(tmp_path) as site:
         yield site
 
@@ -36,7 +37,8 @@ def _private_servers() -> Iterator[Callable[[str, str], Broken]]:
 
 @pytest.fixture(params=SERVERS)
 def broken(request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken]) -> Broken:
-    """A broker that may be broken, of each kind; name the kinds with ``parametrize("broken", [...], indirect=True)``."""
+    """A broker that may be broken, of each kind; name the kinds with
+    ``parametrize("broken", [...], indirect=True)``."""
     return _private_servers(request.param, "broker")
 
 

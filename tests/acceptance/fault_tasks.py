@@ -1,4 +1,5 @@
-"""The tasks of the fault tests: they work, wait, fail and misbehave, and each writes its runs into the ledger.
+"""The tasks of the fault tests: they work, wait, fail and misbehave, and each writes its runs into the
+ledger.
 
 Comes from:  workers that harness.py starts with ``-A tests.acceptance.fault_tasks:app``.
 Goes to:     ledger.py.

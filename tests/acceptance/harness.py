@@ -1,8 +1,8 @@
 """Harness: a place where faults are tried, with real workers that are seen only from outside.
 
-A Site is a directory with a database, a ledger and the workers that were started there. Whoever sends through it
-has every call remembered, so that invariants.py can say afterwards whether all promises were kept.
-Nothing here sleeps for a number of seconds: ``until`` waits for a condition, and fails with the workers' logs.
+A Site is a directory with a database, a ledger and the workers that were started there. Whoever sends through
+it has every call remembered, so that invariants.py can say afterwards whether all promises were kept. Nothing
+here sleeps for a number of seconds: ``until`` waits for a condition, and fails with the workers' logs.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ class WorkerProcess:
 
 
 class Site:
-    """path: an empty directory. broker: its URL; None: a file, *database* or one in *path*. settings: of all workers
-    here, and of the client. What looks into the database is for the file only; see brokers.py for servers."""
+    """path: an empty directory. broker: its URL; None: a file, *database* or one in *path*. settings: of all
+    workers here, and of the client. What looks into the database is for the file only; see brokers.py for
+    servers."""
 
     def __init__(
         self, path: Path, database: Path | None = None, broker: str | None = None, **settings: object
@@ -324,7 +325,8 @@ def opened(path: Path, **settings: object) -> Iterator[Site]:
 
 
 def until(condition: Callable[[], T], what: str, *workers: WorkerProcess, seconds: float = PATIENCE) -> T:
-    """Wait for *condition* to give something true, and return that; fail with the workers' logs after *seconds*."""
+    """Wait for *condition* to give something true, and return that; fail with the workers' logs after
+    *seconds*."""
     deadline = time.monotonic() + seconds
     pause = 0.002
     while True:

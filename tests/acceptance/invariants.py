@@ -29,8 +29,9 @@ MAX_DELIVERIES = 5
 TERMINAL = {"SUCCESS", "FAILURE", "REVOKED"}
 SLACK = 0.05
 MOST_HELD = MAX_WINDOW + 2 * MAX_JOBS + 64
-"""Of the shortest tasks, by a worker of two processes: fetched ahead, in its children, and ended but not acked. All of it
-may have run by the time the worker is killed, if its acks are late: a machine that is quick, or a broker that is slow."""
+"""Of the shortest tasks, by a worker of two processes: fetched ahead, in its children, and ended but not
+acked. All of it may have run by the time the worker is killed, if its acks are late: a machine that is quick,
+or a broker that is slow."""
 ONCE = {"once"}
 
 
@@ -48,15 +49,20 @@ def check(
     """Assert every invariant, when all workers have stopped.
 
     overlaps: a worker was frozen or its disk was full, so that the same call may have run twice at a time.
-    lost: ids of tasks acked first whose process was killed. without_result: ids of which no state is expected.
+    lost: ids of tasks acked first whose process was killed. without_result: ids of which no state is
+    expected.
     again: ids of tasks acked first whose acks the server, being killed, forgot.
-    failures: whether I-5's second half holds (a worker that was killed may have run a task to its end unseen).
+    failures: whether I-5's second half holds (a worker that was killed may have run a task to its end
+    unseen).
     deliveries: how often one call may have been delivered, those that the store does not count as well.
     """
     starts, ends = _by_id(site, STARTED), _by_id(site, ENDED)
     states, dead = site.states(), site.dead()
     for id, (task, args, _) in site.sent.items():
-        about = f"{task}{args} [{id}]: {len(starts[id])} starts, {len(ends[id])} ends, {states.get(id)}, {dead.get(id)}"
+        about = (
+            f"{task}{args} [{id}]: {len(starts[id])} starts, {len(ends[id])} ends, {states.get(id)}, "
+            f"{dead.get(id)}"
+        )
         started = len(starts[id])
         if id in lost:
             assert task in ONCE, f"I-1 {about}"
@@ -76,7 +82,8 @@ def check(
             assert record.digest == digest(args), f"I-13 {about}"
             if id in site.due:
                 assert record.wall >= site.due[id] - SLACK, f"I-8 {about}"
-        # An attempt that was killed having sent the next one runs again: then there are two messages of one id.
+        # An attempt that was killed having sent the next one runs again: then there are two messages of one
+        # id.
         if not overlaps and not (task == "flaky" and started > args[0] + 1):
             _check_overlap(starts[id], ends[id], about)
     assert set(starts) <= {*site.sent, *site.unsure}, "I-13: something ran that was never sent"

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STARTED, ENDED = "S", "E"
-# The kernel writes a record that crosses two pages in two steps: a reader may come between them, and so may a kill -9.
-# So each record begins a line of its own and says where it ends; what has no end was not written.
+# The kernel writes a record that crosses two pages in two steps: a reader may come between them, and so may a
+# kill -9. So each record begins a line of its own and says where it ends; what has no end was not written.
 WHOLE = " ."
 
 
 class Record(NamedTuple):
     """One line. kind: STARTED or ENDED. attempt: which delivery or retry. digest: of the arguments.
 
-    monotonic and wall: seconds on the two clocks; monotonic is the same clock in all processes of the machine.
+    monotonic and wall: seconds on the two clocks; monotonic is the same clock in all processes of the
+    machine.
     """
 
     kind: str

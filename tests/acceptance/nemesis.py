@@ -1,4 +1,5 @@
-"""Nemesis: everything that can go wrong, at random, under a stream of tasks of all kinds; then peace, and the reckoning.
+"""Nemesis: everything that can go wrong, at random, under a stream of tasks of all kinds; then peace, and the
+reckoning.
 
     python -m tests.acceptance.nemesis --broker redis --seconds 120 --seed 7
 
@@ -39,8 +40,9 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class Reckoning:
-    """What happened. harms: how often each was done. repeated: runs beyond one for each call and retry. unsure: calls that
-    raised. lost: calls acknowledged first whose worker was killed, as they may be. slowest: seconds of one call."""
+    """What happened. harms: how often each was done. repeated: runs beyond one for each call and retry.
+    unsure: calls that raised. lost: calls acknowledged first whose worker was killed, as they may be.
+    slowest: seconds of one call."""
 
     harms: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
@@ -78,7 +80,8 @@ class Nemesis:
         """Monotonic times."""
 
     def run(self, seconds: float) -> Reckoning:
-        """Do harm for that long, heal, drain, and check every invariant; AssertionError when one is broken."""
+        """Do harm for that long, heal, drain,
+        and check every invariant; AssertionError when one is broken."""
         picks = random.Random(self.chance.random())
         self.replace_the_dead()
         stream = Stream(self.site, 40.0, lambda number: pick(picks, number))
@@ -146,7 +149,8 @@ class Nemesis:
         return told
 
     def forgotten(self) -> set[str]:
-        """Tasks acked first that a RabbitMQ delivered again because it was killed before the ack was on its disk."""
+        """Tasks acked first that a RabbitMQ delivered again because it was killed before the ack was on its
+        disk."""
         if type(self.broken.server).__name__ != "RabbitMQ":
             return set()
         starts: dict[str, list[float]] = {}
@@ -303,7 +307,8 @@ def connections_closed(nemesis: Nemesis) -> None:
 
 Harm = Callable[[Nemesis], None]
 HARMS: tuple[Harm, ...] = (
-    worker_killed, tree_killed, child_killed, child_killed, worker_stopped, worker_frozen, broker_killed, broker_frozen,
+    worker_killed, tree_killed, child_killed, child_killed, worker_stopped, worker_frozen, broker_killed,
+    broker_frozen,
     connections_cut, broker_refuses, answers_lost, questions_late, black_hole, slow_network,
 )  # fmt: skip
 OWN_HARMS: dict[str, tuple[Harm, ...]] = {

@@ -29,8 +29,8 @@ from tests.acceptance.processes import descendants, gone, kill, state
 PATIENCE = 60.0
 """Seconds that a server may take to start or to end on a busy machine."""
 PORTS = range(15000, 32000)
-"""Below those that the kernel gives to clients: while a server is away, a client that retries would be connected to
-itself when its own port is the one it asks for."""
+"""Below those that the kernel gives to clients: while a server is away, a client that retries would be
+connected to itself when its own port is the one it asks for."""
 _PLACES = (
     "/usr/lib/postgresql/*/bin",
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
@@ -153,7 +153,8 @@ class Server(ABC):
 
 
 class Redis(Server):
-    """Every write is in its file when it is answered; ``appendfsync="everysec"`` and other lines of redis.conf."""
+    """Every write is in its file when it is answered; ``appendfsync="everysec"`` and other lines of
+    redis.conf."""
 
     binary = "redis-server"
 
@@ -213,7 +214,8 @@ class PostgreSQL(Server):
         user = unprivileged()
         if user is not None:
             os.chown(self.directory, user.pw_uid, user.pw_gid)
-        initdb = [binary("initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]  # fmt: skip
+        initdb = [binary("initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "--no-sync", "-E",
+        "UTF8", "--locale=C"]  # fmt: skip
         subprocess.run([*_as(user), *initdb], check=True, stdout=subprocess.DEVNULL, cwd=self.directory)
         lines = {
             "listen_addresses": "127.0.0.1",
@@ -227,7 +229,8 @@ class PostgreSQL(Server):
             file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
 
     def command(self) -> list[str]:
-        return [*_as(unprivileged(), "--pdeathsig", "KILL"), binary(self.binary), "-D", str(self.directory / "data")]  # fmt: skip
+        return [*_as(unprivileged(), "--pdeathsig", "KILL"), binary(self.binary), "-D",
+        str(self.directory / "data")]  # fmt: skip
 
     def start(self, wait: bool = True) -> None:
         first = self.process is None and not (self.directory / "log").exists()
@@ -249,7 +252,8 @@ class PostgreSQL(Server):
         import psycopg
 
         with psycopg.connect(
-            host="127.0.0.1", port=self.port, user="postgres", dbname=database, autocommit=True, connect_timeout=5
+            host="127.0.0.1", port=self.port, user="postgres", dbname=database, autocommit=True,
+            connect_timeout=5
         ) as connection:  # fmt: skip
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -359,8 +363,8 @@ def missing(kind: str) -> str | None:
 
 @contextmanager
 def serving(kind: str, make: Callable[..., Server] | None = None, **options: object) -> Iterator[Any]:
-    """A new server of *kind* (made by *make*), gone afterwards. Without its binaries the test is skipped; where CI is set
-    it fails."""
+    """A new server of *kind* (made by *make*), gone afterwards. Without its binaries the test is skipped;
+    where CI is set it fails."""
     absent = missing(kind)
     if absent is not None:
         message = f"no {absent} here: install the server package of {kind}"
@@ -393,7 +397,7 @@ def binary(name: str) -> str:
 
 
 def _find(name: str) -> str | None:
-    """The server's own directories first: what a distribution puts on the path may want to be another user."""
+    """The server's own directories first: what a distribution puts there may want to be another user."""
     for place in _PLACES:
         for path in sorted(Path("/").glob(f"{place[1:]}/{name}"), reverse=True):
             return str(path)

@@ -2,7 +2,8 @@
 
 Comes from:  clients that were given the proxy's port.
 Goes to:     the server behind it.
-Thread:      two for each connection (one a direction) and one that accepts; a test turns the knobs from its own.
+Thread:      two for each connection (one a direction) and one that accepts; a test turns the knobs from its
+             own.
 
 The knobs hold for connections that are open and for those that come:
 
@@ -13,7 +14,8 @@ The knobs hold for connections that are open and for those that come:
         .rate = 16_000        bytes a second
     proxy.mode = REFUSE       new connections are reset; BLACK_HOLE: accepted, and nothing is ever said; PASS
     proxy.cut()               reset every connection now (fin=True: end it politely)
-    proxy.strand()            connections that are open fall silent for good, and nobody is told; new ones are well
+proxy.strand()            connections that are open fall silent for good, and nobody is told; new ones are
+well
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Pair = tuple[socket.socket, socket.socket | None]
 
 
 class Link:
-    """One direction. pieces, count: reads, and bytes that were forwarded, of all connections. The test turns the knobs."""
+    """One direction. pieces, count: reads, and bytes that were forwarded, of all connections. The test turns
+    the knobs."""
 
     def __init__(self) -> None:
         self.heal()

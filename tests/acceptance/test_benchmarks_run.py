@@ -1,4 +1,5 @@
-"""The benchmark harness, run as a person would, on qworker alone: the peers' environments would need a network."""
+"""The benchmark harness, run as a person would, on qworker alone: the peers' environments would need a
+network."""
 
 import json
 import os

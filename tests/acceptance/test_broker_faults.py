@@ -1,8 +1,9 @@
-"""Brokers that are servers, and the network to them: killed, frozen, cut, slow, silent, full; and workers beside them.
+"""Brokers that are servers, and the network to them: killed, frozen, cut, slow, silent, full; and workers
+beside them.
 
-Every test sends a steady stream of tasks through a fault and holds the same promises: every accepted call ends with a
-result; repeats are bounded, by a number that stands here; work goes on within RECOVERY seconds of the fault's end; the
-worker is the same process as before and has not grown; nothing stays behind.
+Every test sends a steady stream of tasks through a fault and holds the same promises: every accepted call
+ends with a result; repeats are bounded, by a number that stands here; work goes on within RECOVERY seconds of
+the fault's end; the worker is the same process as before and has not grown; nothing stays behind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ RECOVERY = 5.0
 GROWTH = 48 << 20
 """Bytes that a worker's main process may grow by."""
 IN_FLIGHT = 8
-"""Tasks that may run again because a fault came between their end and their ack: those of one flush and two processes."""
+"""Tasks that may run again because a fault came between their end and their ack: those of one flush and two
+processes."""
 WAIT = 2.5
 """Seconds that a fault lasts: long enough for the worker to notice, and to try again a few times."""
 
@@ -85,7 +87,8 @@ def answers_held(broken: Broken) -> None:
 
 
 def questions_held(broken: Broken) -> None:
-    """Half-open the other way: what we say is not heard until later, when nobody listens for the answer any more."""
+    """Half-open the other way: what we say is not heard until later, when nobody listens for the answer any
+    more."""
     broken.proxy.up.open = False
     time.sleep(4.0)
     broken.proxy.heal()
@@ -114,7 +117,8 @@ def slow(broken: Broken) -> None:
 
 
 class Fault(NamedTuple):
-    """repeats: how many runs there may be beyond one for each call, those whose sending was unsure not counted.
+    """repeats: how many runs there may be beyond one for each call, those whose sending was unsure not
+    counted.
     halts: no task can start while it lasts, which shows that it was there."""
 
     act: Callable[[Broken], None]
@@ -268,7 +272,8 @@ def test_many_restarts_in_a_row(broken: Broken, remote: RemoteSite) -> None:
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
 def test_redis_is_full_and_what_is_done_can_be_told(broken: Broken, remote: RemoteSite) -> None:
-    """F-32: nothing new is taken, and callers are told why; but tasks that end are acknowledged, which makes room."""
+    """F-32: nothing new is taken, and callers are told why; but tasks that end are acknowledged, which makes
+    room."""
     worker = remote.start()
     go = remote.path / "go"
     ids = [remote.send("until_file", str(go)) for _ in range(2)]
@@ -286,7 +291,8 @@ def test_redis_is_full_and_what_is_done_can_be_told(broken: Broken, remote: Remo
 
 
 def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Path) -> None:
-    """F-65: nothing is acknowledged without its result; broker and worker go on, and in the end every call has one."""
+    """F-65: nothing is acknowledged without its result; broker and worker go on, and in the end every call
+    has one."""
     with (
         broken.exposed(),
         RemoteSite(tmp_path, broken.url, broken.direct, results.url) as site,

@@ -1,4 +1,5 @@
-"""Workers of a broker that is a server: killed, frozen, and beside each other. (test_faults_death.py has the file's.)"""
+"""Workers of a broker that is a server: killed, frozen, and beside each other. (test_faults_death.py has the
+file's.)"""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
 
 
 def test_what_a_task_puts_back_comes_marked_and_ever_later(remote: RemoteSite) -> None:
-    """Celery's own example ends at its second run; a task that never stops putting itself back keeps nobody busy."""
+    """Celery's own example ends at its second run; a task that never stops putting itself back keeps nobody
+    busy."""
     worker = remote.start()
     once, always = remote.send("back_once"), remote.send("back_always")
     remote.until(lambda: remote.states().get(once) == "SUCCESS", "the task to run again")
@@ -124,7 +126,8 @@ def test_what_a_task_puts_back_comes_marked_and_ever_later(remote: RemoteSite) -
 
 
 def test_a_poison_task_is_given_up(remote: RemoteSite) -> None:
-    """F-10: a task that kills its process each time ends among the dead letters, and good ones run meanwhile."""
+    """F-10: a task that kills its process each time ends among the dead letters,
+    and good ones run meanwhile."""
     worker = remote.start()
     id = remote.send("misbehave", "kill")
     good = [remote.send("work", number, 0.01) for number in range(30)]
@@ -226,8 +229,8 @@ def test_an_early_ack_that_does_not_arrive(broken: Broken, remote: RemoteSite) -
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
 def test_an_early_ack_outlives_the_broker(broken: Broken, remote: RemoteSite) -> None:
-    """The broker is killed when the task has just begun, and its worker too: the task is lost, and not run again.
-    (RabbitMQ writes down acks when it likes.)"""
+    """The broker is killed when the task has just begun, and its worker too: the task is lost, and not run
+    again. (RabbitMQ writes down acks when it likes.)"""
     first = remote.start()
     ids = [remote.send("once", number, 2.0) for number in range(2)]
     remote.started(*ids)

@@ -1,6 +1,7 @@
 """F-20: a kill at each step between claim and ack, and afterwards every promise holds.
 
-The points are read from the source, so that a new one is tested as soon as it is written. Each kills one process,
+The points are read from the source, so that a new one is tested as soon as it is written. Each kills one
+process,
 once: a child, which the worker replaces, or the worker itself, which is started again here.
 """
 
@@ -44,7 +45,8 @@ def leave_a_dead_worker(site: Site) -> None:
 
 
 def send_everything(site: Site) -> None:
-    """Calls that take every way through the worker: plain, async, late, acked first, retried, tracked, deadly, bad."""
+    """Calls that take every way through the worker: plain, async, late, acked first, retried, tracked,
+    deadly, bad."""
     for number in range(8):
         site.send("work", number)
         site.send("work_async", number, 0.005)
@@ -124,6 +126,9 @@ def test_a_producer_crashes_at(site: Site, point: str) -> None:
 
 
 def test_nothing_crashes_without_the_variable(tmp_path: Path) -> None:
-    code = "from qworker.transports.crash_points import CRASHING, crash_point; crash_point('ran'); print(CRASHING)"
+    code = (
+        "from qworker.transports.crash_points import CRASHING, crash_point; crash_point('ran'); "
+        "print(CRASHING)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert ended.stdout == "False\n"

@@ -23,7 +23,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(directory: Path) -> subprocess.CompletedProcess[str]:
-    """One run of the demo for all tests here, with a broker of the user's configured that it must not touch."""
+    """One run of the demo for all tests here,
+    with a broker of the user's configured that it must not touch."""
     (directory / "pyproject.toml").write_text('[tool.qworker]\ntask_default_queue = "theirs"\n')
     (directory / "tmp").mkdir()
     environment = {

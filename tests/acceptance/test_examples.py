@@ -42,7 +42,8 @@ def script(directory: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def worker(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``qworker start``, with nothing said about the app; stopped gently, and its exit code and log looked at."""
+    """``qworker start``, with nothing said about the app; stopped gently, and its exit code and log looked
+    at."""
     log = directory / "worker.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

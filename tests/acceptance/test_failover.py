@@ -16,8 +16,8 @@ from tests.acceptance.private_servers import Redis
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 RECOVERY = {"kill": 10.0, "freeze": 25.0}
-"""Seconds from the loss of the first broker until what was sent since is done. One that is frozen is only known to be lost
-when the longest time that an answer may take is over: 10 s."""
+"""Seconds from the loss of the first broker until what was sent since is done. One that is frozen is only
+known to be lost when the longest time that an answer may take is over: 10 s."""
 
 
 class Two(Site):

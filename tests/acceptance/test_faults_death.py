@@ -205,7 +205,8 @@ def test_a_storm_of_kills(site: Site) -> None:
 
 
 def test_kills_among_short_tasks(site: Site) -> None:
-    """F-21b: a child dies with dozens of tasks in its hands: one of them was running, and only that one is counted."""
+    """F-21b: a child dies with dozens of tasks in its hands: one of them was running, and only that one is
+    counted."""
     worker = site.start()
     chance = random.Random(21)
     kills = 0

@@ -1,4 +1,5 @@
-"""Bad messages: whatever is in the store, it ends with its reason, stops nobody, and holds up nothing behind it."""
+"""Bad messages: whatever is in the store, it ends with its reason, stops nobody, and holds up nothing behind
+it."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_text_that_is_none(site: Site) -> None:
     for columns in (f"{NOT_TEXT}, NULL", f"'{headers()}', {NOT_TEXT}"):
         with sqlite3.connect(site.database) as connection:
             connection.execute(
-                f"INSERT INTO message (queue, sent, body, headers, properties) VALUES ('celery', 0, ?, {columns})",
+                "INSERT INTO message (queue, sent, body, headers, properties) VALUES ('celery', 0, ?, "
+                f"{columns})",
                 (BODY,),
             )
         connection.close()
@@ -137,11 +139,13 @@ def test_arguments_that_do_not_fit_are_the_tasks_failure(site: Site) -> None:
 
 
 def test_random_damage(site: Site) -> None:
-    """Good messages with bytes changed, cut out and doubled: each runs or is a dead letter; the worker goes on."""
+    """Good messages with bytes changed, cut out and doubled: each runs or is a dead letter; the worker goes
+    on."""
     site.client.broker.queues()
     chance = random.Random(2)
     good_headers = json.dumps(
-        {"lang": "py", "task": "work", "id": "d" * 36, "eta": None, "expires": None, "retries": 0, "timelimit": [None, None]}
+        {"lang": "py", "task": "work", "id": "d" * 36, "eta": None, "expires": None, "retries": 0,
+        "timelimit": [None, None]}
     ).encode()  # fmt: skip
     for _ in range(300):
         parts = [bytearray(good_headers), bytearray(BODY)]

@@ -83,7 +83,8 @@ def test_a_task_that_takes_the_forking_process_with_it(anywhere: Site, habit: st
 
 @pytest.mark.parametrize("options", [(), ("--pool", "threads")], ids=["prefork", "threads"])
 def test_a_task_that_kills_the_worker_itself(anywhere: Site, options: tuple[str, ...]) -> None:
-    """Whoever starts workers anew does so until it is given up: and it alone is, whatever ran beside it each time."""
+    """Whoever starts workers anew does so until it is given up: and it alone is, whatever ran beside it each
+    time."""
     pill = anywhere.send("misbehave", "kill worker")
     good = [anywhere.send("work", number, 0.05) for number in range(100)]
     good += [anywhere.send("work_async", number, 0.3) for number in range(20)]

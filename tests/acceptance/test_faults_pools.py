@@ -1,4 +1,5 @@
-"""The other pools and start methods: they run the same tasks, and keep the same promises as far as they can."""
+"""The other pools and start methods: they run the same tasks, and keep the same promises as far as they
+can."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def producer(site: Site) -> subprocess.Popen[str]:
 
 
 def test_producers_are_killed_while_they_send(site: Site) -> None:
-    """F-51, F-49: whatever send_task() had returned for is there, whole, and runs once; the file stays sound."""
+    """F-51, F-49: whatever send_task() had returned for is there, whole,
+    and runs once; the file stays sound."""
     chance = random.Random(51)
     worker = site.start()
     told: set[str] = set()
@@ -139,7 +140,7 @@ def test_a_producer_with_many_threads(site: Site) -> None:
         try:
             for number in range(40):
                 site.send("work", number)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by the test
             failures.append(error)
 
     threads = [threading.Thread(target=send) for _ in range(12)]
@@ -183,7 +184,8 @@ def test_somebody_holds_the_file(site: Site) -> None:
 
 
 def test_a_task_that_sends_tasks_dies_in_between(site: Site) -> None:
-    """What it had sent is there, and runs; it is run again, and sends again: at least once, also for what follows."""
+    """What it had sent is there, and runs; it is run again, and sends again: at least once, also for what
+    follows."""
     worker = site.start()
     id = site.send("send_and_die", 5)
     site.finished(id)

@@ -132,7 +132,8 @@ def test_the_file_is_damaged(site: Site) -> None:
 
 
 def test_the_file_is_taken_away(site: Site) -> None:
-    """F-81: a worker that went on with a deleted file would never see another task: it goes over to the new one."""
+    """F-81: a worker that went on with a deleted file would never see another task: it goes over to the new
+    one."""
     worker = site.start()
     site.finished(site.send("work", 1))
     site.client.close()

@@ -1,4 +1,5 @@
-"""A result store of its own that dies, freezes and comes back: no task is lost, blocked, or run twice for it."""
+"""A result store of its own that dies, freezes and comes back: no task is lost, blocked, or run twice for
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Orders: stopping a worker gently, firmly and at once, deploying a new one, and signals that mean nothing."""
+"""Orders: stopping a worker gently, firmly and at once, deploying a new one, and signals that mean
+nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_term_waits_for_what_runs(site: Site) -> None:
     ids=["TERM TERM", "QUIT", "INT INT"],
 )
 def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> None:
-    """F-05: an operator's will is no failure of the task: it goes back uncounted, and the worker says so with 3."""
+    """F-05: an operator's will is no failure of the task: it goes back uncounted, and the worker says so with
+    3."""
     worker = site.start()
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(5)]
@@ -87,7 +89,8 @@ def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> 
 
 
 def test_after_the_deadline_what_runs_goes_back(site: Site) -> None:
-    """TERM, and a task that takes longer than the worker may wait: interrupted, back in the queue, not failed."""
+    """TERM, and a task that takes longer than the worker may wait: interrupted, back in the queue, not
+    failed."""
     worker = site.start(worker_shutdown_timeout=0.3)
     go = site.path / "go"
     ids = [site.send(task, str(go)) for task in ("until_file", "until_file_async")]

@@ -89,7 +89,8 @@ def test_the_second_attempt_comes_at_once(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_poison_pill_amid_good_tasks(site: Site) -> None:
-    """F-10: five deliveries, each later than the one before; then the dead letters. The good ones never wait."""
+    """F-10: five deliveries,
+    each later than the one before; then the dead letters. The good ones never wait."""
     worker = site.start()
     pill = site.send("misbehave", "kill")
     begun = time.monotonic()
@@ -215,7 +216,8 @@ def test_a_process_for_each_task(site: Site) -> None:
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_children_that_fail_at_birth(site: Site, how: str) -> None:
-    """F-17: a receiver that raises is logged, and the child works; one that ends the process ends the worker."""
+    """F-17: a receiver that raises is logged,
+    and the child works; one that ends the process ends the worker."""
     worker = site.start(ready=how == "raise", environment={"FAIL_AT_BIRTH": how})
     id = site.send("work", 1)
     if how == "raise":

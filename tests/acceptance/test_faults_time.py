@@ -202,7 +202,7 @@ def test_revoked_while_it_runs(site: Site, signal: str) -> None:
 
 
 def test_a_storm_of_revocations(site: Site) -> None:
-    """Every second task of hundreds is called off while they run: each either ran to its end or never began."""
+    """Every second task of hundreds is called off while they run: each ran to its end or never began."""
     worker = site.start()
     ids = site.send_many("work", [(number, 0.002) for number in range(400)])
     for id in ids[::2]:

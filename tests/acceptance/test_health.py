@@ -45,7 +45,8 @@ class Probed:
     def command(self, *options: str) -> tuple[int, Any]:
         """Exit code and answer of ``qworker health``."""
         done = subprocess.run(
-            [sys.executable, "-m", "qworker", "health", "-A", "tests.acceptance.fault_tasks:app", "--json", *options],
+            [sys.executable, "-m", "qworker", "health", "-A", "tests.acceptance.fault_tasks:app", "--json",
+            *options],
             cwd=self.site.path,
             env=self.site.environment(),
             capture_output=True,

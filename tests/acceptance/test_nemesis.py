@@ -1,4 +1,5 @@
-"""Random harm to every broker, for some minutes in all; ``python -m tests.acceptance.nemesis`` goes on for longer."""
+"""Random harm to every broker, for some minutes in all; ``python -m tests.acceptance.nemesis`` goes on for
+longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The private servers themselves: what they keep over a kill, how they are frozen, and that nothing stays behind."""
+"""The private servers themselves: what they keep over a kill, how they are frozen, and that nothing stays
+behind."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_ports_are_none_that_a_client_could_get() -> None:
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(AssertionError, match="Bad directive or wrong number of arguments"), serving("redis", nonsense="x"):  # fmt: skip
+    with pytest.raises(AssertionError, match="Bad directive or wrong number of "
+                                             "arguments"), serving("redis", nonsense="x"):  # fmt: skip
         pass
 
 

@@ -1,4 +1,5 @@
-"""Workers of RabbitMQ, which says little of what it heard and nothing of who died: here the worker has to know."""
+"""Workers of RabbitMQ, which says little of what it heard and nothing of who died: here the worker has to
+know."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def test_a_worker_outlives_the_loss_of_its_rights_on_mysql(database: MySQLPlace,
     name = database.url.rpartition("/")[2]
     with closing(
         pymysql.connect(
-            host=parts.hostname, port=parts.port or 3306, user=parts.username, password=parts.password or "", autocommit=True
+            host=parts.hostname, port=parts.port or 3306, user=parts.username,
+            password=parts.password or "", autocommit=True
         )
     ) as connection:  # fmt: skip
         cursor = connection.cursor()

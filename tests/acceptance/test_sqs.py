@@ -1,4 +1,5 @@
-"""Workers of Amazon SQS, as moto plays it: what happens to messages when all goes well, and when it does not."""
+"""Workers of Amazon SQS, as moto plays it: what happens to messages when all goes well, and when it does
+not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A store that loses its data under a running worker: deleted, flushed, dropped and made again, with its numbers from one.
+"""A store that loses its data under a running worker: deleted, flushed, dropped and made again, with its
+numbers from one.
 
-What was lost with the store is lost. What comes after it must run, and have a state: the worker's memory of old messages
-must not stand in the way of new ones that were given the same numbers.
+What was lost with the store is lost. What comes after it must run, and have a state: the worker's memory of
+old messages must not stand in the way of new ones that were given the same numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""TLS to brokers and result stores: a task there and back, and one clear message for each thing that can be wrong."""
+"""TLS to brokers and result stores: a task there and back, and one clear message for each thing that can be
+wrong."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def test_a_task_goes_there_and_back(server: Secure, tmp_path: Path) -> None:
 def test_a_strangers_certificate_is_refused(
     server: Secure, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """By who publishes, by a worker, by who asks for a result and by doctor: one message, that says what to do."""
+    """By who publishes, by a worker, by who asks for a result and by doctor: one message, that says what to
+    do."""
     url = server.tls_url(certificates.stranger)
     said = refusal(url)
     assert STRANGE in said

@@ -1,4 +1,5 @@
-"""Private servers that speak TLS: those of private_servers.py and a MariaDB, each with a certificate for ``localhost``.
+"""Private servers that speak TLS: those of private_servers.py and a MariaDB, each with a certificate for
+``localhost``.
 
 Comes from:  test_tls.py.
 Goes to:     the servers' own binaries.

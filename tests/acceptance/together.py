@@ -49,7 +49,8 @@ def another_takes_over_from_who_is_killed(site: Site) -> None:
 
 
 def nobody_waits_behind_a_long_task(site: Site) -> None:
-    """What a busy worker has fetched ahead is given up to one that is idle; what runs is not known to be long."""
+    """What a busy worker has fetched ahead is given up to one that is idle; what runs is not known to be
+    long."""
     first = site.start(name="one")
     go = site.path / "go"
     ids = [site.send("until_file", str(go)) for _ in range(6)]
@@ -95,8 +96,8 @@ def freeze_all(site: Site, pids: list[int]) -> None:
 def who_wakes_after_its_lease_starts_nothing(
     site: Site, freeze: Callable[[Site, list[int]], None] = freeze_all
 ) -> None:
-    """Frozen with work fetched ahead, and awake again when another has done it: it starts nothing of that. Its processes
-    were not frozen, so that they ask for more as soon as it wakes."""
+    """Frozen with work fetched ahead, and awake again when another has done it: it starts nothing of that.
+    Its processes were not frozen, so that they ask for more as soon as it wakes."""
     site.settings["worker_lease_seconds"] = 2
     first = site.start("-c", "4", name="one")
     ids = set(site.send_many("work", [(number, 0.02) for number in range(200)]))

@@ -1,7 +1,7 @@
 """The house rules that a machine can hold: layers, cycles, sizes, doors.
 
-The rules themselves are three tables in docs/explanation/architecture.md, so that what the documentation shows is what
-stands. Everything here reads source text; only the last tests import the package.
+The rules themselves are three tables in docs/explanation/architecture.md, so that what the documentation
+shows is what stands. Everything here reads source text; only the last tests import the package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "qworker"
 RULES = REPOSITORY / "docs" / "explanation" / "architecture.md"
-LONGEST_MODULE = 400
+LONGEST_MODULE = 375
+"""Lines of code: blank lines, comments, and all but the first line of a text do not count."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ TOP = max(LAYER_OF_ROOM.values())
 
 
 def room(module: str) -> str:
-    """The first name below the package: 'transports' for qworker.transports.lease; '' for the package itself."""
+    """The first name below the package: 'transports' for qworker.transports.lease; '' for ours itself."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -178,7 +179,8 @@ def test_own_modules_are_imported_at_the_top(module: str) -> None:
 
 
 def lazily_loaded(module: str) -> set[str]:
-    """Modules that may wait until they are asked for: those behind a front door, and those the table names."""
+    """Modules that may wait until they are asked for: those behind a front door,
+    and those the table names."""
     allowed = [module] if MODULES[module].name == "__init__.py" else []
     for row in table("module"):
         if module in [f"qworker.{name}" for name in names(row[0])]:
@@ -201,10 +203,30 @@ def test_costly_packages_have_one_door(row: list[str]) -> None:
     assert not wrong, f"{package} may be imported only in {row[1] or 'no module'}: {', '.join(wrong)}"
 
 
+def code_lines(node: ast.AST, module: str) -> int:
+    """How many lines of code a module, or a part of one, has; see LONGEST_MODULE."""
+    text = MODULES[module].read_text(encoding="utf-8").splitlines()
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(text))
+    left_out: set[int] = set()
+    for found in ast.walk(node):
+        if isinstance(found, ast.Constant | ast.JoinedStr) and found.end_lineno != found.lineno:
+            left_out.update(range(found.lineno + 1, (found.end_lineno or found.lineno) + 1))
+        if (
+            isinstance(found, ast.Expr)
+            and isinstance(found.value, ast.Constant)
+            and isinstance(found.value.value, str)
+        ):
+            left_out.update(range(found.lineno, (found.end_lineno or found.lineno) + 1))
+    lines = ((number, text[number - 1].strip()) for number in range(first, last + 1))
+    return sum(1 for number, line in lines if line and not line.startswith("#") and number not in left_out)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_stay_readable(module: str) -> None:
-    length = len(MODULES[module].read_text(encoding="utf-8").splitlines())
-    assert length < LONGEST_MODULE, f"{module} has {length} lines: split it or take something out"
+    length = code_lines(tree(module), module)
+    assert length < LONGEST_MODULE, (
+        f"{module} has {length} lines of code: it has more than one reason to change"
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,4 +1,5 @@
-"""What package managers call us: said once, and nowhere the name under which somebody else's package is found."""
+"""What package managers call us: said once, and nowhere the name under which somebody else's package is
+found."""
 
 from __future__ import annotations
 

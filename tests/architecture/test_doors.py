@@ -66,7 +66,8 @@ def test_errors_travel_between_processes(error: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_errors_have_our_root_or_a_reason(error: type[BaseException]) -> None:
-    # SoftTimeLimitExceeded and the two worker signals are raised *into* user code and must pass "except QWorkerError".
+    # SoftTimeLimitExceeded and the two worker signals are raised *into* user code and must pass
+    # "except QWorkerError".
     raised_into_code = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "TaskDirective"}
     apart = raised_into_code & {base.__name__ for base in error.__mro__}
     assert issubclass(error, errors.QWorkerError) or apart

@@ -326,7 +326,8 @@ def test_config_show_tells_values_and_sources(project, run, monkeypatch):
     secret = "k" * 40
     project(
         **{
-            "tasks.py": f"from qworker import QWorker\napp = QWorker('t', security_key={secret!r}, broker='redis://:hunter2@h')"
+            "tasks.py": f"from qworker import QWorker\napp = QWorker('t', security_key={secret!r}, "
+            "broker='redis://:hunter2@h')"
         }
     )
     monkeypatch.setenv("QWORKER_WORKER_CONCURRENCY", "3")
@@ -355,7 +356,8 @@ def test_config_show_tells_values_and_sources(project, run, monkeypatch):
 def test_config_check_tells_everything_at_once(project, run):
     project(
         **{
-            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, task_serialiser='json', worker_pool='gevent')"
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
+            "task_serialiser='json', worker_pool='gevent')"
         }
     )
     result = run("config", "check")
@@ -379,7 +381,8 @@ def test_config_check_when_all_is_well(tasks, run):
 def test_any_command_tells_all_wrong_settings(project, run):
     project(
         **{
-            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, task_time_limit='x')"
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
+            "task_time_limit='x')"
         }
     )
     result = run("queues")
@@ -404,7 +407,8 @@ def test_shell_reads_code_from_a_pipe(tasks, shell):
 def test_report_has_versions_and_masked_settings(project, run):
     project(
         **{
-            "tasks.py": "from qworker import QWorker\napp = QWorker('t', broker='redis://:hunter2@h', task_serialiser=1)"
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', broker='redis://:hunter2@h', "
+            "task_serialiser=1)"
         }
     )
     text = run("report").stdout

@@ -108,7 +108,8 @@ def test_old_messages_and_skewed_clocks(tasks, run, worker, shift, severity, wor
 def test_all_wrong_settings_are_told_and_nothing_crashes(project, run):
     project(
         **{
-            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, task_time_limit='x')"
+            "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
+            "task_time_limit='x')"
         }
     )
     result = run("doctor", "--json")

@@ -67,7 +67,10 @@ def test_the_doctor_looks_at_each_of_several_brokers(tasks, run, monkeypatch):
     assert "one.db;sqlite:///" in run("queues").stdout
 
 
-HOLD = "import sys, time; from qworker.cli.process import PidFile\nwith PidFile('w.pid'): print(1, flush=True); time.sleep(60)"
+HOLD = (
+    "import sys, time; from qworker.cli.process import PidFile\nwith PidFile('w.pid'): print(1, "
+    "flush=True); time.sleep(60)"
+)
 
 
 def test_a_pid_file_that_is_held_is_ok(tasks, run, environment):

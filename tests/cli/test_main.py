@@ -141,7 +141,10 @@ def test_standard_input_and_output_may_be_closed(tasks, environment):
 
 
 def test_the_working_directory_may_be_gone(tmp_path, environment):
-    command = f'mkdir "{tmp_path}/gone"; cd "{tmp_path}/gone"; rmdir "{tmp_path}/gone"; "{sys.executable}" -m qworker queues'
+    command = (
+        f'mkdir "{tmp_path}/gone"; cd "{tmp_path}/gone"; rmdir "{tmp_path}/gone"; "{sys.executable}" '
+        "-m qworker queues"
+    )
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "Error: the working directory is gone; change to one that exists"

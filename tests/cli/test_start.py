@@ -1,4 +1,5 @@
-"""start: real workers, begun and ended as people and init systems do; and all that is refused before one begins."""
+"""start: real workers, begun and ended as people and init systems do; and all that is refused before one
+begins."""
 
 from __future__ import annotations
 
@@ -233,7 +234,10 @@ def test_settings_that_cannot_work_are_refused(tasks, shell, setting, value, wor
 
 
 def test_queues_that_must_be_declared(project, run):
-    source = "from qworker import QWorker\napp = QWorker('t', task_queues=['celery', 'mail'], task_create_missing_queues=False)"
+    source = (
+        "from qworker import QWorker\napp = QWorker('t', task_queues=['celery', 'mail'], "
+        "task_create_missing_queues=False)"
+    )
     project(**{"tasks.py": source})
     result = run("start", "-Q", "mial")
     assert result.exit_code == 1

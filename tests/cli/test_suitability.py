@@ -1,4 +1,5 @@
-"""config check and doctor: what does not go together with the broker, and what servers say that is not well."""
+"""config check and doctor: what does not go together with the broker, and what servers say that is not
+well."""
 
 from __future__ import annotations
 

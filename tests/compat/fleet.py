@@ -1,4 +1,5 @@
-"""Fleet: real workers of Celery and of qworker beside each other in one directory, with a ledger of what they ran.
+"""Fleet: real workers of Celery and of qworker beside each other in one directory, with a ledger of what they
+ran.
 
 Comes from:  the compat tests, each of which adds its broker and its tasks.
 Goes to:     processes of their own; the tasks write one file that the test reads.
@@ -65,7 +66,8 @@ class Fleet:
         return [entry for entry in whole if task in (None, entry["task"])]
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for *condition* to give something true, and return that; fail when a process ended by itself."""
+        """Wait for *condition* to give something true,
+        and return that; fail when a process ended by itself."""
         deadline = time.monotonic() + PATIENCE
         while not (answer := condition()):
             ended = [each.args for each in self._processes if each.poll() not in (None, 0, -signal.SIGKILL)]

@@ -30,7 +30,8 @@ PATIENCE = 20.0
 
 
 class Side:
-    """A library under names that both have: App, Task, shared_task, errors, signals, states, allow_join_result."""
+    """A library under names that both have: App, Task, shared_task, errors, signals, states,
+    allow_join_result."""
 
     name: str
     App: Callable[..., Any]

@@ -1,4 +1,5 @@
-"""Celery itself on the embedded broker: its calls are run by our worker, ours by its worker, and both share a queue."""
+"""Celery itself on the embedded broker: its calls are run by our worker, ours by its worker, and both share a
+queue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Celery's user guide, snippet by snippet, run with Celery and with qworker: both see the same.
 
-Each snippet is a function of a side and gives what it saw, as plain data. The table in docs/reference/celery-guide.md
-names these tests.
+Each snippet is a function of a side and gives what it saw, as plain data. The table in
+docs/reference/celery-guide.md names these tests.
 """
 
 from __future__ import annotations
@@ -168,10 +168,12 @@ def test_the_request_of_a_bound_task() -> None:
         def dump(self: Any, x: int, y: int) -> Any:
             request = self.request
             return {
-                "id": request.id, "args": list(request.args), "kwargs": dict(request.kwargs), "retries": request.retries,
+                "id": request.id, "args": list(request.args), "kwargs": dict(request.kwargs),
+                "retries": request.retries,
                 "task": request.task, "eta": request.eta, "expires": request.expires, "group": request.group,
                 "root": request.root_id, "parent": request.parent_id, "eager": request.is_eager,
-                "direct": request.called_directly, "header": request.get("tenant"), "limits": list(request.timelimit),
+                "direct": request.called_directly, "header": request.get("tenant"),
+                "limits": list(request.timelimit),
                 "reply": request.correlation_id, "queue": request.delivery_info["routing_key"],
                 "again": bool(request.delivery_info["redelivered"]),
                 "shown": (request.argsrepr, request.kwargsrepr), "errbacks": request.errbacks or [],
@@ -179,7 +181,8 @@ def test_the_request_of_a_bound_task() -> None:
 
         with side.worker(app) as ended:
             result = dump.apply_async(
-                (1,), {"y": 2}, task_id="my-id", headers={"tenant": "acme"}, argsrepr="(<secret>,)", time_limit=60,
+                (1,), {"y": 2}, task_id="my-id", headers={"tenant": "acme"}, argsrepr="(<secret>,)",
+                time_limit=60,
                 soft_time_limit=50,
             )  # fmt: skip
             return ended(result).get(), dump.request.called_directly
@@ -373,7 +376,8 @@ def test_exceptions_and_their_traceback() -> None:
 
 
 def test_signals_of_a_run() -> None:
-    names = ("before_task_publish", "after_task_publish", "task_prerun", "task_postrun", "task_success", "task_failure",
+    names = ("before_task_publish", "after_task_publish", "task_prerun", "task_postrun", "task_success",
+    "task_failure",
              "task_retry")  # fmt: skip
 
     def snippet(side: Side) -> Any:
@@ -529,7 +533,8 @@ def test_trees_of_results() -> None:
             walked = [(parent and parent.id == result.id, node.get()) for parent, node in result.iterdeps()]
             return (
                 walked, [value for child, value in result.collect() if not child.children], result.get_leaf(),
-                len(result.children), result.as_tuple() == ((result.id, None), None), result.as_list() == [result.id],
+                len(result.children), result.as_tuple() == ((result.id, None), None),
+                result.as_list() == [result.id],
             )  # fmt: skip
 
     assert same(snippet)[1] == [0, 1, 4]
@@ -543,9 +548,12 @@ def test_what_a_result_tells() -> None:
         with side.worker(app) as ended:
             result = ended(add.apply_async((1, 2), task_id="my-id"))
             seen = [
-                result.get(callback=lambda *given: told.append(given)), result.state, result.status, result.result,
-                result.info, result.ready(), result.successful(), result.failed(), result.traceback, str(result),
-                result == app.AsyncResult("my-id"), result.date_done is not None, unknown.state, unknown.result,
+                result.get(callback=lambda *given: told.append(given)), result.state, result.status,
+                result.result,
+                result.info, result.ready(), result.successful(), result.failed(), result.traceback,
+                str(result),
+                result == app.AsyncResult("my-id"), result.date_done is not None, unknown.state,
+                unknown.result,
                 unknown.ready(), app.backend.get_state("my-id"), app.backend.get_result("my-id"),
                 app.backend.get_task_meta("never-sent")["status"],
             ]  # fmt: skip
@@ -627,9 +635,12 @@ def test_signatures() -> None:
             )
 
         calls = [
-            add.s(2, 2), add.s(2, 2, debug=True), add.signature((2, 2), countdown=10), add.subtask((2,), {"y": 1}),
-            add.si(2, 2), app.signature("add", args=(2, 2), countdown=10), add.s(2).clone((4,)), add.s(2).clone(kwargs={"y": 3}),
-            add.s(2, 2).replace(args=(5, 6)), add.signature((2, 2), immutable=True), add.s(2, 2).set(countdown=1),
+            add.s(2, 2), add.s(2, 2, debug=True), add.signature((2, 2), countdown=10), add.subtask((2,),
+            {"y": 1}),
+            add.si(2, 2), app.signature("add", args=(2, 2), countdown=10), add.s(2).clone((4,)),
+            add.s(2).clone(kwargs={"y": 3}),
+            add.s(2, 2).replace(args=(5, 6)), add.signature((2, 2), immutable=True), add.s(2,
+            2).set(countdown=1),
         ]  # fmt: skip
         for call in calls:
             look(call)

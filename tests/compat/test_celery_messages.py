@@ -35,7 +35,8 @@ pytestmark = [
 ]
 ACCEPT = frozenset({"json"})
 REQUEST = (
-    "id", "name", "type", "root_id", "parent_id", "argsrepr", "kwargsrepr", "eta", "expires", "time_limits", "group",
+    "id", "name", "type", "root_id", "parent_id", "argsrepr", "kwargsrepr", "eta", "expires", "time_limits",
+    "group",
     "group_index", "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "correlation_id",
 )  # fmt: skip
 
@@ -140,7 +141,8 @@ def test_a_celery_worker_reads_ours() -> None:
     add, _ = build()
     message = TaskMessage(
         "proj.add", "i", (1, b"\xff"), {"y": datetime(2030, 1, 1)}, eta="2030-01-01T00:00:00+00:00",
-        timelimit=(10, 5), callbacks=[dict(add.s(1))], shadow="other", headers={"mine": 1}, compression="gzip",
+        timelimit=(10, 5), callbacks=[dict(add.s(1))], shadow="other", headers={"mine": 1},
+        compression="gzip",
     )  # fmt: skip
     envelope = json.loads(json.dumps(to_kombu(encode(message), routing_key="compat")))
     with add.app.connection_for_read() as connection:

@@ -1,6 +1,7 @@
 """Every public name of Celery's, held against qworker: it is there, or it is refused with a sentence.
 
-Taken from the Celery that is installed, so that a name it gains is a failure here and not a surprise to somebody.
+Taken from the Celery that is installed, so that a name it gains is a failure here and not a surprise to
+somebody.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ pytestmark = pytest.mark.compat
 INTERNAL = {
     "app": {
         # what Celery itself is made of, and says nothing about to users
-        "IS_WINDOWS", "IS_macOS", "Pickler", "SYSTEM", "amqp_cls", "backend_cls", "builtin_fixups", "control_cls",
+        "IS_WINDOWS", "IS_macOS", "Pickler", "SYSTEM", "amqp_cls", "backend_cls", "builtin_fixups",
+        "control_cls",
         "events_cls", "loader_cls", "log_cls", "registry_cls", "oid", "thread_oid", "prepare_config",
     },
     "request": {"as_execution_options", "clear", "taskset"},
@@ -63,7 +65,8 @@ def objects() -> dict[str, tuple[Any, Any]]:
 
 
 def is_there_or_refused(owner: Any, name: str, refusal: type[Exception]) -> bool:
-    """Whether *owner* has the name, or says in a sentence that it has not; AttributeError when it does neither."""
+    """Whether *owner* has the name, or says in a sentence that it has not; AttributeError when it does
+    neither."""
     try:
         getattr(owner, name)
     except refusal as error:

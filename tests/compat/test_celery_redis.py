@@ -1,4 +1,5 @@
-"""Celery itself on Redis beside us: its calls are run by our worker, ours by its worker, and both share one queue."""
+"""Celery itself on Redis beside us: its calls are run by our worker, ours by its worker, and both share one
+queue."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ TASKS = """
 @app.task(name="proj.add", bind=True)
 def add(self, x, y=0):
     info = dict(self.request.delivery_info)
-    note(task="add", id=self.request.id, sum=x + y, priority=info.get("priority"), redelivered=info.get("redelivered"))
+    note(task="add", id=self.request.id, sum=x + y, priority=info.get("priority"),
+    redelivered=info.get("redelivered"))
 
 @app.task(name="proj.again", bind=True, max_retries=2)
 def again(self):
@@ -69,7 +71,8 @@ app = QWorker("proj", broker={url!r}, broker_transport_options={options!r}, work
 
 
 class Project(Fleet):
-    """A directory with the same tasks for Celery and for qworker, one prefix of keys between them, and a ledger."""
+    """A directory with the same tasks for Celery and for qworker, one prefix of keys between them, and a
+    ledger."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

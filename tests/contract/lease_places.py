@@ -1,4 +1,5 @@
-"""Where lease stores are tested: one Place for each kind of store. A new transport adds a class and a line to PLACES.
+"""Where lease stores are tested: one Place for each kind of store. A new transport adds a class and a line to
+PLACES.
 
 Comes from:  test_lease_store.py and lease_machine, which know nothing of any store but what a Place says.
 Goes to:     the store, in this process or in others.
@@ -117,8 +118,8 @@ FOR_ONE_PROCESS = frozenset({"memory"})
 
 
 class Other:
-    """Another process on the place. It runs *script*, in which ``place`` is the Place and ``say(…)`` and ``hear()``
-    talk with us, a line at a time."""
+    """Another process on the place. It runs *script*, in which ``place`` is the Place and ``say(…)`` and
+    ``hear()`` talk with us, a line at a time."""
 
     def __init__(self, kind: str, directory: Path, script: str) -> None:
         self._process = subprocess.Popen(

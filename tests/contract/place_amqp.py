@@ -3,8 +3,9 @@
 Comes from:  lease_places.
 Goes to:     the RabbitMQ server that the tests are told of.
 
-RabbitMQ pushes messages by itself: what was published a moment ago is on its way. Here lease() waits until nothing comes any
-more, so that the suite, which expects of brokers that they are asked, can be held against it.
+RabbitMQ pushes messages by itself: what was published a moment ago is on its way. Here lease() waits until
+nothing comes any more, so that the suite, which expects of brokers that they are asked, can be held against
+it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class AMQPPlace:
                 "test_a_release_may_be_for_later",
                 "test_a_purge_leaves_what_runs",
             ),
-            "delays run on the server's clock, which no test can move: tests/integration/test_amqp.py waits for them",
+            "delays run on the server's clock, which no test can move: tests/integration/test_amqp.py waits "
+            "for them",
         ),
         **dict.fromkeys(
             (
@@ -125,9 +127,11 @@ class AMQPPlace:
                 "test_thousands_of_dead_letters_go_at_once",
                 "test_no_tag_is_given_twice",
             ),
-            "up to a prefetch, a message is sent to one consumer at once, asked for or not, and only that one hears of it",
+            "up to a prefetch, a message is sent to one consumer at once, asked for or not, and only that "
+            "one hears of it",
         ),
-        "test_a_message_comes_back_as_it_was_sent": "headers are a table there: the same values, not the same text",
+        "test_a_message_comes_back_as_it_was_sent": "headers are a table there: the same values, not the "
+        "same text",
         "test_delayed_messages_are_flushed": "what is delayed comes out when it is due, and not before",
         "test_live_workers_are_listed": "RabbitMQ does not tell of workers",
         "test_queues_say_how_they_stand": "nor of what is delayed or leased",

@@ -16,8 +16,9 @@ from tests.servers import require
 
 
 class RedisPlace:
-    """in_order: what came back, or was delayed, does not come out in the order of its first arrival; of priorities
-    there are four steps. cannot: the tests of the suite that ask for what Redis does not do, and why."""
+    """in_order: what came back, or was delayed, does not come out in the order of its first arrival; of
+    priorities there are four steps. cannot: the tests of the suite that ask for what Redis does not do, and
+    why."""
 
     in_order = False
     cannot = dict.fromkeys(

@@ -1,4 +1,5 @@
-"""PostgreSQL and MariaDB as places for lease stores: a schema, or a database, for each test, dropped after it."""
+"""PostgreSQL and MariaDB as places for lease stores: a schema, or a database, for each test, dropped after
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.servers import require
 
 
 class SQLPlace:
-    """A namespace of its own on a server; the same for the same *directory*, so that other processes find it."""
+    """A namespace of its own on a server; the same for the same *directory*,
+    so that other processes find it."""
 
     server = ""
     from_one = ""

@@ -1,4 +1,5 @@
-"""One suite for every result store: memory, the embedded file, a directory, SQL on three databases, Redis, memcached."""
+"""One suite for every result store: memory, the embedded file, a directory, SQL on three databases, Redis,
+memcached."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ Open = Callable[..., Backend]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test with every kind of store; but memcached has a clock that cannot be moved: test_memcached_backend
-    waits for it instead."""
+    """Every test with every kind of store; but memcached has a clock that cannot be moved:
+    test_memcached_backend waits for it instead."""
     if "kind" in metafunc.fixturenames:
         timed = "pass_time" in metafunc.function.__code__.co_names
         kinds = [kind for kind in KINDS if not (timed and kind == "memcached")]
@@ -118,7 +119,8 @@ def store(
 
 
 def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
-    """Let *seconds* pass, also on a server that has a clock of its own: there every key gets so much older."""
+    """Let *seconds* pass,
+    also on a server that has a clock of its own: there every key gets so much older."""
     clock.advance(seconds)
     if isinstance(backend, RedisBackend):
         with redis.Redis.from_url(URLS["redis"]) as client:
@@ -313,7 +315,8 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 
 
 STRANGE = {
-    "sql-sqlite": ("date_done = 'yesterday'", "status = CAST('SUCCESS' AS BLOB)", "traceback = CAST(X'FF' AS TEXT)"),
+    "sql-sqlite": ("date_done = 'yesterday'", "status = CAST('SUCCESS' AS "
+                                              "BLOB)", "traceback = CAST(X'FF' AS TEXT)"),
     "postgresql": ("date_done = 'infinity'",),
 }  # fmt: skip
 
@@ -570,7 +573,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         gate.wait()
         try:
             work(number)
-        except Exception as error:  # shown below
+        except Exception as error:  # noqa: BLE001 - shown below
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]

@@ -1,10 +1,11 @@
 """Interrupt anywhere: whatever a signal's handler cuts short, the same process publishes and reads on.
 
-CPython looks for signals where a function begins and after a call of something written in C. A profile function is called
-at exactly these places, so an exception that it raises is as a signal's at the worst moment. Every operation is cut short
-at many of them, on every store; after each cut the same app has to publish and to read, on another thread (for which no
-lock may be left) and on this one (which may go on with nothing that is half done). In the end the queue holds what was
-published, and at most what was cut short besides.
+CPython looks for signals where a function begins and after a call of something written in C. A profile
+function is called at exactly these places, so an exception that it raises is as a signal's at the worst
+moment. Every operation is cut short at many of them, on every store; after each cut the same app has to
+publish and to read, on another thread (for which no lock may be left) and on this one (which may go on with
+nothing that is half done). In the end the queue holds what was published, and at most what was cut short
+besides.
 
 TEST_QWORKER_INTERRUPTS says at how many places each operation is cut short; 0: at all of them.
 """
@@ -51,7 +52,8 @@ class Stray(Exception):
 
 
 class Shop:
-    """An app on some stores, with what is done in it. sure, unsure: messages that are in the queue, or may be."""
+    """An app on some stores, with what is done in it. sure, unsure: messages that are in the queue, or may
+    be."""
 
     def __init__(self, broker: str, backend: str | None, **settings: Any) -> None:
         self.queue = f"interrupted-{uuid.uuid4().hex[:12]}"

@@ -1,7 +1,8 @@
 """A bag with leases: whatever two holders do, in whatever order, every message ends in exactly one place.
 
-Hypothesis plays publisher, two holders (which crash, and come back) and the reclaiming; the model beside it is a few
-dictionaries. Every lease must be what the model says is next; at the end, what came in must be what went out.
+Hypothesis plays publisher, two holders (which crash, and come back) and the reclaiming; the model beside it
+is a few dictionaries. Every lease must be what the model says is next; at the end, what came in must be what
+went out.
 """
 
 from __future__ import annotations

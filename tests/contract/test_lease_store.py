@@ -41,8 +41,8 @@ Open = Callable[..., LeaseStore]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test with every kind of place, but for what a place cannot do, and for those with other processes, which
-    memory has none of."""
+    """Every test with every kind of place, but for what a place cannot do, and for those with other
+    processes, which memory has none of."""
     if "kind" in metafunc.fixturenames:
         alone = FOR_ONE_PROCESS if "other" in metafunc.fixturenames else frozenset()
         test = metafunc.function.__name__
@@ -675,13 +675,16 @@ def test_an_order_to_revoke_may_carry_its_signature(store: LeaseStore) -> None:
 def test_what_is_signed_comes_as_it_was_signed(store: LeaseStore) -> None:
     signer = Signer(["a key that is long enough for tests"])
     own = {
-        "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1, "large": 1e300,
+        "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1,
+        "large": 1e300,
         "list": [1, [2, None, "x"], {"a": 1.5}], "table": {"b": {}, "a": [], "": "no name"}, "tuple": (1, 2),
-        "odd, name: é": 1, "time": datetime(2030, 1, 2, tzinfo=UTC), "number": Decimal("1.50"), "bytes": b"\xff",
+        "odd, name: é": 1, "time": datetime(2030, 1, 2, tzinfo=UTC), "number": Decimal("1.50"),
+        "bytes": b"\xff",
     }  # fmt: skip
     call = TaskMessage(
         "proj.add", "id-1", (1,), headers=own, eta="2030-01-01T00:00:00+00:00", stamps={"team": ["a"]},
-        stamped_headers=["team"], timelimit=(10, 2.5), reply_to="q", group="g", group_index=3, compression="gzip",
+        stamped_headers=["team"], timelimit=(10, 2.5), reply_to="q", group="g", group_index=3,
+        compression="gzip",
     )  # fmt: skip
     for given in (call, replace(call, headers={"tenant": "a"}), replace(call, id="id-3", headers={})):
         wire = encode(given, signer)
@@ -728,8 +731,8 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: LeaseStore
 def test_nothing_that_was_numbered_before_a_loss_comes_again(
     place: Place, open_: Open, clock: FakeClock
 ) -> None:
-    """FLUSHALL, TRUNCATE, an old backup, a file made anew: an epoch that came again would be another holder's, and a worker
-    that waits for higher numbers would hear of no revocation."""
+    """FLUSHALL, TRUNCATE, an old backup, a file made anew: an epoch that came again would be another
+    holder's, and a worker that waits for higher numbers would hear of no revocation."""
     store, client = open_(enlisted=True), open_()
     old = {epoch(store) for _ in range(3)}
     client.push([message("lost")])
@@ -913,7 +916,7 @@ def test_one_callers_bad_message_is_not_anothers_failure(store: LeaseStore) -> N
         for _ in range(40):
             try:
                 store.push([message(name, body=body)])
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the store is asked afterwards
                 failures[name] += 1
 
     threads = [

@@ -1,4 +1,5 @@
-"""What only the result store in memcached does: its limits, its clock, many servers, connections that break."""
+"""What only the result store in memcached does: its limits, its clock, many servers, connections that
+break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What only the result store on Redis does: Celery's keys and channels, connections that break, waiting in asyncio."""
+"""What only the result store on Redis does: Celery's keys and channels, connections that break, waiting in
+asyncio."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Results that a store of their own may never take, among others that it must: the writer never waits for them.
+"""Results that a store of their own may never take, among others that it must: the writer never waits for
+them.
 
-Through ResultWriter, on every result store: the innocents of a batch are stored and go on, the culprit becomes a failure that
-says why or its message a dead letter, nothing is raised, and nothing is tried again that can never succeed.
+Through ResultWriter, on every result store: the innocents of a batch are stored and go on, the culprit
+becomes a failure that says why or its message a dead letter, nothing is raised, and nothing is tried again
+that can never succeed.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Desk:
         else:
             url = urls[kind]
         self.app = QWorker(
-            "fuzz", broker=MemoryStore(), backend=url, set_as_current=False, result_extended=True, result_expires=60,
+            "fuzz", broker=MemoryStore(), backend=url, set_as_current=False, result_extended=True,
+            result_expires=60,
             result_backend_transport_options={"global_keyprefix": f"fuzz-{directory.name}-"},
         )  # fmt: skip
         self.posted: list[Letter] = []

@@ -1,7 +1,9 @@
-"""Settlements that a store may never take, among others that it must: on every store the worker's side ends well.
+"""Settlements that a store may never take, among others that it must: on every store the worker's side ends
+well.
 
-Whatever a task's outcome holds (text, ids, sizes, types), the innocents of its batch are settled, the culprit becomes a
-failure that says why or a dead letter, nothing vanishes, nothing is told twice, nothing stays on lease, nothing is raised.
+Whatever a task's outcome holds (text, ids, sizes, types), the innocents of its batch are settled, the culprit
+becomes a failure that says why or a dead letter, nothing vanishes, nothing is told twice, nothing stays on
+lease, nothing is raised.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Desk:
         """Whether there is a result for the task of *row*, by whatever name it goes."""
         try:
             return self.place.result(row[0]) is not None
-        except Exception:  # no such name can be asked for, so it has none
+        except Exception:  # noqa: BLE001 - no such name can be asked for, so it has none
             return False
 
     def on_lease(self) -> int:
@@ -165,7 +167,8 @@ def _innocent(end: str) -> Case:
         return {
             "ack": Ack(tag),
             "result": Ack(tag, row),
-            "bury": Bury(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE", exception_to_dict(ValueError("x")))),
+            "bury": Bury(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE",
+            exception_to_dict(ValueError("x")))),
             "release": Release(tag),
             "store": Store(row),
         }[end]  # fmt: skip
@@ -191,14 +194,17 @@ values = st.sampled_from(WRONG) | texts
 rows = st.one_of(
     texts.map(lambda text: lambda desk, tag: (text, *desk.row(f"bad-{tag}")[1:])),
     texts.map(lambda text: lambda desk, tag: desk.row(f"bad-{tag}", text)),
-    texts.map(lambda text: lambda desk, tag: desk.row(f"bad-{tag}", "FAILURE", {"exc_message": [text]}, traceback=text)),
+    texts.map(lambda text: lambda desk, tag: desk.row(f"bad-{tag}", "FAILURE", {"exc_message": [text]},
+    traceback=text)),
     st.binary(max_size=50).map(lambda data: lambda desk, tag: (f"bad-{tag}", "SUCCESS", data, None)),
-    st.binary(max_size=50).map(lambda data: lambda desk, tag: (f"bad-{tag}", "SUCCESS", b"\0columns" + data, None)),
+    st.binary(max_size=50).map(lambda data: lambda desk, tag: (f"bad-{tag}", "SUCCESS", b"\0columns" + data,
+    None)),
     st.tuples(st.sampled_from(("status", "result", "traceback", "children", "date_done")), texts).map(
         lambda pair: lambda desk, tag: _hostile_columns(desk, tag, **{pair[0]: pair[1]})
     ),
     st.tuples(st.integers(0, 3), values).map(
-        lambda pair: lambda desk, tag: (*desk.row(f"bad-{tag}")[: pair[0]], pair[1], *desk.row(f"bad-{tag}")[pair[0] + 1 :])
+        lambda pair: lambda desk, tag: (*desk.row(f"bad-{tag}")[: pair[0]], pair[1],
+        *desk.row(f"bad-{tag}")[pair[0] + 1 :])
     ),
 )  # fmt: skip
 hostile = st.one_of(
@@ -282,7 +288,8 @@ def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_l
 @pytest.mark.parametrize("text", [NUL, LONE, ASTRAL, "ü" * 20_000], ids=["nul", "lone", "astral", "long"])
 def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -> None:
     first, second, third = desk.lease(3)
-    columns = {"status": "FAILURE", "result": b'{"exc_type":"ValueError","exc_message":["x"],"exc_module":"builtins"}',
+    columns = {"status": "FAILURE",
+    "result": b'{"exc_type":"ValueError","exc_message":["x"],"exc_module":"builtins"}',
                "traceback": text, "children": None, "date_done": None}  # fmt: skip
     packs = desk.kind in ("postgresql", "mysql")
     bad = ("bad", "FAILURE", pack(columns), None) if packs else desk.row("bad", "FAILURE", traceback=text)

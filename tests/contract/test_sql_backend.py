@@ -1,4 +1,5 @@
-"""What only the result store in a database does: notifications, one connection that hears them, statements by the batch."""
+"""What only the result store in a database does: notifications, one connection that hears them, statements by
+the batch."""
 
 from __future__ import annotations
 
@@ -253,7 +254,8 @@ def test_one_look_serves_all_threads_that_wait(shop: Shop) -> None:
         for thread in never:
             thread.join()
     looks = [statement for statement in sent if statement.startswith("SELECT celery_taskmeta.task_id")]
-    # A few at the beginning by each: get(), and before and after its bell is there; one at the end. Then all by one.
+    # A few at the beginning by each: get(), and before and after its bell is there; one at the end. Then all
+    # by one.
     assert len(sent) - len(looks) <= 5 * len(ids) + 5
     assert 1 <= len(looks) < 60
 
@@ -335,7 +337,8 @@ def test_results_with_the_ack_are_told(told: Shop) -> None:
 def listening(shop: Shop) -> int:
     """How many connections of this place want to be told."""
     (found,) = shop.place._ask(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND objid = "
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND "
+        "objid = "
         "(SELECT oid FROM pg_class WHERE relname = %s AND relnamespace = current_schema()::regnamespace)",
         TABLE,
     )
@@ -434,7 +437,8 @@ def _seconds_until_heard(told: Shop) -> float:
     task_id = new_ids(1)[0]
     with backend._engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         values = ([task_id], ["SUCCESS"], [backend.encode_value("found")])
-        (step,) = backend._upsert("celery_taskmeta", ("task_id", "status", "result"), list(zip(*values, strict=True)), False, "%s")  # type: ignore[misc]  # fmt: skip
+        (step,) = backend._upsert("celery_taskmeta", ("task_id", "status", "result"), list(zip(*values,
+        strict=True)), False, "%s")  # type: ignore[misc]  # fmt: skip
         connection.exec_driver_sql(*step)  # nobody listens, so nobody will be told
         found: list[Any] = []
         waiting = threading.Thread(target=lambda: found.append(told.backend.wait([task_id], 30)))
@@ -449,7 +453,8 @@ def _seconds_until_heard(told: Shop) -> float:
 
 def blocked(shop: Shop) -> int:
     (found,) = shop.place._ask(
-        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE pg_locks.locktype = 'advisory' "
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE pg_locks.locktype = "
+        "'advisory' "
         "AND NOT granted AND application_name = %s",
         shop.place._name,
     )

@@ -5,10 +5,12 @@ Goes to:     test_docs, which runs what is found here.
 
 The rules that a page keeps to:
 
-- ``python``: a block whose first line is ``# name.py`` is written to that file; any other runs as if typed at a prompt,
-  after the blocks before it.
+- ``python``: a block whose first line is ``# name.py`` is written to that file; any other runs as if typed at
+  a prompt, after the blocks before it.
 - ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
-- ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines are waited for.
+- ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
+  below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines
+  are waited for.
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
 - ``<!-- not run: reason -->`` above a block says why that one is only shown.
 """

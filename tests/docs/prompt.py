@@ -26,7 +26,7 @@ def main() -> None:
                     error = dialogue(block, namespace)
                 else:
                     exec(compile(block["text"], block["name"], "exec"), namespace)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - shown as a prompt shows it
                 error = traceback.format_exc()
         answers.write(json.dumps({"error": error and f"{error}\n{words.getvalue()}"}) + "\n")
         answers.flush()

@@ -1,4 +1,5 @@
-"""The page that holds Celery's guide against qworker: its rows name tests that are there; and a few rows by themselves."""
+"""The page that holds Celery's guide against qworker: its rows name tests that are there; and a few rows by
+themselves."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_the_page_covers_the_guide() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["contrib.rdb", "contrib.abortable", "contrib.pytest", "contrib.migrate", "schedules", "bootsteps", "app.trace",
+    ["contrib.rdb", "contrib.abortable", "contrib.pytest", "contrib.migrate", "schedules", "bootsteps",
+    "app.trace",
      "worker.control", "events.snapshot", "security", "utils.log", "bin.base"],
 )  # fmt: skip
 def test_modules_that_are_not_here(name: str) -> None:

@@ -1,4 +1,5 @@
-"""What a worker of RabbitMQ may rely on when connections break and workers die, and with messages at the server's limits."""
+"""What a worker of RabbitMQ may rely on when connections break and workers die, and with messages at the
+server's limits."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ def test_what_was_to_start_once_its_ack_is_known_comes_again_when_it_is_not(
 
 
 def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
-    """The copy is confirmed on another connection; the old one, whose ack was lost, is known for what it is."""
+    """The copy is confirmed on another connection; the old one, whose ack was lost,
+    is known for what it is."""
     store, aside = open_(proxy), open_()
     store.enlist("w", ["q"], 2)
     store._publisher, publisher = aside._publisher, store._publisher
@@ -217,7 +219,8 @@ sys.stdin.read()
 
 
 def dies(prefix: str, count: int, type: str = "classic") -> str:
-    """A worker that has leased *count* messages, and is killed while it runs the poison; how often that was counted."""
+    """A worker that has leased *count* messages, and is killed while it runs the poison; how often that was
+    counted."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, require("rabbitmq"), prefix, type, str(count)],
         cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

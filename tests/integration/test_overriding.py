@@ -1,4 +1,5 @@
-"""What a task's own class puts in the place of ours is what runs: in a worker, eagerly, for every way to call it."""
+"""What a task's own class puts in the place of ours is what runs: in a worker, eagerly, for every way to call
+it."""
 
 from __future__ import annotations
 

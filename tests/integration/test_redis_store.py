@@ -1,4 +1,5 @@
-"""The Redis broker when its server refuses, forgets, fills up or goes away; and what it promises beyond the contract."""
+"""The Redis broker when its server refuses, forgets, fills up or goes away; and what it promises beyond the
+contract."""
 
 from __future__ import annotations
 
@@ -306,10 +307,15 @@ def test_a_missing_password_is_named_though_the_server_speaks_of_lengths(
 DAMAGED = {
     "no envelope": b"[[[[",
     "an empty text": b"",
-    "due is no number": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1.2.3, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
-    "due is a word": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": nan, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
-    "due is never": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1e999, "sent": null}, "headers": {}, "properties": {}, "body": ""}',
-    "deliveries without end": b'{"qworker": {"deliveries": %b, "redelivered": false, "parked": %b, "due": null, "sent": null}, "headers": {}, "properties": {}, "body": ""}' % (b"9" * 5000, b"9" * 400),
+    "due is no number": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1.2.3, '
+                        b'"sent": null}, "headers": {}, "properties": {}, "body": ""}',
+    "due is a word": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": nan, "sent": '
+                     b'null}, "headers": {}, "properties": {}, "body": ""}',
+    "due is never": b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1e999, "sent": '
+                    b'null}, "headers": {}, "properties": {}, "body": ""}',
+    "deliveries without end": b'{"qworker": {"deliveries": %b, "redelivered": false, "parked": %b, "due": '
+                              b'null, "sent": null}, "headers": {}, "properties": {}, '
+                              b'"body": ""}' % (b"9" * 5000, b"9" * 400),
     "no base64": b'{"headers": {}, "properties": {"body_encoding": "base64"}, "body": "!"}',
     "infinite priority": b'{"headers": {}, "properties": {"priority": Infinity}, "body": "!"}',
     "not UTF-8": b'{"headers": {"\xff": 1}, "properties": {"delivery_tag": "\xff"}, "body": "!"}',

@@ -1,4 +1,5 @@
-"""With a security_key: what a stranger who can write to the broker can and cannot do, and that nothing honest is refused.
+"""With a security_key: what a stranger who can write to the broker can and cannot do, and that nothing honest
+is refused.
 
 A worker is stepped, on a clock that stands still, on a broker in memory and on the embedded file.
 """

@@ -205,7 +205,8 @@ def test_the_result_store_refuses_what_is_over_the_packet(mysql: SQLPlace) -> No
 
 @pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES", ""])
 def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str) -> None:
-    """Our sessions have a mode of their own; should one be changed under us, PyMySQL hears of it and escapes otherwise."""
+    """Our sessions have a mode of their own; should one be changed under us, PyMySQL hears of it and escapes
+    otherwise."""
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLStore)
         epoch = store.enlist("w@test", ["q"], 2)

@@ -191,7 +191,8 @@ def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
 
 
 def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
-    """Each costs a wake-up of the server and one of ours, and the way there and back where the server is far."""
+    """Each costs a wake-up of the server and one of ours,
+    and the way there and back where the server is far."""
     counted = {}
     with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
         store = SQLStore(proxy.url(place.url))

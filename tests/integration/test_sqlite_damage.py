@@ -1,4 +1,5 @@
-"""A file whose rows are not what they should be: no row ends a worker, and no message is lost without a word."""
+"""A file whose rows are not what they should be: no row ends a worker, and no message is lost without a
+word."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Bury, Dead, Envelope, Release
 from qworker.transports.sqlite import Database
-from qworker.transports.sqlite.broker import SQLiteStore, database
+from qworker.transports.sqlite import database
+from qworker.transports.sqlite.broker import SQLiteStore
 
 pytestmark = pytest.mark.integration
 
 WRONG = ("'soon'", "''", "x'ff00'", "1.5", "7", "-1", "9223372036854775807", "1e308", "NULL")
 COLUMNS = {
-    "message": ("queue", "priority", "due", "state", "owner", "deliveries", "redelivered", "parked", "sent", "headers",
+    "message": ("queue", "priority", "due", "state", "owner", "deliveries", "redelivered", "parked", "sent",
+    "headers",
                 "properties", "body"),
     "dead": ("queue", "reason", "died_at", "deliveries", "priority", "headers", "properties", "body"),
     "owner": ("name", "pid", "boot", "queues", "concurrency", "lease_until", "started", "marks"),
@@ -49,7 +52,8 @@ def fill(path: Path) -> None:
         store.push([Envelope("q", "{}", None, b"")])
         (leased,) = store.lease(["q"], 1)
         store.settle(epoch, [Release(leased.tag, 4e9)])
-        change(path, "INSERT INTO owner SELECT NULL, 'gone@test', pid, 'boot', queues, concurrency, 0, 0, '2-x.marks' FROM owner")  # fmt: skip
+        change(path, "INSERT INTO owner SELECT NULL, 'gone@test', pid, 'boot', queues, concurrency, 0, 0, "
+                     "'2-x.marks' FROM owner")  # fmt: skip
         change(path, "INSERT INTO result VALUES ('id', 'SUCCESS', x'7b7d', NULL)")
 
 
@@ -160,7 +164,8 @@ def test_a_file_that_is_there_stays_what_it_is(
 def test_of_sound_rows_nothing_is_buried(tmp_path: Path, lax: None) -> None:
     with closing(SQLiteStore(f"sqlite:///{tmp_path}/queue.db")) as store:
         epoch = store.enlist("w@test", ["q"], 1)
-        store.push([Envelope("q", str(number), None if number else "{}", b"", number, 0 if number else None) for number in range(9)])  # fmt: skip
+        store.push([Envelope("q", str(number), None if number else "{}", b"", number,
+        0 if number else None) for number in range(9)])  # fmt: skip
         taken = store.lease(["q"], 10, 10, 10.0)
         assert len(taken) == 9
         store.settle(epoch, [Bury(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])])

@@ -229,7 +229,8 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     assert [message.tag for message in leased(store, queue, 1)] == [back]
 
 
-@pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError", BrokerUnavailable)])  # fmt: skip
+@pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError",
+BrokerUnavailable)])  # fmt: skip
 def test_one_of_a_batch_that_is_refused(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch, code: str, expected: type[Exception]
 ) -> None:

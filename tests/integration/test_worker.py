@@ -41,7 +41,8 @@ def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
 
 
 class Shop:
-    """An app on a file of its own and the workers that a test starts. Tasks write into files, which children share."""
+    """An app on a file of its own and the workers that a test starts. Tasks write into files, which children
+    share."""
 
     def __init__(self, directory: Path, pool: str) -> None:
         self.directory = directory
@@ -154,14 +155,16 @@ def forking(tmp_path: Path) -> Iterator[Shop]:
 
 @contextmanager
 def telling_where_it_hangs(directory: Path) -> Iterator[None]:
-    """Print where every thread of this process and of the pool's is, if it takes nearly all of the PATIENCE."""
+    """Print where every thread of this process and of the pool's is,
+    if it takes nearly all of the PATIENCE."""
 
     def dump() -> None:
         with open(directory / f"stacks.{os.getpid()}", "w") as file:
             faulthandler.dump_traceback(file)
 
     def watch(*sender: Any, **given: Any) -> None:
-        # By a thread: the later dumps of faulthandler are one timer, which a forked child can neither use nor stop.
+        # By a thread: the later dumps of faulthandler are one timer, which a forked child can neither use nor
+        # stop.
         timer = threading.Timer(PATIENCE - 5, dump)
         timer.daemon = True
         timer.start()
@@ -425,7 +428,8 @@ def test_a_program_with_a_timeout_for_all_its_sockets(shop: Shop) -> None:
 def test_the_workers_signals_come_in_order(shop: Shop) -> None:
     said: list[str] = []
     names = (
-        "celeryd_init", "worker_init", "celeryd_after_setup", "worker_ready", "worker_shutting_down", "worker_shutdown",
+        "celeryd_init", "worker_init", "celeryd_after_setup", "worker_ready", "worker_shutting_down",
+        "worker_shutdown",
     )  # fmt: skip
     receivers = []
     for name in names:
@@ -447,7 +451,8 @@ def test_the_workers_signals_come_in_order(shop: Shop) -> None:
 
 
 def run(shop: Shop, meanwhile: Callable[[Worker], Any], **options: Any) -> int:
-    """Run a worker here, in the main thread, with *meanwhile* beside it once it is ready; return its exit code."""
+    """Run a worker here, in the main thread, with *meanwhile* beside it once it is ready; return its exit
+    code."""
 
     def ready() -> None:
         threading.Thread(target=meanwhile, args=(worker,), daemon=True).start()

@@ -1,4 +1,5 @@
-"""However a worker ends, only its listener speaks to the broker; and what is in hand then is told, or named."""
+"""However a worker ends, only its listener speaks to the broker; and what is in hand then is told, or
+named."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ANYBODY = frozenset({"wake", "running_path", "lowest_first", "lacks", "url", "ah
 
 
 class Guarded(MemoryStore):
-    """A broker that only the listener's thread may use while *guarded*; *trespassers*: who else tried, and what."""
+    """A broker that only the listener's thread may use while *guarded*; *trespassers*: who else tried, and
+    what."""
 
     guarded = False
     trespassers: list[tuple[str, str]]

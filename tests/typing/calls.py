@@ -1,4 +1,5 @@
-"""What type checkers say about calls. A line marked `# error: code` must be refused, every other line accepted.
+"""What type checkers say about calls. A line marked `# error: code` must be refused, every other line
+accepted.
 
 The marks name mypy's code; pyright must refuse the same lines. This file is read by the checkers, never run.
 """

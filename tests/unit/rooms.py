@@ -1,4 +1,5 @@
-"""What tests of the worker's rooms are given: an app of small tasks, a broker in memory, requests as from a broker."""
+"""What tests of the worker's rooms are given: an app of small tasks, a broker in memory, requests as from a
+broker."""
 
 from __future__ import annotations
 

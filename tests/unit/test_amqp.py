@@ -136,7 +136,8 @@ def test_a_delivery_is_read() -> None:
 
 
 @given(
-    st.text(max_size=9), st.integers(0, 2**63), st.booleans(), st.binary(max_size=60), st.binary(max_size=9), st.data()
+    st.text(max_size=9), st.integers(0, 2**63), st.booleans(), st.binary(max_size=60),
+    st.binary(max_size=9), st.data()
 )  # fmt: skip
 def test_a_message_is_taken_out_of_what_was_read_or_left_to_the_parser(
     consumer: str, number: int, redelivered: bool, body: bytes, around: bytes, data: st.DataObject

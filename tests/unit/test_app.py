@@ -49,7 +49,8 @@ def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, os; before = set(sys.modules); from qworker import QWorker; app = QWorker('x');\n"
         "@app.task\ndef add(x: int, y: int) -> int: return x + y\n"
-        "heavy = {'sqlalchemy', 'asyncio', 'sqlite3', 'kombu', 'vine', 'uuid', 'email', 'http', 'click', 'ssl'};\n"
+        "heavy = {'sqlalchemy', 'asyncio', 'sqlite3', 'kombu', 'vine', 'uuid', 'email', 'http', 'click', "
+        "'ssl'};\n"
         "print(sorted(heavy & (set(sys.modules) - before)), os.listdir('.'))"
     )
     done = subprocess.run(
@@ -210,7 +211,8 @@ def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., 
 
 @pytest.fixture
 def _no_app_of_earlier_tests() -> None:
-    """Shared tasks reach every living app; those of earlier tests live on in cycles, with wrong settings even."""
+    """Shared tasks reach every living app; those of earlier tests live on in cycles, with wrong settings
+    even."""
     gc.collect()
 
 

@@ -1,4 +1,5 @@
-"""Settings: strict values, one order of sources, provenance, all problems at once, Celery's names, secrets."""
+"""Settings: strict values, one order of sources, provenance, all problems at once, Celery's names,
+secrets."""
 
 import sys
 from datetime import timedelta
@@ -50,7 +51,10 @@ def test_values_are_plain_attributes_after_the_first_look(make):
 
 
 def test_later_sources_win(make):
-    pyproject = "[tool.qworker]\napp = 'proj'\nworker_concurrency = 1\ntask_default_queue = 'a'\ntask_serializer='json'\n"
+    pyproject = (
+        "[tool.qworker]\napp = 'proj'\nworker_concurrency = 1\ntask_default_queue = "
+        "'a'\ntask_serializer='json'\n"
+    )
     conf = make({"worker_concurrency": 2}, {"QWORKER_WORKER_CONCURRENCY": "3"}, pyproject)
     assert (conf.task_default_queue, conf.source("task_default_queue")) == (
         "a",

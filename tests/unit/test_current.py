@@ -46,10 +46,12 @@ def test_a_received_request_has_every_field_of_celerys() -> None:
     expected = {
         "id": "i1", "task": "proj.add", "args": (1,), "kwargs": {"y": 2}, "retries": 3,
         "eta": "2030-01-01T00:00:00+00:00", "expires": None, "group": "g", "group_index": 4, "root_id": "i1",
-        "parent_id": "p", "hostname": "w@h", "reply_to": "q", "correlation_id": "i1", "callbacks": [{"task": "t"}],
+        "parent_id": "p", "hostname": "w@h", "reply_to": "q", "correlation_id": "i1",
+        "callbacks": [{"task": "t"}],
         "errbacks": None, "chain": None, "chord": None, "is_eager": False, "called_directly": False,
         "ignore_result": False, "logfile": None, "loglevel": None, "utc": True, "argsrepr": "(1,)",
-        "kwargsrepr": "{'y': 2}", "shadow": "alias", "stamps": {}, "replaced_task_nesting": 0, "deliveries": 2,
+        "kwargsrepr": "{'y': 2}", "shadow": "alias", "stamps": {}, "replaced_task_nesting": 0,
+        "deliveries": 2,
     }  # fmt: skip
     assert {name: getattr(context, name) for name in expected} == expected
     assert list(context.timelimit or ()) == [9, 8]

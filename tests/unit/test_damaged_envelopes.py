@@ -1,4 +1,5 @@
-"""Whatever stands in an envelope, wherever it lies, reading it gives a message that a worker can hold and settle."""
+"""Whatever stands in an envelope, wherever it lies, reading it gives a message that a worker can hold and
+settle."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ GOOD = encode(
     ),
     SIGNER,
 )  # fmt: skip
-V1 = b'{"task":"t","id":"i","args":[1],"kwargs":{},"eta":"2030-01-01T00:00:00","utc":false,"timelimit":[1,2],"retries":0}'
+V1 = (
+    b'{"task":"t","id":"i","args":[1],"kwargs":{},"eta":"2030-01-01T00:00:00",'
+    b'"utc":false,"timelimit":[1,2],"retries":0}'
+)
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=60)
 ANY_JSON = st.recursive(

@@ -1,4 +1,5 @@
-"""Which app a command is about: every place it is looked for, in order, and what is said when there is none."""
+"""Which app a command is about: every place it is looked for, in order, and what is said when there is
+none."""
 
 import pytest
 
@@ -176,7 +177,8 @@ def test_bad_pyproject(project):
 def test_a_celery_app_is_recognised(project):
     project(
         **{
-            "tasks.py": "class Celery: ...\nCelery.__module__ = 'celery.app.base'\ncelery_app = Celery()  # no QWorker here",
+            "tasks.py": "class Celery: ...\nCelery.__module__ = 'celery.app.base'\ncelery_app = Celery()  # "
+            "no QWorker here",
         }
     )
     with pytest.raises(ConfigurationError, match="celery_app is made by Celery"):

@@ -1,4 +1,5 @@
-"""The one SQLite file: where it may be, what is wrong with it, how results replace each other, and the bells."""
+"""The one SQLite file: where it may be, what is wrong with it, how results replace each other, and the
+bells."""
 
 from __future__ import annotations
 
@@ -354,7 +355,8 @@ def test_a_pinned_handle_takes_no_other_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_moved_without_its_log_is_waited_for(tmp_path: Path) -> None:
-    """A new file beside the old log would take what is in it for its own, begin it anew, and so lose what was committed."""
+    """A new file beside the old log would take what is in it for its own, begin it anew, and so lose what was
+    committed."""
     path = tmp_path / "q.db"
     handle = Handle(Database(path))
     with handle as connection:

@@ -43,9 +43,12 @@ def stored(name: str, module: str, *args: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x", 1, None), KeyError("k"), ZeroDivisionError(), Outer.Inner("deep"), UnicodeDecodeError("utf-8", b"x", 0, 1, "why"),
-     OSError(2, "No such file"), errors.WorkerLost("gone"), errors.TaskRevoked("revoked"), errors.TaskExpired(),
-     errors.TimeLimitExceeded(30), errors.SoftTimeLimitExceeded(), errors.NotRegistered("a.b"), errors.ChordError("x"),
+    [ValueError("x", 1, None), KeyError("k"), ZeroDivisionError(), Outer.Inner("deep"),
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "why"),
+     OSError(2, "No such file"), errors.WorkerLost("gone"), errors.TaskRevoked("revoked"),
+     errors.TaskExpired(),
+     errors.TimeLimitExceeded(30), errors.SoftTimeLimitExceeded(), errors.NotRegistered("a.b"),
+     errors.ChordError("x"),
      errors.MaxRetriesExceeded("m"), errors.Reject("why", True)],
 )  # fmt: skip
 def test_an_exception_comes_back_as_itself(error: Exception) -> None:

@@ -47,7 +47,8 @@ ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 class Bench:
-    """An app whose results are kept in memory, and runs of its tasks; their rows are stored as a worker does."""
+    """An app whose results are kept in memory,
+    and runs of its tasks; their rows are stored as a worker does."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -585,7 +586,8 @@ def test_hooks_and_signals_of_a_retry_in_order(kind: str, events: list[str]) -> 
 def test_hooks_and_signals_of_a_directive_in_order(
     kind: str, directive: Exception, told: list[str], events: list[str]
 ) -> None:
-    """As in Celery: after_return is for ends, and a message that is refused for good is a failure to observers alone."""
+    """As in Celery: after_return is for ends, and a message that is refused for good is a failure to
+    observers alone."""
     Bench().do(raiser(directive), kind, base=Hooked)
     status = "IGNORED" if isinstance(directive, Ignore) else "REJECTED"
     assert events == ["task_prerun", "before_start", *told, f"task_postrun {status}"]

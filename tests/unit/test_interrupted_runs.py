@@ -1,4 +1,5 @@
-"""A soft limit that comes while a task publishes, retries or serialises: it arrives, once, and breaks nothing of ours."""
+"""A soft limit that comes while a task publishes, retries or serialises: it arrives, once, and breaks nothing
+of ours."""
 
 from __future__ import annotations
 

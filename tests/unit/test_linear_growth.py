@@ -1,8 +1,10 @@
-"""What reads input from outside takes time in proportion to its size, on the worst input that anybody thought of.
+"""What reads input from outside takes time in proportion to its size, on the worst input that anybody thought
+of.
 
-Every regular expression of the package is found in its source: a new one has to be in REGEXES, to be tried by hostile
-repetitions, or in BOUNDED, with what keeps its input short. SCANNERS are the functions that walk through what strangers
-send. The time is that of the processor, and only its growth is judged: double the size, at most 2.5 times the time.
+Every regular expression of the package is found in its source: a new one has to be in REGEXES, to be tried by
+hostile repetitions, or in BOUNDED, with what keeps its input short. SCANNERS are the functions that walk
+through what strangers send. The time is that of the processor, and only its growth is judged: double the
+size, at most 2.5 times the time.
 """
 
 from __future__ import annotations
@@ -76,12 +78,16 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
 
 BOUNDED: dict[str, str] = {
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
-    "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks have at most 255 characters",
-    "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and arguments",
+    "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
+    "have at most 255 characters",
+    "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and "
+    "arguments",
 }
 
-UNITS = ("a", "A", "1", " ", ".", "1.", "://", "://a:", "a:b@", "?", "?key", ";", "&", "=", "key=", "key", "%", "%%",
-         "\\", "\\000", '"', "'", "@", "+", "-", "_", "<", "\n", "1 ", "/", "alert ", "pass", "e")  # fmt: skip
+UNITS = ("a", "A", "1", " ", ".", "1.", "://", "://a:", "a:b@", "?", "?key", ";", "&", "=", "key=", "key",
+"%", "%%",
+         "\\", "\\000", '"', "'", "@", "+", "-", "_", "<", "\n", "1 ", "/", "alert ", "pass",
+         "e")  # fmt: skip
 BEFORE = ("", "1", "a://", "?", '{"qworker": {"deliveries": ')
 AFTER = ("", "!", "\n!")
 

@@ -633,7 +633,8 @@ def test_it_says_how_many_messages_may_be_claimed_while_it_waits() -> None:
 
 
 def test_what_was_claimed_meanwhile_goes_back_if_its_place_was_taken() -> None:
-    """By a task that fell due, for instance: it would wait here, and another worker may have nothing to do."""
+    """By a task that fell due, for instance: it would wait here,
+    and another worker may have nothing to do."""
     ears = Ears(store=(store := EagerStore()))
     ears.turns()
     ears.push(4)

@@ -73,7 +73,8 @@ def test_every_way_to_call_it_dumps(app_and_store: tuple[QWorker, KeepingStore])
     task.s(order).delay()
     data = {"number": 1, "lines": []}
     assert [(one.body.args, one.body.kwargs) for one in store.sent] == [
-        ((data,), {}), ((), {"order": data}), ((data,), {}), ((), {"order": data}), ((data,), {}), ((data,), {}),
+        ((data,), {}), ((), {"order": data}), ((data,), {}), ((), {"order": data}), ((data,), {}), ((data,),
+        {}),
     ]  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from tests.unit.rooms import Rooms
 
 
 def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
-    """Assign jobs with arguments of such sizes, and read as a slow child does. Returns the sequences in each frame that it
-    got, and what flush() answered each time."""
+    """Assign jobs with arguments of such sizes, and read as a slow child does. Returns the sequences in each
+    frame that it got, and what flush() answered each time."""
     rooms, child = Rooms(), ChildHandle(0)
     theirs, buffer = child.their_socket, FrameBuffer()
     theirs.setblocking(False)

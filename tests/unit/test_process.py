@@ -10,7 +10,10 @@ import pytest
 from qworker.cli.process import PidFile, expand_path, raise_open_files_limit
 from qworker.errors import ConfigurationError
 
-HOLD = "import sys; from qworker.cli.process import PidFile\nwith PidFile(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
+HOLD = (
+    "import sys; from qworker.cli.process import PidFile\nwith PidFile(sys.argv[1]): print('held', "
+    "flush=True); sys.stdin.read()"
+)
 
 
 @pytest.fixture

@@ -566,8 +566,8 @@ def test_the_report(pool: Pool) -> None:
 class AtRandom(RuleBasedStateMachine):
     """Requests are submitted, children work, die at any point, stall and are recalled from; limits pass.
 
-    waiting: what the mediator would have. submitted: what is in the pool. Whatever happens, each request is in one
-    place, is told to have ended once, and never is both taken back and started.
+    waiting: what the mediator would have. submitted: what is in the pool. Whatever happens, each request is
+    in one place, is told to have ended once, and never is both taken back and started.
     """
 
     def __init__(self) -> None:

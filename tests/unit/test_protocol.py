@@ -54,8 +54,10 @@ TIME = st.none() | st.datetimes().map(lambda moment: moment.isoformat() + "+00:0
 LIMIT = st.none() | st.integers(0, 10**6) | st.floats(0, 1e6)
 SIGNATURES = st.none() | st.lists(st.just(SIGNATURE), max_size=2)
 MESSAGES = st.builds(
-    TaskMessage, NAME, NAME, ARGS, KWARGS, SIGNATURES, SIGNATURES, SIGNATURES, st.none() | st.just(SIGNATURE), TIME,
-    TIME, st.none() | NAME, st.none() | NAME, st.none() | st.integers(0, 9), st.integers(0, 9), st.tuples(LIMIT, LIMIT),
+    TaskMessage, NAME, NAME, ARGS, KWARGS, SIGNATURES, SIGNATURES, SIGNATURES,
+    st.none() | st.just(SIGNATURE), TIME,
+    TIME, st.none() | NAME, st.none() | NAME, st.none() | st.integers(0, 9), st.integers(0, 9),
+    st.tuples(LIMIT, LIMIT),
     st.none() | NAME, st.none() | NAME, st.booleans(), st.integers(0, 3),
     headers=st.dictionaries(NAME.map(lambda name: f"x-{name}"), JSON, max_size=2), reply_to=st.none() | NAME,
     compression=st.sampled_from([None, None, "gzip"]), serializer=st.sampled_from(["json", "json", "pickle"]),
@@ -94,7 +96,8 @@ def test_a_plain_call_is_celerys_message() -> None:
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
     }  # fmt: skip
     assert parse_headers(wire.headers) == {
-        "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": None, "expires": None, "group": None,
+        "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": None, "expires": None,
+        "group": None,
         "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": "i", "parent_id": None,
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
@@ -105,7 +108,8 @@ def test_a_plain_call_is_celerys_message() -> None:
 
 def test_what_says_something_is_sent_in_celerys_order() -> None:
     message = TaskMessage(
-        "proj.add", "i", eta="2030-01-01T00:00:00+00:00", expires="2030-01-02T00:00:00+00:00", shadow="s", group="g",
+        "proj.add", "i", eta="2030-01-01T00:00:00+00:00", expires="2030-01-02T00:00:00+00:00", shadow="s",
+        group="g",
         group_index=0, parent_id="p", replaced_task_nesting=1, stamped_headers=["team"], stamps={"team": "a"},
     )  # fmt: skip
     sent = json.loads(encode(message).headers)
@@ -291,7 +295,8 @@ def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, e
 
 def test_what_the_broker_added_is_left_behind() -> None:
     headers = {**parse_headers(encode(TaskMessage("t", "i")).headers), "x-death": [1], "redelivered": True,
-               "x-delivery-count": 3, "signature": "v1", "x-mine": 1, "compression": "application/x-gzip"}  # fmt: skip
+               "x-delivery-count": 3, "signature": "v1", "x-mine": 1,
+               "compression": "application/x-gzip"}  # fmt: skip
     again = retry_headers(headers, "2030-01-01T00:00:00+00:00", 2, None)
     assert not again.keys() & {"x-death", "redelivered", "x-delivery-count", "signature"}
     assert (again["x-mine"], again["compression"], again["eta"]) == (

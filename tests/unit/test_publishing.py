@@ -93,9 +93,11 @@ def test_every_option_reaches_the_message() -> None:
         return x + y
 
     result = add.apply_async(
-        (1,), {"y": 2}, task_id="mine", countdown=10, expires=60, queue="far", priority=5, headers={"trace": "t1"},
+        (1,), {"y": 2}, task_id="mine", countdown=10, expires=60, queue="far", priority=5,
+        headers={"trace": "t1"},
         shadow="alias", time_limit=9, soft_time_limit=timedelta(seconds=8), ignore_result=True,
-        link=Signature("after", (1,)), link_error=[Signature("failed")], root_id="r", parent_id="p", group_id="g",
+        link=Signature("after", (1,)), link_error=[Signature("failed")], root_id="r", parent_id="p",
+        group_id="g",
         group_index=3, reply_to="q",
     )  # fmt: skip
     sent = only(store)
@@ -104,7 +106,8 @@ def test_every_option_reaches_the_message() -> None:
     headers = {
         "task": "add", "id": "mine", "eta": from_epoch(clock.now() + 10).isoformat(),
         "expires": from_epoch(clock.now() + 60).isoformat(), "shadow": "alias", "timelimit": [9, 8],
-        "ignore_result": True, "root_id": "r", "parent_id": "p", "group": "g", "group_index": 3, "trace": "t1",
+        "ignore_result": True, "root_id": "r", "parent_id": "p", "group": "g", "group_index": 3,
+        "trace": "t1",
         "retries": 0, "argsrepr": "(1,)", "kwargsrepr": "{'y': 2}",
     }  # fmt: skip
     assert {key: sent.headers[key] for key in headers} == headers
@@ -605,7 +608,8 @@ def test_signatures_in_apply_many_keep_their_own_options() -> None:
 
 
 def test_a_plain_call_stays_cheap() -> None:
-    """Counted in calls of functions, which no other process on the machine changes; benchmarks measure the time."""
+    """Counted in calls of functions, which no other process on the machine changes; benchmarks measure the
+    time."""
     app = QWorker("proj", broker=CountingStore(), set_as_current=False)
 
     @app.task

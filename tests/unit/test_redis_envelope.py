@@ -1,4 +1,5 @@
-"""Messages in Redis lists: ours come back as they were, others' are read, and nothing that lies there stops anybody."""
+"""Messages in Redis lists: ours come back as they were, others' are read, and nothing that lies there stops
+anybody."""
 
 from __future__ import annotations
 
@@ -102,8 +103,10 @@ def test_what_kombu_restored_keeps_its_tag_and_says_that_it_was_delivered() -> N
         b"", b"nonsense", b"{}", b"[]", b"null", b"\xff\xfe", b'{"body": 1}', b'{"headers": [], "body": ""}',
         b'{"headers": {}, "properties": 7, "body": ""}', b"[" * 100_000,
         b'{"headers": {}, "properties": {"body_encoding": "base64"}, "body": "!"}',
-        b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": null, "sent": 1.0, "sizes": [9, 9]}}',
-        b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1..2, "sent": 1.0, "sizes": [0, 0]',
+        b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": null, "sent": 1.0, '
+        b'"sizes": [9, 9]}}',
+        b'{"qworker": {"deliveries": 0, "redelivered": false, "parked": 0, "due": 1..2, "sent": 1.0, '
+        b'"sizes": [0, 0]',
     ],
 )  # fmt: skip
 def test_what_is_no_envelope_is_still_a_message(text: bytes) -> None:

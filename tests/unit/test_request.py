@@ -1,4 +1,5 @@
-"""OUTCOMES, row by row: what each way to end means for the message, the stored state, the signal and the log."""
+"""OUTCOMES, row by row: what each way to end means for the message, the stored state, the signal and the
+log."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ FINISHED = [
 
 
 class Stored(NamedTuple):
-    """What end() has stored: the state and the name of the exception, None for nothing. terminated and expired: what
-    task_revoked said; failure: whether task_failure was sent."""
+    """What end() has stored: the state and the name of the exception, None for nothing. terminated and
+    expired: what task_revoked said; failure: whether task_failure was sent."""
 
     state: str | None
     error: str | None = None

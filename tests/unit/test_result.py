@@ -304,7 +304,8 @@ def test_revoke() -> None:
     app.control.revoke(["c", "d"])
     app.control.terminate("e")
     assert store.revoked == [
-        (["a"], False, "SIGTERM"), (["b"], True, "SIGKILL"), (["c", "d"], False, "SIGTERM"), (["e"], True, "SIGTERM"),
+        (["a"], False, "SIGTERM"), (["b"], True, "SIGKILL"), (["c", "d"], False, "SIGTERM"), (["e"], True,
+        "SIGTERM"),
     ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_revoke_takes_what_celerys_does() -> None:
 
 
 def test_an_order_to_one_worker_or_one_with_an_answer_is_refused() -> None:
-    """The second argument of Celery's revoke() names workers: taken for *terminate* it would end what runs."""
+    """The second argument of Celery's revoke() names workers: as *terminate* it would end what runs."""
     app, store, _ = make_app()
     for destination in (["worker@host"], True):
         with pytest.raises(ControlError, match=r"destination=.* all are told"):

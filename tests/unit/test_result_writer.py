@@ -23,7 +23,8 @@ from tests.unit.rooms import Rooms
 
 
 class Desk:
-    """A writer without a thread; *failures* store_rows() calls fail first. batches: how many rows came at a time."""
+    """A writer without a thread; *failures* store_rows() calls fail first. batches: how many rows came at a
+    time."""
 
     def __init__(self, failures: int = 0, **settings: Any) -> None:
         self.rooms = Rooms(**settings)

@@ -23,7 +23,8 @@ NESTED = st.recursive(
 
 @pytest.mark.parametrize(
     "value",
-    [1, "a", None, 1.5, True, b"x", (), (1,), (1, 2), [], [1], {}, {"a": 1}, {1: {2: 3}}, set(), {1}, frozenset(),
+    [1, "a", None, 1.5, True, b"x", (), (1,), (1, 2), [], [1], {}, {"a": 1}, {1: {2: 3}}, set(), {1},
+    frozenset(),
      frozenset({1}), "it's", 'say "no"', "é", (1, [2, {"x": (None,)}])],
 )  # fmt: skip
 def test_small_values_look_as_repr_shows_them(value: object) -> None:

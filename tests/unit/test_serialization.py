@@ -297,7 +297,8 @@ def test_malformed_json_is_an_invalid_message_with_a_reason(data: bytes, encodin
 
 @pytest.mark.parametrize(
     ("encoding", "codec"),
-    [("utf-8", "utf-8"), ("UTF-8", "utf-8"), ("binary", "utf-8"), ("us-ascii", "ascii"), ("latin-1", "latin-1"),
+    [("utf-8", "utf-8"), ("UTF-8", "utf-8"), ("binary", "utf-8"), ("us-ascii", "ascii"), ("latin-1",
+    "latin-1"),
      ("utf-16", "utf-16")],
 )  # fmt: skip
 def test_encodings_that_people_use(encoding: str, codec: str) -> None:

@@ -17,7 +17,8 @@ from tests.unit.rooms import Rooms
 
 
 class Picky(MemoryStore):
-    """Refuses every batch with a settlement that *refuses* says. gone: raised first, at the call of that number."""
+    """Refuses every batch with a settlement that *refuses* says. gone: raised first, at the call of that
+    number."""
 
     refuses: Any = staticmethod(lambda settlement: False)
     gone: dict[int, Exception]

@@ -1,4 +1,5 @@
-"""Claims on PostgreSQL: what is asked of the server, and what becomes of an answer when the next one fails."""
+"""Claims on PostgreSQL: what is asked of the server, and what becomes of an answer when the next one
+fails."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ BATCH = LONG_DRAIN // 2
 
 
 class FakeServer:
-    """Answers each statement by the next of *answers*: how many messages there are, an error, or the next due time."""
+    """Answers each statement by the next of *answers*: how many messages there are, an error, or the next due
+    time."""
 
     def __init__(self, *answers: tuple[int, float | None] | psycopg.Error) -> None:
         self.answers = list(answers)

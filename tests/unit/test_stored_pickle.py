@@ -24,7 +24,8 @@ from qworker.errors import BackendError
 
 PLAIN = [
     None, True, 5, 2.5, "text", b"bytes", [1, [2]], (1, 2), {"a": {"b": 1}}, {1, 2}, frozenset({3}), 1j,
-    datetime(2030, 1, 2, 3, tzinfo=UTC), date(2030, 1, 2), time(3, 4), timedelta(days=1), Decimal("1.5"), UUID(int=5),
+    datetime(2030, 1, 2, 3, tzinfo=UTC), date(2030, 1, 2), time(3, 4), timedelta(days=1), Decimal("1.5"),
+    UUID(int=5),
     {"exc_type": "KeyError", "exc_message": ["no"], "exc_module": "builtins"}, OrderedDict(a=1),
 ]  # fmt: skip
 
@@ -96,7 +97,8 @@ def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> N
 
     with sqlite3.connect(tmp_path / "r.db") as connection:
         connection.execute(
-            "CREATE TABLE celery_taskmeta (id INTEGER PRIMARY KEY AUTOINCREMENT, task_id VARCHAR(155) UNIQUE, "
+            "CREATE TABLE celery_taskmeta (id INTEGER PRIMARY KEY AUTOINCREMENT, task_id VARCHAR(155) "
+            "UNIQUE, "
             "status VARCHAR(50), result BLOB, date_done DATETIME, traceback TEXT)"
         )
     connection.close()
@@ -109,10 +111,12 @@ def test_a_table_that_celery_made_without_the_newer_columns(tmp_path: Path) -> N
     backend.close()
 
 
-# What Celery 5.6.3 has stored for store_result("s", …, "STARTED"), mark_as_failure(…) and GroupResult("g", …).save().
+# What Celery 5.6.3 has stored for store_result("s", …, "STARTED"), mark_as_failure(…) and GroupResult("g",
+# …).save().
 RECORDED = {
     "gAWVHAAAAAAAAAB9lCiMA3BpZJRLAYwIaG9zdG5hbWWUjAFolHUu": {"pid": 1, "hostname": "h"},
-    "gAWVSAAAAAAAAAB9lCiMCGV4Y190eXBllIwIS2V5RXJyb3KUjAtleGNfbWVzc2FnZZSMAm5vlIWUjApleGNfbW9kdWxllIwIYnVpbHRpbnOUdS4=": {
+    "gAWVSAAAAAAAAAB9lCiMCGV4Y190eXBllIwIS2V5RXJyb3KUjAtleGNfbWVzc2FnZZSMAm5vlIWUjApleGNfbW9kdWxllIwI"
+    "YnVpbHRpbnOUdS4=": {
         "exc_type": "KeyError",
         "exc_message": ("no",),
         "exc_module": "builtins",

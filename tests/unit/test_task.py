@@ -116,7 +116,8 @@ def test_an_async_task_is_a_coroutine_when_called() -> None:
 def test_settings_stand_behind_the_options() -> None:
     app, _, _ = make_app(
         task_serializer="pickle", security_key="k" * 32, accept_content=["pickle"], task_acks_late=False,
-        task_time_limit=9, task_default_rate_limit="5/m", task_max_deliveries=3, result_accept_content=["json"],
+        task_time_limit=9, task_default_rate_limit="5/m", task_max_deliveries=3,
+        result_accept_content=["json"],
     )  # fmt: skip
 
     @app.task
@@ -397,9 +398,11 @@ def test_the_next_attempt_is_the_same_call_later(flaky: Any) -> None:
     pop(token)
     (sent,) = store.sent
     expected = {
-        "task": "flaky", "id": "i1", "retries": 2, "eta": from_epoch(clock.now() + 60).isoformat(), "root_id": "root",
+        "task": "flaky", "id": "i1", "retries": 2, "eta": from_epoch(clock.now() + 60).isoformat(),
+        "root_id": "root",
         "parent_id": "i1", "group": "g", "group_index": 2, "expires": "2030-01-01T00:00:00+00:00",
-        "timelimit": [9, 8], "shadow": "alias", "trace": "t1", "stamped_headers": ["tenant"], "tenant": ["acme"],
+        "timelimit": [9, 8], "shadow": "alias", "trace": "t1", "stamped_headers": ["tenant"],
+        "tenant": ["acme"],
         "stamps": {"tenant": ["acme"]},
     }  # fmt: skip
     assert {key: sent.headers.get(key) for key in expected} == expected

@@ -1,4 +1,5 @@
-"""What is asked of TLS: the names it is written by, what each driver is given, and what is said of mistakes."""
+"""What is asked of TLS: the names it is written by, what each driver is given, and what is said of
+mistakes."""
 
 from __future__ import annotations
 

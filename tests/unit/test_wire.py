@@ -27,7 +27,8 @@ GOOD: dict[str, Any] = {
     "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": "2030-01-01T00:00:00+00:00",
     "expires": None, "group": "g", "group_index": 3, "retries": 1, "timelimit": [10, 5.5], "root_id": "r",
     "parent_id": "p", "argsrepr": "(1,)", "kwargsrepr": "{}", "origin": "gen1@host", "ignore_result": True,
-    "replaced_task_nesting": 0, "stamped_headers": ["team"], "stamps": {"team": "a"}, "team": "a", "mine": {"any": 1},
+    "replaced_task_nesting": 0, "stamped_headers": ["team"], "stamps": {"team": "a"}, "team": "a",
+    "mine": {"any": 1},
 }  # fmt: skip
 BODY = b'[[1],{"x":2},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
@@ -68,7 +69,8 @@ def test_what_completes_one_message_is_not_shared_with_another() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "{", "null", "[]", "7", '"text"', "[" * 100_000, '{"task":', '{"a":' * 5000, "NaN", "\x00", "\ud800",
+    ["", "x", "{", "null", "[]", "7", '"text"', "[" * 100_000, '{"task":', '{"a":' * 5000, "NaN", "\x00",
+    "\ud800",
      '{"task":"t","id":"i"} trailing', '{"task":"t","id":"i","x":{"__type__":"nonsense","__value__":1}}',
      '{"task":"t","id":"i","retries":' + "9" * 5000 + "}", " " * (MAX_HEADERS + 1),
      None, 7, [], {}, b"\xff", b"x", memoryview(b"[]")],
@@ -95,7 +97,8 @@ WRONG: dict[str, list[Any]] = {
     "eta": [7, 1.5, math.nan, True, "soon", "", [], "NaN", "2030-13-01", "x" * 1000, "0000-00-00T00:00:00"],
     "expires": [7, math.inf, {}, "tomorrow", "\ud800"],
     "retries": ["1", 1.0, True, -1, 2**31, 10**300, [], math.nan],
-    "timelimit": [7, "x", [], [1], [1, 2, 3], ["1", None], [None, True], [-1, None], [math.nan, None], [math.inf, 1], {}, [10**300, 1]],
+    "timelimit": [7, "x", [], [1], [1, 2, 3], ["1", None], [None, True], [-1, None], [math.nan, None],
+    [math.inf, 1], {}, [10**300, 1]],
     "group": [7, [], "a\nb", "x" * 2000],
     "group_index": ["1", 1.5, True, -1],
     "root_id": [7, {}, "\x00"],
@@ -172,8 +175,10 @@ def test_no_properties_are_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "7", "{", 7, b"\xff", '{"content_type":7}', '{"content_encoding":[]}', '{"reply_to":{}}', '{"correlation_id":1}',
-     '{"priority":"9"}', '{"priority":-1}', '{"priority":1e400}', '{"delivery_info":[]}', '{"content_type":"a\\nb"}',
+    ["", "[]", "7", "{", 7, b"\xff", '{"content_type":7}', '{"content_encoding":[]}', '{"reply_to":{}}',
+    '{"correlation_id":1}',
+     '{"priority":"9"}', '{"priority":-1}', '{"priority":1e400}', '{"delivery_info":[]}',
+     '{"content_type":"a\\nb"}',
      '{"reply_to":"\\ud800"}', '{"content_type":"' + "x" * 5000 + '"}'],
 )  # fmt: skip
 def test_malformed_properties(text: Any) -> None:

@@ -1,7 +1,8 @@
 """Children of the process pool that live in the test's own process and do what the test says.
 
-They speak through real sockets and token pipes, and take jobs as a real child does. Their process ids are beyond
-what a kernel gives out, and signals reach them through ``VirtualSpawner.send_signal``, never through the kernel.
+They speak through real sockets and token pipes, and take jobs as a real child does. Their process ids are
+beyond what a kernel gives out, and signals reach them through ``VirtualSpawner.send_signal``, never through
+the kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ FIRST_PID = 1 << 30
 
 
 class VirtualChild:
-    """arrived: jobs whose frame has come and that were not looked at; running: the sync one on the "main thread";
+    """arrived: jobs whose frame has come and that were not looked at; running: the sync one on the
+    "main thread";
     loop: the async ones; started: the tags of all that were ever started."""
 
     def __init__(
@@ -89,7 +91,8 @@ class VirtualChild:
                 self.arrived += frame
 
     def begin(self) -> Job | None:
-        """Go on to the next job that was not recalled; None when there is none, or the main thread is busy."""
+        """Go on to the next job that was not recalled; None when there is none,
+        or the main thread is busy."""
         while self.running is None and self.arrived:
             job = self.arrived.pop(0)
             if not self._real._take(job[0]):

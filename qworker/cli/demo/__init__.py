@@ -1,4 +1,5 @@
-"""The demo behind ``qworker start --demo``: real tasks on real files, with nothing configured and nothing to install.
+"""The demo behind ``qworker start --demo``: real tasks on real files, with nothing configured and nothing to
+install.
 
 Comes from:  the command line, or ``qworker.cli.demo.run()``.
 Goes to:     a worker in a process of its own, a table on the terminal, an HTML file.

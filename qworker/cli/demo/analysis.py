@@ -1,4 +1,5 @@
-"""What the demo's tasks compute: which files to read, and what is in one of them. Pure functions, no tasks here.
+"""What the demo's tasks compute: which files to read, and what is in one of them. Pure functions, no tasks
+here.
 
 Comes from:  driver (which files), tasks (one file).
 Goes to:     report, as plain dictionaries that survive JSON.
@@ -20,7 +21,8 @@ from typing import TypedDict
 # Under fifteen seconds of two cores; a plain installation has less than this.
 BYTES_TO_READ = 40_000_000
 
-# Tests hold odd files by the hundred, and lib2to3 is a grave of Python 2: a few of theirs are read on purpose below.
+# Tests hold odd files by the hundred, and lib2to3 is a grave of Python 2: a few of theirs are read on purpose
+# below.
 LEFT_OUT = {
     "test",
     "tests",
@@ -60,8 +62,8 @@ class Analysis(TypedDict):
 def choose_files(budget: int = BYTES_TO_READ) -> list[Path]:
     """Modules of this installation, up to *budget* bytes: the standard library first, then what is installed.
 
-    Large and small are mixed, the same way each time, so that progress is even. A few files that are known to be
-    broken come on top, where the installation has them.
+    Large and small are mixed, the same way each time, so that progress is even. A few files that are known to
+    be broken come on top, where the installation has them.
     """
     paths = sysconfig.get_paths()
     library = Path(paths["stdlib"])
@@ -105,9 +107,9 @@ def package_of(path: Path) -> str:
 def analyse_file(path: str, encoding: str | None = None) -> Analysis:
     """Count what is in one file.
 
-    encoding: None finds it as Python does, from the byte-order mark or the coding comment.
-    Raises UnicodeError or LookupError when it cannot be read as text so (try another encoding), NotPython when the text
-    is no Python of this version, OSError when it cannot be read at all.
+    encoding: None finds it as Python does, from the byte-order mark or the coding comment. Raises
+    UnicodeError or LookupError when it cannot be read as text so (try another encoding), NotPython when the
+    text is no Python of this version, OSError when it cannot be read at all.
     """
     file = Path(path)
     data = file.read_bytes()

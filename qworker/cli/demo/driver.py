@@ -1,4 +1,5 @@
-"""Runs the demo: a worker in its own process and directory, tasks published, results gathered, everything cleaned up.
+"""Runs the demo: a worker in its own process and directory, tasks published, results gathered, everything
+cleaned up.
 
 Comes from:  ``qworker start --demo``.
 Goes to:     tasks (published), report and page (what came back).
@@ -57,10 +58,9 @@ def run(
 ) -> int:
     """Run the whole demo and return a process exit code: 0 when everything ended as it should.
 
-    concurrency: children of the worker; None is one for each core.
-    out:         the directory for report.html, or a file name that ends in .html; None is ``.qworker/demo`` here, or
-                 the temporary directory where this one cannot be written.
-    stream:      where the words go; None is standard output.
+    concurrency: children of the worker; None is one for each core. out:         the directory for
+    report.html, or a file name that ends in .html; None is ``.qworker/demo`` here, or the temporary directory
+    where this one cannot be written. stream:      where the words go; None is standard output.
     """
     screen = Screen(stream or sys.stdout)
     target = _report_path(out)
@@ -99,7 +99,8 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
         published = _publish(files, directory, due=started + APPOINTMENT_SECONDS)
         count = sum(len(results) for results in published.values())
         screen.say(
-            f"Published {count:,} tasks in {(time.time() - started) * 1000:.0f} ms; {len(files):,} are files to read."
+            f"Published {count:,} tasks in {(time.time() - started) * 1000:.0f} ms; {len(files):,} are files "
+            "to read."
         )
         metas = _gather(screen, process, published, directory)
         ended = time.time()
@@ -222,7 +223,8 @@ def _surprises(report: Report) -> list[str]:
 
 @contextlib.contextmanager
 def _own_settings(directory: Path) -> Iterator[None]:
-    """Nothing of the user's project reaches the demo, and nothing of the demo stays: own directory, own variables."""
+    """Nothing of the user's project reaches the demo, and nothing of the demo stays: own directory, own
+    variables."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("QWORKER_")}
     for name in kept:
         del os.environ[name]

@@ -1,4 +1,5 @@
-"""Writes the demo's report as one HTML file that needs nothing else: no script, no network, both colour schemes.
+"""Writes the demo's report as one HTML file that needs nothing else: no script, no network, both colour
+schemes.
 
 Comes from:  driver, a Report.
 Goes to:     a file.
@@ -21,17 +22,21 @@ PACKAGES_SHOWN = 20
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c1d22; --soft: #6a6d78; --line: #e3e4ea; --paper: #fff; --panel: #f7f7fa;
+:root
+{ color-scheme: light dark; --ink: #1c1d22; --soft: #6a6d78; --line: #e3e4ea; --paper: #fff; --panel: #f7f7fa;
   --analyse: #4f6bed; --digest: #12a594; --notify: #d97706; --mark: #d6336c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ececf1; --soft: #9a9ca8; --line: #2e3038; --paper: #15161a;
+@media (prefers-color-scheme: dark) { :root
+{ --ink: #ececf1; --soft: #9a9ca8; --line: #2e3038; --paper: #15161a;
   --panel: #1d1f25; --analyse: #7c93ff; --digest: #2dd4bf; --notify: #f5a524; --mark: #ff6b9d; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1040px; padding: 40px 40px 64px; background: var(--paper); color: var(--ink);
+body
+{ margin: 0 auto; max-width: 1040px; padding: 40px 40px 64px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 h1 { font-size: 26px; letter-spacing: -0.01em; margin: 0 0 4px; }
 h2 { font-size: 16px; margin: 40px 0 4px; }
 p { margin: 0 0 12px; color: var(--soft); max-width: 72ch; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px; margin: 24px 0 0; }
+.tiles
+{ display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px; margin: 24px 0 0; }
 .tile { background: var(--panel); border-radius: 10px; padding: 12px 16px; }
 .tile b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
@@ -69,14 +74,17 @@ def page(report: Report) -> str:
     ]
     sections = [
         f"<h1>What Python {escape(facts.get('python', ''))} is made of</h1>",
-        f"<p>Every module of this installation, one task each, run by qworker {escape(facts.get('version', ''))} on a "
+        "<p>Every module of this installation, one task each, run by qworker "
+        f"{escape(facts.get('version', ''))} on a "
         "broker that is one SQLite file.</p>",
         '<div class="tiles">'
         + "".join(f'<div class="tile"><b>{a}</b><span>{b}</span></div>' for a, b in tiles)
         + "</div>",
         "<h2>Who did what, when</h2>",
-        "<p>A lane for each child process. Async tasks wait side by side in one child while it goes on reading modules; "
-        "the calls that are rate-limited keep their distance; a child that was killed stops, and another takes over.</p>",
+        "<p>A lane for each child process. Async tasks wait side by side in one child while it goes on "
+        "reading modules; "
+        "the calls that are rate-limited keep their distance; a child that was killed stops, and another "
+        "takes over.</p>",
         key(),
         timeline(report),
         "<h2>What ran</h2>",
@@ -126,7 +134,8 @@ def packages(report: Report) -> str:
         length = (WIDTH - LABEL - 230) * package.tokens / shown[0].tokens
         drawn.append(
             f'<text x="{LABEL - 10}" y="{y + 16}" text-anchor="end">{escape(package.name)}</text>'
-            f'<rect class="analyse" x="{LABEL}" y="{y + 4}" width="{max(length, 1):.1f}" height="{row - 8}" rx="3"/>'
+            f'<rect class="analyse" x="{LABEL}" y="{y + 4}" width="{max(length, 1):.1f}" height="{row - 8}" '
+            'rx="3"/>'
             f'<text class="soft" x="{LABEL + length + 8:.1f}" y="{y + 16}">{package.tokens:,} tokens, '
             f"{package.files:,} {'file' if package.files == 1 else 'files'}</text>"
         )
@@ -140,7 +149,8 @@ def key() -> str:
         ("notify", "rate-limited call"),
         ("mark", "other"),
     ]
-    dots = [f'<span><svg viewBox="0 0 10 10"><rect class="{name}" width="10" height="10" rx="3"/></svg>{words}</span>'
+    dots = [f'<span><svg viewBox="0 0 10 10"><rect class="{name}" width="10" height="10" '
+            f'rx="3"/></svg>{words}</span>'
             for name, words in names]  # fmt: skip
     return f'<div class="key">{"".join(dots)}</div>'
 
@@ -183,7 +193,8 @@ def grid(span: float, scale: float, height: int) -> Iterator[str]:
     for index in range(int(span / step) + 1):
         x = LABEL + index * step * scale
         yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>'
-        yield f'<text class="soft" x="{x:.1f}" y="{height + 16}" text-anchor="middle">{index * step:g} s</text>'
+        words = f"{index * step:g} s"
+        yield f'<text class="soft" x="{x:.1f}" y="{height + 16}" text-anchor="middle">{words}</text>'
 
 
 def shape(part: str, value: dict[str, Any], x: Any, y: int) -> str:
@@ -192,14 +203,19 @@ def shape(part: str, value: dict[str, Any], x: Any, y: int) -> str:
     if part == "analyse":
         name = escape("/".join(Path(value["path"]).parts[-2:]))
         return (
-            f'<rect class="analyse" x="{left:.1f}" y="{y + 4}" width="{width:.1f}" height="18" fill-opacity=".85">'
+            f'<rect class="analyse" x="{left:.1f}" y="{y + 4}" width="{width:.1f}" height="18" '
+            'fill-opacity=".85">'
             f"<title>{name}: {value['tokens']:,} tokens</title></rect>"
         )
     if part == "digest":
         return (
-            f'<rect class="digest" x="{left:.1f}" y="{y + 26}" width="{width:.1f}" height="12" fill-opacity=".06"/>'
+            f'<rect class="digest" x="{left:.1f}" y="{y + 26}" width="{width:.1f}" height="12" '
+            'fill-opacity=".06"/>'
             f'<rect class="digest" x="{right - 0.6:.1f}" y="{y + 26}" width="0.6" height="12"/>'
         )
     if part == "notify":
-        return f'<circle class="notify" cx="{left:.1f}" cy="{y + 32}" r="3"><title>call {value["number"]}</title></circle>'
+        return (
+            f'<circle class="notify" cx="{left:.1f}" cy="{y + 32}" r="3"><title>call '
+            f"{value['number']}</title></circle>"
+        )
     return f'<circle class="mark" cx="{left:.1f}" cy="{y + 32}" r="4"><title>{escape(part)}</title></circle>'

@@ -33,7 +33,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of the table: what was asked, and a sentence about what came of it, made once all of it is there."""
+    """A line of the table: what was asked, and a sentence about what came of it, made once all of it is
+    there."""
 
     name: str
     title: str
@@ -96,7 +97,8 @@ class Report:
 
 
 def join(parts: Sequence[Part], analysed: Iterable[Run], seconds: float, facts: dict[str, str]) -> Report:
-    """Fold the analyses into packages and counts. seconds: wall time from the first publish to the last result."""
+    """Fold the analyses into packages and counts. seconds: wall time from the first publish to the last
+    result."""
     packages: dict[str, Package] = {}
     imports: Counter[str] = Counter()
     failures: list[str] = []
@@ -145,7 +147,8 @@ def text(report: Report, *, ascii_only: bool = False) -> list[str]:
     lines = [*table(PARTS_HEADINGS, parts_rows(report)), ""]
     total = report.total
     lines.append(
-        f"{total.files:,} modules, {report.size / 1e6:.1f} MB, {total.lines:,} lines, {total.tokens:,} tokens, "
+        f"{total.files:,} modules, {report.size / 1e6:.1f} MB, {total.lines:,} lines, {total.tokens:,} "
+        "tokens, "
         f"{total.classes:,} classes, {total.functions:,} functions, read in {report.seconds:.1f} s"
     )
     shown = report.packages[:PACKAGES_SHOWN]

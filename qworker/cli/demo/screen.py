@@ -1,4 +1,5 @@
-"""The demo's words on the terminal: one line that is redrawn while work runs, or plain lines where nobody watches.
+"""The demo's words on the terminal: one line that is redrawn while work runs, or plain lines where nobody
+watches.
 
 Comes from:  driver.
 Goes to:     a text stream.

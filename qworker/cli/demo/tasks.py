@@ -48,7 +48,8 @@ def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
 
 @app.task(name="demo.digest", bind=True)
 async def digest(self: Task[..., Any], number: int) -> dict[str, Any]:
-    """Wait for something slow, as one does for a network, then hash and compress; hundreds of these wait at once."""
+    """Wait for something slow, as one does for a network, then hash and compress; hundreds of these wait at
+    once."""
     started = time.time()
     await asyncio.sleep(WAIT_SECONDS)
     block = hashlib.sha256(str(number).encode()).digest() * 64

@@ -24,7 +24,8 @@ MAX_JOBS = 128
 FRAME_BYTES = 128 * 1024
 """Of the bodies in a frame, about."""
 ASYNC_GRACE_SECONDS = 2.0
-"""An async task is cancelled at its hard limit by the child itself; the parent kills it only this much later."""
+"""An async task is cancelled at its hard limit by the child itself; the parent kills it only this much
+later."""
 CANCEL_SECONDS = 5.0
 """So long an async task that is cancelled on request may take to end; then its process is killed."""
 
@@ -38,8 +39,8 @@ class Assigned(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then: why (a constant of
-    contract.py) and how."""
+    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then: why (a
+    constant of contract.py) and how."""
 
     at: float
     request: Request
@@ -48,7 +49,8 @@ class Limit(NamedTuple):
 
 
 class ChildHandle:
-    """max_tasks: after so many the child is replaced; None: never. monotonic, send_signal: the system's, but for tests."""
+    """max_tasks: after so many the child is replaced; None: never. monotonic, send_signal: the system's, but
+    for tests."""
 
     def __init__(
         self,
@@ -106,8 +108,8 @@ class ChildHandle:
     # -- what it may take --
 
     def room(self, frame_seconds: float, seconds: float | None) -> int:
-        """How many sync requests could be assigned now. seconds: that each of them takes; 0: they are short, None: they
-        go only to a child that runs none."""
+        """How many sync requests could be assigned now. seconds: that each of them takes; 0: they are short,
+        None: they go only to a child that runs none."""
         if self._takes_no_more():
             return 0
         if seconds is None:
@@ -142,7 +144,8 @@ class ChildHandle:
         return seconds is not None and self.load + seconds <= frame_seconds and self.sync_jobs < MAX_JOBS
 
     def async_room(self, most: int) -> int:
-        """How many async requests it may take: none while its main thread is busy, since that reads the socket."""
+        """How many async requests it may take: none while its main thread is busy, since that reads the
+        socket."""
         if self._takes_no_more() or self.sync_jobs:
             return 0
         return most - self.async_jobs
@@ -197,7 +200,8 @@ class ChildHandle:
         return True
 
     def _pack(self) -> None:
-        """Put what is assigned into frames: of large jobs several, so that the child begins before all of them are there."""
+        """Put what is assigned into frames: of large jobs several, so that the child begins before all of
+        them are there."""
         jobs, self.outgoing = self.outgoing, []
         first = size = 0
         for index, job in enumerate(jobs, 1):
@@ -245,15 +249,16 @@ class ChildHandle:
     # -- watching --
 
     def stalls_at(self, patience: float) -> float | None:
-        """Monotonic time from which the task it runs takes longer than anybody thought, with others waiting behind it;
-        None when none waits."""
+        """Monotonic time from which the task it runs takes longer than anybody thought, with others waiting
+        behind it; None when none waits."""
         if self.sync_jobs < 2:
             return None
         expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
         return self.heard + max(patience, 1.5 * expected)
 
     def cancel(self, request: Request, how: str) -> None:
-        """Have the child cancel *request*, which is async and runs there; if it does not end, it is killed later."""
+        """Have the child cancel *request*, which is async and runs there; if it does not end, it is killed
+        later."""
         for sequence, assigned in self.jobs.items():
             if assigned.request is request and sequence not in self._cancelled:
                 self._cancelled[sequence] = Limit(
@@ -269,7 +274,8 @@ class ChildHandle:
                 return
 
     def left(self, now: float) -> float:
-        """Seconds for which it probably has work: what is late is expected to take as long again as it has."""
+        """Seconds for which it probably has work: what is late is expected to take as long again as it
+        has."""
         since = now - self.heard
         return self.load - since if since < self.load else since
 

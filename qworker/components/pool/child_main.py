@@ -2,7 +2,8 @@
 
 Comes from:  the zygote (or billiard's forkserver or spawn), with a socket, the token pipe and its settings.
 Goes to:     ``tasks/execution.py`` for each job; the outcome back through the socket.
-Thread:      the child's main thread runs sync tasks; an event loop in a second thread runs ``async def`` tasks.
+Thread:      the child's main thread runs sync tasks; an event loop in a second thread runs ``async def``
+             tasks.
 
 An outcome is sent as soon as it is known, so a long task never holds back the outcome of a short one. The
 child ends when its socket does: a worker that dies leaves no orphans.
@@ -69,8 +70,8 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
 
 
 class Child:
-    """settings: index, hostname, describe (whether outcomes carry the result's repr), max_memory (KiB or None),
-    async_concurrency, running_path."""
+    """settings: index, hostname, describe (whether outcomes carry the result's repr), max_memory (KiB or
+    None), async_concurrency, running_path."""
 
     def __init__(
         self, app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]
@@ -154,12 +155,13 @@ class Child:
                 signal.signal(SIGNAL, self.interrupt)  # a task before this one may have had its own
                 self._limit.begin(soft)
             outcome = execution.execute(app, task, context, body, self._over)
-        except BaseException as error:  # a signal's, which came just as the body began or ended
+        except BaseException as error:  # noqa: BLE001
+            # A signal's, which came just as the body began or ended.
             last = error
             try:
                 if self._alarms_are_tasks:
                     signal.setitimer(signal.ITIMER_REAL, 0)  # first: they may come in quick succession
-            except BaseException as later:
+            except BaseException as later:  # noqa: BLE001 - the last one counts
                 last = later
             self._over()
             outcome = execution.cut_short(app, task, context, last)
@@ -214,8 +216,8 @@ class Child:
             interrupts.interrupt(execution.Interrupted())
 
     def _over(self) -> None:
-        """The body has ended: nothing may interrupt what follows, nor the next task. An alarm that it has set and forgotten
-        is raised here, if it goes off at this moment, or never."""
+        """The body has ended: nothing may interrupt what follows, nor the next task. An alarm that it has set
+        and forgotten is raised here, if it goes off at this moment, or never."""
         interrupts.end()
         self._leave_copy()
         self._limit.end()

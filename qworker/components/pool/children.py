@@ -6,8 +6,8 @@ Thread:      any; everything is under one lock, which is never held while callin
 
 A short task may follow others into a child, as long as the child then has at most ``frame_seconds`` of work;
 a long or unknown one goes alone to a child that has nothing else. What was put behind a task that turns out
-long is recalled, so that nothing short waits behind anything long. What is suspected of deaths runs in a child
-that has nothing else, one at a time (``quarantine.py``).
+long is recalled, so that nothing short waits behind anything long. What is suspected of deaths runs in a
+child that has nothing else, one at a time (``quarantine.py``).
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Crew:
         self._limited = self._limited or request.time_limit is not None
 
     def _see_to_suspects(self) -> None:
-        """Keep a child free for the next suspect, and begin with that as soon as the child has nothing else."""
+        """Keep a child free for the next suspect, and begin with that as soon as the child has nothing
+        else."""
         now, quarantine = self._monotonic(), self._quarantine
         suspect = quarantine.next(lambda one: self._holder(one) is not None, now) if self._accepting else None
         holder = None if quarantine.tried is None else self._holder(quarantine.tried)
@@ -187,7 +188,8 @@ class Crew:
             return request
 
     def has_room(self, child: ChildHandle) -> bool:
-        """Whether the mediator should hear of *child*: it has half a frame of room, so that frames do not shrink."""
+        """Whether the mediator should hear of *child*: it has half a frame of room, so that frames do not
+        shrink."""
         settings = self._settings
         with self._lock:
             return bool(
@@ -245,7 +247,8 @@ class Crew:
         return wanted
 
     def slack(self) -> float:
-        """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in batches."""
+        """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in
+        batches."""
         with self._lock:
             streaming = [child.load for child in self._children if child.sync_jobs > 1]
         return min(min(streaming) / 2, MAX_SLACK_SECONDS) if streaming else 0.0
@@ -258,8 +261,8 @@ class Crew:
             return taken + self._quarantine.recall()
 
     def cancel(self, request: Request, how: str) -> bool:
-        """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey in time;
-        False when nobody has it."""
+        """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey
+        in time; False when nobody has it."""
         with self._lock:
             child = self._holder(request)
             if child is not None:

@@ -29,7 +29,8 @@ request; it was killed for the sake of another or of the shutdown; it had not be
 
 
 class Ended(NamedTuple):
-    """A request that left the pool: with its outcome, or without one, and then why (a constant above) and how."""
+    """A request that left the pool: with its outcome, or without one, and then why (a constant above) and
+    how."""
 
     request: Request
     outcome: Outcome | None
@@ -72,14 +73,15 @@ class TaskPool(ABC):
     def free_slots(self, seconds: float | None = 0.0) -> Slots:
         """How many requests may be submitted now. When there are more, *on_room* is called.
 
-        seconds: that each sync one of them is expected to take; the first of them is then sure to be accepted. 0: this
-        is not known, and it may be refused. None: only processes that run none are counted. Thread: mediator.
+        seconds: that each sync one of them is expected to take; the first of them is then sure to be
+        accepted. 0: this is not known, and it may be refused. None: only processes that run none are counted.
+        Thread: mediator.
         """
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        """Take *requests* in order; return those that found no room: of each kind, sync and async, the first one
-        that did not and all after it.
+        """Take *requests* in order; return those that found no room: of each kind, sync and async, the first
+        one that did not and all after it.
 
         Thread: mediator.
         """
@@ -102,7 +104,8 @@ class TaskPool(ABC):
 
     @abstractmethod
     def async_in_flight(self) -> int:
-        """How many of them are ``async def`` tasks, which take no process or thread of their own. Any thread."""
+        """How many of them are ``async def`` tasks, which take no process or thread of their own. Any
+        thread."""
 
     def mean_runtime(self) -> float:
         """Seconds that recent sync tasks took, on average; 0.0 when none has run yet. Any thread."""
@@ -118,9 +121,9 @@ class TaskPool(ABC):
 
     @abstractmethod
     def busy_beyond(self, seconds: float) -> int:
-        """How many processes or threads will, by all that is known, run on for more than *seconds* with what they have.
-        A sync task that nobody knows, or that takes longer than it should, is expected to take as long again as it has.
-        Any thread."""
+        """How many processes or threads will, by all that is known, run on for more than *seconds* with what
+        they have. A sync task that nobody knows, or that takes longer than it should, is expected to take as
+        long again as it has. Any thread."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

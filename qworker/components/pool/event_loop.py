@@ -4,8 +4,8 @@ Comes from:  the child's loop, or the threads pool.
 Goes to:     asyncio, in a thread of its own that is started with the first async task.
 Thread:      start(), watch(), cancel() and cancel_all() from any; the runs belong to the loop's thread.
 
-The loop is the worker's and outlives whatever a task does to it: one that stops it, or lets SystemExit into it, ends
-nobody else's task.
+The loop is the worker's and outlives whatever a task does to it: one that stops it, or lets SystemExit into
+it, ends nobody else's task.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_EARLY = 1000
 
 
 class AsyncRun:
-    """One task on the loop. key: the caller's name for it. cancelled: with what the worker has cancelled it; None: it
-    has not, and whatever cancels it then is the task's own doing."""
+    """One task on the loop. key: the caller's name for it. cancelled: with what the worker has cancelled it;
+    None: it has not, and whatever cancels it then is the task's own doing."""
 
     __slots__ = ("begun", "cancelled", "key", "make", "task")
 
@@ -80,7 +80,8 @@ class EventLoop:
             self._begin(run)
 
     def watch(self, file: int, heard: Callable[[bytes], None]) -> None:
-        """Call *heard* on the loop's thread with whatever comes through the pipe *file*, until it is closed."""
+        """Call *heard* on the loop's thread with whatever comes through the pipe *file*, until it is
+        closed."""
 
         def read() -> None:
             data = os.read(file, 4096)
@@ -92,8 +93,8 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._loop.add_reader, file, read)
 
     def cancel(self, key: Hashable, error: BaseException) -> None:
-        """Cancel one, for the reason *error*; one that has not begun yet as soon as it does, for the order may overtake
-        the task."""
+        """Cancel one, for the reason *error*; one that has not begun yet as soon as it does, for the order
+        may overtake the task."""
         self._loop.call_soon_threadsafe(self._cancel, key, error)
 
     def cancel_all(self, error: BaseException) -> None:

@@ -12,8 +12,8 @@ starts the job. The parent holds the reading end too, and recalls what has not s
 back: the kernel hands each token out once, so a job is started or recalled, never both, also when the child
 is killed in between.
 
-Through a third pipe, of *orders*, the parent names async jobs that are to be cancelled. It is heard also while a sync
-task keeps the child from its socket.
+Through a third pipe, of *orders*, the parent names async jobs that are to be cancelled. It is heard also
+while a sync task keeps the child from its socket.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ Row = tuple[Any, ...]
 
 
 class ProcessPool(TaskPool):
-    """settings: see PoolSettings. The callbacks are called on the pool thread. clock, send_signal: the system's, but
-    for tests."""
+    """settings: see PoolSettings. The callbacks are called on the pool thread. clock, send_signal: the
+    system's, but for tests."""
 
     def __init__(
         self,
@@ -187,7 +187,8 @@ class ProcessPool(TaskPool):
         try:
             while not self._stopping.is_set():
                 self.step(self._patience())
-        except BaseException as error:  # the component shell: the worker stops, with the reason
+        except BaseException as error:  # noqa: BLE001
+            # The component shell: the worker stops, with the reason.
             if not self._stopping.is_set():
                 self._crashed = True
                 self.quiet()

@@ -1,8 +1,8 @@
 """Marks: which messages a process is running, written where they outlive it.
 
 Comes from:  pool children and the threads pool, at the start and the end of each run.
-Goes to:     the running file (``LeaseStore.running_path``); when the worker dies, whoever takes its messages back
-             reads it, and counts the death only against those that were running.
+Goes to:     the running file (``LeaseStore.running_path``); when the worker dies, whoever takes its messages
+             back reads it, and counts the death only against those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.
 
 The file is mapped into memory, so that a mark costs no system call and needs no farewell.
@@ -33,7 +33,8 @@ class Marks:
             MARK.pack_into(self._file, (self._first + slot) * MARK.size, tag)
 
     def begin(self, tag: int) -> int:
-        """Mark *tag* in a slot of its own, for end(); there are enough for all but absurd numbers of tasks."""
+        """Mark *tag* in a slot of its own, for end(); there are enough for all but absurd numbers of
+        tasks."""
         try:
             slot = self._free.pop()
         except IndexError:

@@ -10,8 +10,8 @@ from __future__ import annotations
 WEIGHT = 0.2
 """Of the newest run, in the moving average of its name."""
 MEAN_UP, MEAN_DOWN = 0.2, 0.02
-"""Of the newest run, in the average of all: it rises quickly and falls slowly, since to fetch too much is worse
-than to fetch too often."""
+"""Of the newest run, in the average of all: it rises quickly and falls slowly, since to fetch too much is
+worse than to fetch too often."""
 OVERHEAD = 0.000025
 """Seconds that a run costs besides the task's own code."""
 MAX_NAMES = 10_000

@@ -2,10 +2,11 @@
 
 Comes from:  ``child_main.py``, at the beginning and the end of each task that has a limit.
 Goes to:     SIGUSR1, sent to the main thread alone, whose handler asks struck().
-Thread:      the main one; and a thread of its own, which waits for the limit and is there once a task has had one.
+Thread:      the main one; and a thread of its own, which waits for the limit and is there once a task has had
+             one.
 
-The system's alarm clock (SIGALRM) is not used, because it is the task's: there is one of it, and who sets it, as most
-timeout decorators do, puts off whatever it was set to before.
+The system's alarm clock (SIGALRM) is not used, because it is the task's: there is one of it, and who sets it,
+as most timeout decorators do, puts off whatever it was set to before.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class SoftLimit:
         self._deadline = []
 
     def struck(self) -> bool | None:
-        """For the signal's handler: whether the task that runs is to hear of its limit, once; None: the signal is not ours."""
+        """For the signal's handler: whether the task that runs is to hear of its limit, once; None: the
+        signal is not ours."""
         struck, self._struck = self._struck, None
         return None if struck is None else struck is self._deadline
 

@@ -26,8 +26,8 @@ from qworker.components.pool.zygote import Zygote
 from qworker.naming import import_object
 
 Notice = tuple[str, int, int]
-"""``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: all children asked for so
-far are dead, for the process that forked them is; more can be had."""
+"""``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: all children
+asked for so far are dead, for the process that forked them is; more can be had."""
 
 
 class Spawner(Protocol):
@@ -94,7 +94,8 @@ class BilliardSpawner:
     """
 
     def __init__(self, method: str, app_path: str) -> None:
-        # billiard asks for all signals that a number could name, also those that the C library keeps for itself.
+        # billiard asks for all signals that a number could name, also those that the C library keeps for
+        # itself.
         warnings.filterwarnings("ignore", "invalid signal number", RuntimeWarning)
         self._context = billiard.get_context(method)
         self._app_path = app_path

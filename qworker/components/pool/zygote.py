@@ -5,8 +5,9 @@ Goes to:     ``child.main`` in the children it forks.
 Thread:      single-threaded on both sides of each fork; the parent talks to it from the pool thread.
 
 Forking while threads run is unsafe, and a pool that heals itself forks at any time. The zygote has no
-threads, so its forks are safe, and the children share its memory. Each child has a session of its own: a task that kills
-its process group kills nobody else. When the zygote dies all its children die with it, and the keeper forks another.
+threads, so its forks are safe, and the children share its memory. Each child has a session of its own: a task
+that kills its process group kills nobody else. When the zygote dies all its children die with it, and the
+keeper forks another.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 class Zygote:
-    """The parent's handle of the zygote. fork() once, in the main thread; the rest belongs to the pool thread."""
+    """The parent's handle of the zygote. fork() once, in the main thread; the rest belongs to the pool
+    thread."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -48,8 +50,8 @@ class Zygote:
             end.settimeout(None)  # a program may have set another default, for its own connections
         sys.stdout.flush()
         sys.stderr.flush()
-        # Collected here, before the fork, since a collection writes to every object: afterwards that would be to
-        # copy them all. Frozen, so that no later collection does it either.
+        # Collected here, before the fork, since a collection writes to every object: afterwards that would be
+        # to copy them all. Frozen, so that no later collection does it either.
         gc.collect()
         gc.freeze()
         parent = os.getpid()
@@ -72,14 +74,16 @@ class Zygote:
         return self._control.fileno() if self._control else -1
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are gone."""
+        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are
+        gone."""
         assert self._control is not None, "fork first"
         request = marshal.dumps((self._generation, dict(settings)))
         socket.send_fds(self._control, [request], [jobs.fileno(), tokens, orders])
 
     def receive(self) -> list[tuple[str, int, int]]:
-        """Take what there is to hear: ``("up", index, pid)``, ``("exit", pid, status)``, and of the keeper ``("gone",
-        generation, status)``: the zygote has died with all children asked for so far, and there is another.
+        """Take what there is to hear: ``("up", index, pid)``, ``("exit", pid, status)``, and of the keeper
+        ``("gone", generation, status)``: the zygote has died with all children asked for so far, and there is
+        another.
 
         Raises EOFError when there is no keeper either.
         """
@@ -105,7 +109,8 @@ class Zygote:
         """Let the zygote end, and with it every child that is left. Safe to call twice."""
         if self._control is not None:
             try:
-                # Not close() alone: the zygote of a second worker in this process may have inherited the socket.
+                # Not close() alone: the zygote of a second worker in this process may have inherited the
+                # socket.
                 self._control.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it has died

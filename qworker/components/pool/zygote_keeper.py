@@ -4,8 +4,9 @@ Comes from:  Worker, which forks it right after the app is imported, before any 
 Goes to:     the zygote, which forks the pool's children.
 Thread:      single-threaded; it does nothing but wait.
 
-The worker itself can make no new zygote: by the time one dies, the worker has threads. So the process that was forked
-first is kept as it was. A task that takes its parent with it takes the zygote, and the keeper tells the worker.
+The worker itself can make no new zygote: by the time one dies, the worker has threads. So the process that
+was forked first is kept as it was. A task that takes its parent with it takes the zygote, and the keeper
+tells the worker.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ IGNORED = (
 def keep(control: socket.socket, parent: int, serve: Callable[[int, int], None]) -> None:
     """Have a zygote at all times until the worker, *parent*, is gone.
 
-    serve: what a zygote does, given the number of its generation and the id of this process; it returns when the worker
-    is gone. control: through it the worker hears ``("gone", generation, wait status)`` of each one that died.
+    serve: what a zygote does, given the number of its generation and the id of this process; it returns when
+    the worker is gone. control: through it the worker hears ``("gone", generation, wait status)`` of each one
+    that died.
     """
     os.setpgid(0, 0)  # a signal to the worker's group is the worker's business
     die_with(parent)

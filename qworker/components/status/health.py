@@ -1,7 +1,8 @@
 """Health: whether a worker lives and consumes, and if not, why.
 
 Comes from:  Worker, which gives its parts and has them looked at from its main loop.
-Goes to:     the log, when the broker has been silent for long; ``http_status.py`` and ``metrics.py``, which ask.
+Goes to:     the log, when the broker has been silent for long; ``http_status.py`` and ``metrics.py``, which
+             ask.
 Thread:      look() on the main thread; the questions on any: they read single attributes, and snapshots.
 """
 
@@ -31,7 +32,8 @@ RUNNING = "running"
 
 
 class Health:
-    """phase: of the worker; "running" is the one in which it consumes. stall_seconds: see ``worker_stall_seconds``."""
+    """phase: of the worker; "running" is the one in which it consumes. stall_seconds: see
+    ``worker_stall_seconds``."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Health:
                 logger.warning("consuming again")
             self._silent_looks = 0
             return
-        # Said at the second look: after a sleep of the whole machine, the first may come before anybody's turn.
+        # Said at the second look: after a sleep of the whole machine, the first may come before anybody's
+        # turn.
         self._silent_looks += 1
         if self._silent_looks == 2:
             logger.error("not consuming: %s", self._silence(now))

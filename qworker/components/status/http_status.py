@@ -1,11 +1,12 @@
 """HttpStatus: answers probes and Prometheus on a port of its own.
 
 Comes from:  ``worker_http_address``; Worker starts it first and stops it last.
-Goes to:     Health, which reads snapshots, so that probes never ask the broker; Metrics, which lets QueueDepths ask it.
+Goes to:     Health, which reads snapshots, so that probes never ask the broker; Metrics, which lets
+             QueueDepths ask it.
 Thread:      http, and one for each connection, of which there are few and none for long.
 
-Nobody who connects can hold the worker up: a client that is slow is cut off, and where there are too many, the one that
-has been there longest has to go.
+Nobody who connects can hold the worker up: a client that is slow is cut off, and where there are too many,
+the one that has been there longest has to go.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class HttpStatus:
             self._server = _Server((host.strip("[]"), int(port)), health, depths)
         except OSError as error:
             raise ConfigurationError(
-                f"worker_http_address: cannot listen on {address}: {error.strerror or error}; is another worker there?",
+                f"worker_http_address: cannot listen on {address}: {error.strerror or error}; is another "
+                "worker there?",
                 setting="worker_http_address",
             ) from None
         self.port: int = self._server.server_address[1]

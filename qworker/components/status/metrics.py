@@ -49,7 +49,8 @@ def _lines(health: Health) -> Iterable[str]:
     gauges = (
         ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
         ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", len(health.ready)),
-        ("qworker_tasks_scheduled", "Tasks in the worker that wait for their time.", len(health.schedule.schedule)),
+        ("qworker_tasks_scheduled", "Tasks in the worker that wait for "
+                                    "their time.", len(health.schedule.schedule)),
         ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(health.state.requests)),
         ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
         ("qworker_pool_size", "Processes or threads that the pool is to have.", info["max-concurrency"]),
@@ -78,7 +79,8 @@ def _lines(health: Health) -> Iterable[str]:
 def _runs(tally: Tally) -> Iterable[str]:
     ends = sorted(tally.ends().items())
     yield from _family("qworker_tasks_total", "counter", "Tasks that ended, by how they did.",
-                       [({"task": name, "outcome": how}, number) for (name, how), number in ends])  # fmt: skip
+                       [({"task": name, "outcome": how}, number) for (name, how),
+                       number in ends])  # fmt: skip
     name = "qworker_task_runtime_seconds"
     counts, total, seconds = tally.runtimes()
     yield from _head(name, "histogram", "How long tasks ran.")

@@ -1,9 +1,10 @@
 """QueueDepths: how the queues that a worker consumes stand, for whoever watches it.
 
-Comes from:  the broker, which is asked when somebody wants to know, and not more often than once in ASK_SECONDS.
+Comes from:  the broker, which is asked when somebody wants to know, and not more often than once in
+             ASK_SECONDS.
 Goes to:     ``metrics.py``.
-Thread:      latest() on any, and never for longer than ANSWER_SECONDS; the broker is asked on a thread of its own, of
-             which there is one at a time.
+Thread:      latest() on any, and never for longer than ANSWER_SECONDS; the broker is asked on a thread of its
+             own, of which there is one at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """RabbitMQ: a LeaseStore whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``control/dead_letters.py`` to administrate.
+Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``control/dead_letters.py`` to
+             administrate.
 Thread:      as LeaseStore; one connection publishes, one belongs to the listener; neither crosses a fork.
 
 Messages are Celery's as Celery sends them over AMQP, so its workers and ours may share a queue.
@@ -39,8 +40,9 @@ _stores = forgetful()
 class AMQPStore(Holder, LeaseStore):
     """RabbitMQ at *url*. Connects at the first use, not before.
 
-    queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting; a busy server
-    has at least PATIENCE for an answer. heartbeat: seconds after which a silent connection is dead. use_ssl: as broker_use_ssl.
+    queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting;
+    a busy server has at least PATIENCE for an answer. heartbeat: seconds after which a silent connection is
+    dead. use_ssl: as broker_use_ssl.
     """
 
     lacks = frozenset({"workers", "results", "counts", "whole_push"})

@@ -4,8 +4,9 @@ Comes from:  ``publisher.py``, which writes; ``consumer.py`` and ``control/dead_
 Goes to:     the frames that ``link.py`` carries.
 Thread:      any; pure.
 
-A message is to look as Celery's do: its headers are the header table, its body is raw. py-amqp would read and write
-the same, an item at a time and through several objects; for messages, which are most of the traffic, this is shorter.
+A message is to look as Celery's do: its headers are the header table, its body is raw. py-amqp would read and
+write the same, an item at a time and through several objects; for messages, which are most of the traffic,
+this is shorter.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Delivery(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a content header says. own: the headers that are apart (``own_headers.py``); text and properties: the two columns."""
+    """What a content header says. own: the headers that are apart (``own_headers.py``); text and properties:
+    the two columns."""
 
     text: str
     properties: str | None
@@ -96,8 +98,8 @@ def content_header(
     more: Mapping[str, Any] | None = None,
     expiration: int | None = None,
 ) -> bytes:
-    """The payload of a content header: of the columns *text* and *properties*, a body of *size* bytes, and *more*
-    headers. expiration: milliseconds. ValueError when *properties* are no JSON object."""
+    """The payload of a content header: of the columns *text* and *properties*, a body of *size* bytes, and
+    *more* headers. expiration: milliseconds. ValueError when *properties* are no JSON object."""
     headers, identity = _headers(text, more or {})
     if properties is None and expiration is None and not priority and type(identity) is str:
         one, two = (id.encode("utf-8", "surrogatepass") for id in (identity, message_id))
@@ -155,8 +157,8 @@ def largest_header(frame_max: int) -> int:
 
 
 def may_be_over(text: str, most: int) -> bool:
-    """Whether the header with the headers *text* may have more than *most* bytes: a table has at most thrice as many as its
-    text, and the rest is little."""
+    """Whether the header with the headers *text* may have more than *most* bytes: a table has at most thrice
+    as many as its text, and the rest is little."""
     return 3 * len(text) + 4096 > most
 
 
@@ -199,8 +201,8 @@ def _names(before: bytes, after: bytes) -> tuple[str, str, str]:
 
 
 def whole_delivery(data: bytes, at: int) -> tuple[Delivery, int] | None:
-    """The message whose three frames begin at *at*, and where they end; None for anything else, or when a part of them
-    is missing."""
+    """The message whose three frames begin at *at*, and where they end; None for anything else, or when a
+    part of them is missing."""
     most = len(data)
     if not data.startswith(DELIVER, at + 7) or at + 11 > most:
         return None
@@ -228,7 +230,8 @@ def body_size(header: bytes) -> int:
 
 
 def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
-    """Of the table at *at*: what the tasks see of it as JSON, the id, the headers that are apart, and where it ends."""
+    """Of the table at *at*: what the tasks see of it as JSON, the id, the headers that are apart, and where
+    it ends."""
     end = at + 4 + LONG.unpack_from(data, at)[0]
     known = _shapes.read(data, at, end)
     if known is not None:
@@ -241,14 +244,15 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
             text = dumps(headers)
             if not own:
                 _shapes.learn_to_read(data[at:end], text, headers)
-    except Exception as error:  # a stranger's: the worker refuses it, as it names no task
+    except Exception as error:  # noqa: BLE001 - a stranger's: the worker refuses it, as it names no task
         let_pass(error)
         return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     return text, headers.get("id"), own, end
 
 
 def read_content(message: Delivery) -> Content:
-    """The columns of *message*. What cannot be read of its header is left out; the worker will say what is missing."""
+    """The columns of *message*. What cannot be read of its header is left out; the worker will say what is
+    missing."""
     data = message.header
     flags = _SHORT.unpack_from(data, 12)[0]
     at = 14
@@ -291,8 +295,8 @@ def read_content(message: Delivery) -> Content:
 
 
 def tag_of(message: Delivery, content: Content) -> int:
-    """A number of 63 bits for *message*, the same at each delivery: from its message id, which every message of ours has,
-    or else from what it holds."""
+    """A number of 63 bits for *message*, the same at each delivery: from its message id, which every message
+    of ours has, or else from what it holds."""
     if content.message_id:
         digest = blake2b(content.message_id.encode("utf-8", "surrogatepass"), digest_size=8)
     else:

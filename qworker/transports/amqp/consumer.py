@@ -4,12 +4,13 @@ Comes from:  ``broker.py``; the server, which pushes messages.
 Goes to:     ``inbox.py``, where they wait until they are asked for; acks and returns to the server.
 Thread:      the listener's.
 
-The lease is the channel: whatever was delivered on it and not acknowledged goes back when the connection falls, at once.
-An epoch is a connection; when it is lost every call says LeaseLost until enlist() has made a new one. A message keeps its
-tag over that (it comes from its message id), so the worker knows it again when it comes back to it.
+The lease is the channel: whatever was delivered on it and not acknowledged goes back when the connection
+falls, at once. An epoch is a connection; when it is lost every call says LeaseLost until enlist() has made a
+new one. A message keeps its tag over that (it comes from its message id), so the worker knows it again when
+it comes back to it.
 
-What must change when it goes back (its counts, or when it is due) is sent anew and confirmed before the old one is
-acknowledged. A crash between the two leaves both.
+What must change when it goes back (its counts, or when it is due) is sent anew and confirmed before the old
+one is acknowledged. A crash between the two leaves both.
 """
 
 from __future__ import annotations
@@ -217,8 +218,8 @@ class Holder:
         return [ack_frame(CHANNEL, number, False) for number in numbers]
 
     def _resize(self, link: Link) -> None:
-        """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues there is
-        no other way. What was pushed beyond it goes back."""
+        """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues
+        there is no other way. What was pushed beyond it goes back."""
         channel = link.connection.channels[CHANNEL]
         for tag in list(self._consumers):
             link.call(channel.basic_cancel, tag)
@@ -315,7 +316,8 @@ class Holder:
         return release.counted or release.parked or later
 
     def confirm(self) -> None:
-        """Acks have no answer, but what is asked after them has: the server does one thing after the other."""
+        """Acks have no answer, but what is asked after them has: the server does one thing after the
+        other."""
         try:
             with self._held() as link:
                 link.call(link.connection.channels[CHANNEL].basic_qos, 0, self._inbox.prefetch.size, False)

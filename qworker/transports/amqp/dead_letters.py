@@ -4,9 +4,10 @@ Comes from:  the administration in ``broker.py``.
 Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
 Thread:      any.
 
-A queue can only be read by taking messages out of it. One reader at a time takes all of them, acknowledges those that are
-to go, and gives back the rest, to where they were, by closing its channel. All queues' letters are in this one, so that
-whoever administrates finds them without knowing every queue; the limit for each queue is kept by workers, who sweep.
+A queue can only be read by taking messages out of it. One reader at a time takes all of them, acknowledges
+those that are to go, and gives back the rest, to where they were, by closing its channel. All queues' letters
+are in this one, so that whoever administrates finds them without knowing every queue; the limit for each
+queue is kept by workers, who sweep.
 
 Headers that fill a frame leave no room there for a reason. They are moved to the beginning of the body then.
 """
@@ -111,8 +112,8 @@ def shelf(
     read: Callable[[Delivery], Letter] = _letter,
     patient: bool = True,
 ) -> Iterator[Shelf]:
-    """Take all dead letters in hand, and give back what was not removed. BrokerUnavailable when another does so, and who is
-    patient has waited for that in vain."""
+    """Take all dead letters in hand, and give back what was not removed. BrokerUnavailable when another does
+    so, and who is patient has waited for that in vain."""
     link = connect(timeout)
     deadline = time.monotonic() + timeout
     try:
@@ -145,8 +146,8 @@ def _consume(link: Link, queues: Queues, deadline: float) -> Any:
 
 
 class Sweeper:
-    """Keeps the dead letters of each queue within their limits. To know which are over, all have to be looked through; so
-    that is done only when there are more than at the last time, by a tenth of a queue's limit."""
+    """Keeps the dead letters of each queue within their limits. To know which are over, all have to be looked
+    through; so that is done only when there are more than at the last time, by a tenth of a queue's limit."""
 
     def __init__(self, connect: Callable[[float], Link], queues: Queues) -> None:
         self._connect = connect
@@ -155,8 +156,9 @@ class Sweeper:
         self._look_at = 0.0
 
     def sweep(self, count: int, now: float, expires: float, most: int) -> int:
-        """Delete of the *count* letters those that died over *expires* seconds before *now*, or are beyond the newest
-        *most* of their queue; return how many went. 0 also when another looks through them just now."""
+        """Delete of the *count* letters those that died over *expires* seconds before *now*, or are beyond
+        the newest *most* of their queue; return how many went. 0 also when another looks through them just
+        now."""
         stale = expires * 1000 > LONGEST_TIME and now >= self._look_at
         if not stale and count <= max(most, self._kept + most // 10):
             return 0
@@ -215,8 +217,8 @@ def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:
 
 
 def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None:
-    """The message of *letter* as it goes back to its queue: with a new id, so that nothing known of the old one counts. None
-    when its headers leave no room for what is to be noted there."""
+    """The message of *letter* as it goes back to its queue: with a new id, so that nothing known of the old
+    one counts. None when its headers leave no room for what is to be noted there."""
     dead = letter.dead
     more: dict[str, Any] = {REDELIVERED: True}
     header = content_header(dead.headers, dead.properties, len(dead.body), task_id(), letter.priority, more)

@@ -4,8 +4,9 @@ Comes from:  the files that workers leave behind (``transports/owner_files.py``)
 Goes to:     ``inbox.py``, which counts them for what is delivered again.
 Thread:      the listener's.
 
-The server gives back what a dead worker held, and does not say what of it was running. The files of the dead do, for a
-day. Each worker here reads them; a message that is sent anew says which deaths are in its count already.
+The server gives back what a dead worker held, and does not say what of it was running. The files of the dead
+do, for a day. Each worker here reads them; a message that is sent anew says which deaths are in its count
+already.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Deaths:
         self._looked_at = float("-inf")
 
     def of(self, tag: int) -> Sequence[str]:
-        """The workers that died while they ran the message *tag*, by the names of their files; most often none."""
+        """The workers that died while they ran the message *tag*, by the names of their files; most often
+        none."""
         now = time.monotonic()
         if self._marks and now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now

@@ -4,11 +4,12 @@ Comes from:  ``publisher.py``.
 Goes to:     the names and arguments of queues.
 Thread:      any; pure.
 
-RabbitMQ lets messages expire only at the head of a queue, so what waits in one queue must expire together. Time is
-divided into slots; a slot's queue belongs to one target, to which its messages are dead-lettered when the slot begins,
-that is never after they are due, and the worker that gets them waits for the rest. Slots far ahead are wide, so that
-queues stay few: a message that comes out of a wide slot early goes into a narrower one. There are at most 256 slots for
-each width, and widths double. A queue goes away by itself once its slot is long past.
+RabbitMQ lets messages expire only at the head of a queue, so what waits in one queue must expire together.
+Time is divided into slots; a slot's queue belongs to one target, to which its messages are dead-lettered when
+the slot begins, that is never after they are due, and the worker that gets them waits for the rest. Slots far
+ahead are wide, so that queues stay few: a message that comes out of a wide slot early goes into a narrower
+one. There are at most 256 slots for each width, and widths double. A queue goes away by itself once its slot
+is long past.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NARROWEST = 100
 """Milliseconds: how long before it is due a message may come to a worker, but for the margin."""
 SLOTS = 256
 LONGEST = 20 * 86400 * 1000
-"""Milliseconds: what is due later is put back once it has waited so long. RabbitMQ takes times of ten years, and those of
-Erlang's older timers had 32 bits; the queue is to be there for up to four times as long."""
+"""Milliseconds: what is due later is put back once it has waited so long. RabbitMQ takes times of ten years,
+and those of Erlang's older timers had 32 bits; the queue is to be there for up to four times as long."""
 
 
 MARGIN = 50

@@ -4,9 +4,10 @@ Comes from:  ``consumer.py``, which says what it acknowledged, and when a connec
 Goes to:     ``inbox.py``: what comes again is acknowledged again, and not run.
 Thread:      the listener's.
 
-An ack has no answer. Those that were on their way when a connection broke, and those that a server forgot when it died,
-leave messages that are delivered again. The server lets nobody have more than the prefetch unacknowledged, so such acks
-are among the last that were written. A message that was sent anew, with other counts, is another one than before.
+An ack has no answer. Those that were on their way when a connection broke, and those that a server forgot
+when it died, leave messages that are delivered again. The server lets nobody have more than the prefetch
+unacknowledged, so such acks are among the last that were written. A message that was sent anew, with other
+counts, is another one than before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable, Iterable
 from qworker.transports.recent import Recent
 
 SECONDS = 60.0
-"""For how long before the end of a connection acks may have failed to arrive: its heartbeat noticed nothing for so long."""
+"""For how long before the end of a connection acks may have failed to arrive: its heartbeat noticed nothing
+for so long."""
 LINGER_SECONDS = 300.0
 """For how long what was lost with a connection may come back: a server notices late that we have gone."""
 MOST = 20_000
@@ -37,7 +39,8 @@ class Finished:
         self._recent.add(tuple(identities))
 
     def undo(self) -> None:
-        """What was added last is not over: its run waited for the word that the ack arrived, and that did not come."""
+        """What was added last is not over: its run waited for the word that the ack arrived, and that did not
+        come."""
         self._recent.undo()
 
     def alive(self) -> None:

@@ -4,9 +4,9 @@ Comes from:  ``codec.py``, for each message.
 Goes to:     back to it: a table for a JSON text, a text for a table; None where no shape fits.
 Thread:      any; what is known is a tuple that is replaced as a whole.
 
-The headers of two calls differ in a few strings, such as the id. A shape is all that is around these strings, as JSON and
-as a table. So most headers are copied in ten pieces, and need not be parsed and made anew, item by item. A shape
-is learned from what the parser made, and kept only if it makes the same of the same.
+The headers of two calls differ in a few strings, such as the id. A shape is all that is around these strings,
+as JSON and as a table. So most headers are copied in ten pieces, and need not be parsed and made anew, item
+by item. A shape is learned from what the parser made, and kept only if it makes the same of the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LESSON, CREDIT = 32, 256
 
 
 class TextShape(NamedTuple):
-    """size: how many parts there are; literals: those that *around* picks. The strings are those that *inside* picks;
+    """size: how many parts there are; literals: those that *around* picks. The strings are those that
+    *inside* picks;
     indexes: where they are."""
 
     size: int
@@ -63,8 +64,9 @@ class Writer(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """before: what comes before each string of the table, up to the lower two bytes of its size. after: what comes after
-    the last one. form: of the text. quotes: how many are in it. identity: which string is the id."""
+    """before: what comes before each string of the table, up to the lower two bytes of its size. after: what
+    comes after the last one. form: of the text. quotes: how many are in it. identity: which string is the
+    id."""
 
     before: tuple[tuple[bytes, int], ...]
     after: bytes
@@ -154,8 +156,8 @@ class Shapes:
     def _compare(
         self, text: str, table: bytes, headers: Mapping[str, Any]
     ) -> tuple[TextShape, Sequence[bytes], int | None] | None:
-        """The shape of the text, the pieces of the table around the strings, and which string is the id; None when it is
-        not worth it, or impossible."""
+        """The shape of the text, the pieces of the table around the strings, and which string is the id; None
+        when it is not worth it, or impossible."""
         if self._credit < LESSON or any(map(self._is_apart, headers)):
             return None
         self._credit -= LESSON

@@ -4,8 +4,9 @@ Comes from:  ``consumer.py``, a delivery at a time.
 Goes to:     back to it: Leased messages, in order of urgency, and the delivery numbers to acknowledge.
 Thread:      the listener's.
 
-RabbitMQ pushes up to the prefetch, while a worker asks for as many as it has room for. Prefetch follows what is asked for:
-up at once, down after some seconds of asking for less, so that what a busy worker does not need is with others.
+RabbitMQ pushes up to the prefetch, while a worker asks for as many as it has room for. Prefetch follows what
+is asked for: up at once, down after some seconds of asking for less, so that what a busy worker does not need
+is with others.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MOST_DEATHS = 20
 
 
 class Held(NamedTuple):
-    """A message that was delivered and not acknowledged. own: the headers with counts that are ours. identity: the same
-    whenever it is delivered again; another once it was sent anew."""
+    """A message that was delivered and not acknowledged. own: the headers with counts that are ours.
+    identity: the same whenever it is delivered again; another once it was sent anew."""
 
     number: int
     leased: Leased
@@ -64,7 +65,8 @@ class Prefetch:
         return True
 
     def relax(self, now: float, waiting: int) -> bool:
-        """Once in a while: True when the size has changed, since less was asked for and *waiting* lie idle."""
+        """Once in a while: True when the size has changed, since less was asked for and *waiting* lie
+        idle."""
         if now - self._since < RELAX_SECONDS:
             return False
         asked, wanted, self._since = self._asked, self._wanted, now
@@ -81,7 +83,8 @@ class Prefetch:
 
 
 class Inbox:
-    """prefetch: of the consumers that fill it. finished: the identities of what ended here before, should it come again.
+    """prefetch: of the consumers that fill it. finished: the identities of what ended here before, should it
+    come again.
     deaths: tells which deaths of workers a message, by its tag, was running at."""
 
     def __init__(
@@ -128,7 +131,8 @@ class Inbox:
         self._tags.add(tag)
         again = message.redelivered or marks.redelivered
         leased = Leased(
-            tag, queue, priority, marks.due, marks.deliveries, again, marks.parked, text, properties, message.body
+            tag, queue, priority, marks.due, marks.deliveries, again, marks.parked, text, properties,
+            message.body
         )  # fmt: skip
         held = Held(message.number, leased, marks.kept, message_id, identity)
         self._unacked[message.number] = held
@@ -209,8 +213,8 @@ class Inbox:
         return held.number
 
     def acks(self, settled: Iterable[Held], make: Callable[[int, bool], bytes]) -> list[bytes]:
-        """What acknowledges *settled*, made by make(number, multiple): one ack for all that come before the first that
-        is not settled, and one for each of the rest."""
+        """What acknowledges *settled*, made by make(number, multiple): one ack for all that come before the
+        first that is not settled, and one for each of the rest."""
         numbers = {held.number: held for held in settled}
         if not numbers:
             return []
@@ -227,7 +231,8 @@ class Inbox:
 
 
 class _Marks(NamedTuple):
-    """What the headers that are apart say of a message. kept: those of them that go along when it is sent anew."""
+    """What the headers that are apart say of a message. kept: those of them that go along when it is sent
+    anew."""
 
     due: float | None
     deliveries: int
@@ -249,7 +254,8 @@ def _marks(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Mark
     counted = own.get(DEATHS)
     names = counted.split() if isinstance(counted, str) else []
     new = [name for name in deaths if name not in names]
-    # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a death.
+    # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a
+    # death.
     died = count(own.get(DELIVERIES)) + count(own.get("x-delivery-count")) // 4 + len(new)
     due = instant(own.get(DUE))
     kept = {name: value for name, value in own.items() if name in KEPT}

@@ -4,9 +4,9 @@ Comes from:  ``publisher.py`` and ``consumer.py``, which have one each.
 Goes to:     py-amqp, for the handshake, TLS and all that is rare; the socket itself, for messages and acks.
 Thread:      one at a time. A forked child must ``abandon()`` it.
 
-py-amqp reads a frame in three pieces, each with its own time limit; that is most of what it costs. Here the socket is
-read as far as it has anything, and frames are taken out of that. Everything that goes wrong is BrokerUnavailable, and
-leaves the link closed: a new one is needed.
+py-amqp reads a frame in three pieces, each with its own time limit; that is most of what it costs. Here the
+socket is read as far as it has anything, and frames are taken out of that. Everything that goes wrong is
+BrokerUnavailable, and leaves the link closed: a new one is needed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CLIENT = {"product": "qworker", "connection_name": "qworker"}
 
 
 class Address(NamedTuple):
-    """Where RabbitMQ is, and how to log in there. shown: the URL without its password. name: what its certificate is made
-    for, if it is asked for TLS."""
+    """Where RabbitMQ is, and how to log in there. shown: the URL without its password. name: what its
+    certificate is made for, if it is asked for TLS."""
 
     shown: str
     host: str
@@ -56,8 +56,8 @@ class Address(NamedTuple):
 
 
 def address_of(url: str, use_ssl: Any = None) -> Address:
-    """The parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError when it cannot be understood, or names
-    files of certificates that are of no use."""
+    """The parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError when it cannot be
+    understood, or names files of certificates that are of no use."""
     start, _, query = url.partition("?")
     asked, others = divided(parse_qsl(query))
     try:
@@ -149,10 +149,12 @@ class _Connection(amqp.Connection):  # type: ignore[misc]
 
 
 class Link:
-    """Connects at once. timeout: seconds for connecting. heartbeat: seconds; 0: none. patience: seconds for each answer.
+    """Connects at once. timeout: seconds for connecting. heartbeat: seconds; 0: none. patience: seconds for
+    each answer.
 
     on_message: called with each Delivery. on_return: with the routing key of a message that no queue took.
-    on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose queue is gone.
+    on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose
+    queue is gone.
     """
 
     def __init__(
@@ -217,8 +219,8 @@ class Link:
             ) from error
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a method of py-amqp's that waits for an answer: each answer within the time limit. Errors that end only
-        the channel (amqp.exceptions.ChannelError) pass, everything else is BrokerUnavailable."""
+        """Call a method of py-amqp's that waits for an answer: each answer within the time limit. Errors that
+        end only the channel (amqp.exceptions.ChannelError) pass, everything else is BrokerUnavailable."""
         if not self.alive:
             raise BrokerUnavailable(f"the connection to RabbitMQ at {self.address.shown} is closed")
         with self._guarded(channel_errors=True):

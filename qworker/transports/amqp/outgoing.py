@@ -23,8 +23,9 @@ ROOM = 1024
 
 
 class Outgoing(NamedTuple):
-    """A message to be sent to *queue* (its name in the server). parking: its delay, if any. header: for which header() is
-    called, if need be, with the milliseconds until it is due (None: no delay). large: whether it may be too large."""
+    """A message to be sent to *queue* (its name in the server). parking: its delay, if any. header: for which
+    header() is called, if need be, with the milliseconds until it is due (None: no delay). large: whether it
+    may be too large."""
 
     queue: str
     header: bytes | Callable[[int | None], bytes]
@@ -34,8 +35,8 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(envelope: Envelope, message_id: str, prefix: str, now: float) -> Outgoing:
-    """*envelope* as it is to be sent at epoch second *now*, to a queue whose name in the server begins with *prefix*.
-    TypeError or ValueError for what is no message."""
+    """*envelope* as it is to be sent at epoch second *now*, to a queue whose name in the server begins with
+    *prefix*. TypeError or ValueError for what is no message."""
     queue, headers, properties, body, priority, due, _ = envelope
     if type(body) is not bytes:
         raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
@@ -53,7 +54,8 @@ def outgoing(envelope: Envelope, message_id: str, prefix: str, now: float) -> Ou
 def address(
     target: str, due: float | None, now: float, header: Callable[[int | None], bytes], body: bytes
 ) -> Outgoing:
-    """A message to *target*, by way of a queue of delays if it is due later. header: makes it for an expiration."""
+    """A message to *target*, by way of a queue of delays if it is due later. header: makes it for an
+    expiration."""
     parked = None if due is None else delay(target, due, now)
     if parked is None:
         return Outgoing(target, header(None), body)

@@ -4,9 +4,10 @@ Comes from:  ``broker.py``: push, and what a worker sends to a queue instead of 
 Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
 Thread:      any, one at a time; callers that wait together share one round of confirms.
 
-AMQP has no step that takes several messages or none: when some of a push were confirmed and the rest were not, it raises,
-and calling again may send some twice. So nothing is lost by sending a large push in portions, each confirmed within the
-time that is given: very many messages need no patience that grows with them, and others' go between.
+AMQP has no step that takes several messages or none: when some of a push were confirmed and the rest were
+not, it raises, and calling again may send some twice. So nothing is lost by sending a large push in portions,
+each confirmed within the time that is given: very many messages need no patience that grows with them, and
+others' go between.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from qworker.transports.group_commit import Line, Pending
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES = 32 * 1024
-"""What is sent before confirms are looked at: without that both sides could wait for each other. It is little, so that
-the server has something to do while the next headers are made."""
+"""What is sent before confirms are looked at: without that both sides could wait for each other. It is
+little, so that the server has something to do while the next headers are made."""
 MOST_DELAYS = 10_000
 
 
 PORTION = 2000
 """Messages of one push that are confirmed together."""
 PARKED_TOGETHER = 1000
-"""Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted from when the
-server gets it, so they must not lie about on the way."""
+"""Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted
+from when the server gets it, so they must not lie about on the way."""
 
 
 class _ReturnedError(Exception):
@@ -53,8 +54,8 @@ class _ReturnedError(Exception):
 
 
 class Publisher:
-    """connect: makes a Link within so many seconds. confirms: wait for the server's word. now: epoch seconds. silence:
-    seconds without a word after which a server that owes us one is taken for dead."""
+    """connect: makes a Link within so many seconds. confirms: wait for the server's word. now: epoch seconds.
+    silence: seconds without a word after which a server that owes us one is taken for dead."""
 
     def __init__(
         self,
@@ -95,8 +96,9 @@ class Publisher:
     # -- sending --
 
     def send(self, messages: Sequence[Outgoing], timeout: float) -> None:
-        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that could not be had within
-        *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none could be made."""
+        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that could not be had
+        within *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none
+        could be made."""
         for start in range(0, len(messages), PORTION):
             try:
                 self._line.push(messages[start : start + PORTION], timeout)
@@ -116,7 +118,7 @@ class Publisher:
             self._deliver([message for pending in batch for message in pending.items], deadline)
         except _ReturnedError as unroutable:
             returned = unroutable.queues
-        except Exception as failure:  # every caller is to hear of it
+        except Exception as failure:  # noqa: BLE001 - every caller is to hear of it
             error = failure
         for pending in batch:
             lost = returned & {message.queue for message in pending.items}
@@ -130,7 +132,8 @@ class Publisher:
         )
 
     def _without_too_large(self, batch: list[Pending[Outgoing]], deadline: float) -> list[Pending[Outgoing]]:
-        """*batch* but for those pushes that the server would never take: their callers are told, and nothing is sent."""
+        """*batch* but for those pushes that the server would never take: their callers are told, and nothing
+        is sent."""
         found = []
         for pending in batch:
             if any(message.large for message in pending.items):
@@ -240,7 +243,8 @@ class Publisher:
     # -- the link --
 
     def _opened(self, deadline: float) -> Link:
-        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*."""
+        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until
+        *deadline*."""
         link = self._link
         if link is not None and not self._whole:
             link.drop()
@@ -292,7 +296,8 @@ class Publisher:
                 )
             except ChannelError as error:
                 raise BrokerUnavailable(
-                    f"RabbitMQ at {link.address.shown} makes no queue for delayed messages: {error.reply_text}"
+                    f"RabbitMQ at {link.address.shown} makes no queue for delayed messages: "
+                    f"{error.reply_text}"
                 ) from None
             if len(self._declared) > MOST_DELAYS:
                 self._declared = set()  # most of them are past

@@ -4,8 +4,8 @@ Comes from:  the settings ``task_queues``, ``task_default_queue_type``, ``task_q
 Goes to:     ``publisher.py`` and ``consumer.py``, over their links.
 Thread:      any; nothing changes here.
 
-A queue that is there already is taken as it is, whoever made it and with whatever arguments; so a Celery worker and ours
-may meet in it, whoever came first.
+A queue that is there already is taken as it is, whoever made it and with whatever arguments; so a Celery
+worker and ours may meet in it, whoever came first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LONGEST_TIME = 3650 * 86400 * 1000
 
 @dataclass(frozen=True)
 class Queues:
-    """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest: seconds, for
-    the dead letters and the revocations."""
+    """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest:
+    seconds, for the dead letters and the revocations."""
 
     type: str = "classic"
     max_priority: int | None = None
@@ -37,7 +37,8 @@ class Queues:
     dead_expires: float = 604800.0
     revoke_expires: float = 86400.0
     prefix: str = ""
-    """Before the names of all queues in the server: for those who share a virtual host and want to be apart."""
+    """Before the names of all queues in the server: for those who share a virtual host and want to be
+    apart."""
 
     def known(self) -> list[str]:
         return sorted({self.default, *self.declared})
@@ -63,7 +64,8 @@ class Queues:
         return given
 
     def declare(self, link: Link, queue: str) -> int:
-        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in it."""
+        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in
+        it."""
         found = self.look(link, queue)
         options = self.declared.get(queue, {})
         bindings = _bindings(queue, options)
@@ -84,8 +86,10 @@ class Queues:
             link.call(channel.close)
         except AccessRefused as error:
             raise ConfigurationError(
-                f"queue {queue!r} is not in RabbitMQ at {link.address.shown}, and the user {link.address.user!r} "
-                f"may not make it: {error.reply_text}. Have it made, or give the user the right to configure it",
+                f"queue {queue!r} is not in RabbitMQ at {link.address.shown}, and the user "
+                f"{link.address.user!r} "
+                f"may not make it: {error.reply_text}. Have it made, or give the user the right to "
+                "configure it",
                 setting="broker_url",
             ) from None
         except ChannelError as error:

@@ -1,4 +1,5 @@
-"""Messages of RabbitMQ that a worker sends instead of settling them in place: changed, or to the dead letters.
+"""Messages of RabbitMQ that a worker sends instead of settling them in place: changed, or to the dead
+letters.
 
 Comes from:  ``consumer.py``, which acknowledges the old one once the new one is confirmed.
 Goes to:     ``publisher.py``.
@@ -32,7 +33,8 @@ class Anew:
         self._frame_max = frame_max
 
     def released(self, held: Held, release: Release) -> Outgoing:
-        """The message of *held* as it goes back to its queue; to the dead letters if it is too large for that."""
+        """The message of *held* as it goes back to its queue; to the dead letters if it is too large for
+        that."""
         leased = held.leased
         more = {**held.own, **_counts(held, release)}
         more.pop(DUE, None)
@@ -60,7 +62,8 @@ class Anew:
         """The message of *held* as a dead letter."""
         leased = held.leased
         dead = Dead(
-            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted, leased.headers,
+            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted,
+            leased.headers,
             leased.properties, leased.body,
         )  # fmt: skip
         more = {name: value for name, value in held.own.items() if name != DUE}

@@ -4,8 +4,8 @@ Comes from:  ``broker.py`` (revoke), the server.
 Goes to:     the listener, by ``revoked_since``.
 Thread:      the listener's; encode() any.
 
-Reading a stream takes nothing out of it, so one queue serves all workers, also those that start later. It keeps what is
-younger than revoke_expires, roughly, so each revocation says itself when it is over.
+Reading a stream takes nothing out of it, so one queue serves all workers, also those that start later. It
+keeps what is younger than revoke_expires, roughly, so each revocation says itself when it is over.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class RevokedStream:
         self._clock = clock
         self._expires = expires
         self._known: dict[str, float] = {}
-        """Ids of the messages that were read → until when they stand: over each new link all are read again."""
+        """Ids of the messages that were read → until when they stand: over each new link all are read
+        again."""
         self._number = 0
         """Of the last that was heard, counted here: the offsets of a stream made anew begin anew."""
         self._heard: list[tuple[int, float, Revocation]] = []

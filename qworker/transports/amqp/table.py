@@ -112,7 +112,8 @@ def _read_array(data: bytes, at: int) -> tuple[list[Any], int]:
 
 
 def _check_end(at: int, end: int) -> None:
-    """ValueError when what is in a table or an array goes on after its end: those who wrap it would read that again."""
+    """ValueError when what is in a table or an array goes on after its end: those who wrap it would read that
+    again."""
     if at != end:
         raise ValueError(f"a value goes on for {at - end} bytes after the end of its table")
 

@@ -2,10 +2,12 @@
 
 Comes from:  ``broker_url`` with such a scheme.
 Goes to:     kombu; ``consumer.py`` has the leasing side.
-Thread:      as LeaseStore; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
+Thread:      as LeaseStore; one connection publishes, in turn, one belongs to the listener; neither crosses a
+             fork.
 
-It promises what the transport does (see ``transports/capabilities.py``), and polls. What kombu has no word for is done without: a message
-that is due later is held by the worker, unacknowledged; dead letters go to a queue; revocations do not spread.
+It promises what the transport does (see ``transports/capabilities.py``), and polls. What kombu has no word
+for is done without: a message that is due later is held by the worker, unacknowledged; dead letters go to a
+queue; revocations do not spread.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ _stores = forgetful()
 
 
 class PlainStore(PlainHolder, LeaseStore):
-    """The broker at *url*. options: transport_options for kombu. known: queues to be listed. eta_limit: how many messages
-    that are not due yet a worker holds. poll: seconds between looks. timeout: seconds for connecting."""
+    """The broker at *url*. options: transport_options for kombu. known: queues to be listed. eta_limit: how
+    many messages that are not due yet a worker holds. poll: seconds between looks. timeout: seconds for
+    connecting."""
 
     lacks = frozenset({"workers", "results", "counts", "whole_push", "revoked", "delays"})
 
@@ -270,7 +273,7 @@ class PlainStore(PlainHolder, LeaseStore):
 def _close(connection: Any) -> None:
     try:
         connection.release()
-    except Exception as error:  # whatever the transport raises: it is given up
+    except Exception as error:  # noqa: BLE001 - whatever the transport raises: it is given up
         let_pass(error)
 
 

@@ -4,10 +4,11 @@ Comes from:  ``kombu.Connection("sqlite:///path")``, once ``qworker.transports.r
 Goes to:     ``SQLiteStore``, one for each connection, in the rows that qworker itself reads and writes.
 Thread:      as kombu has it: a channel belongs to one thread, but may be acked to from any.
 
-What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes, and at
-once when the process dies; never because its work takes long. A message refused for good becomes a dead letter.
-Priority 9 is the most urgent. A task whose ETA says its time zone waits in the store until it is due; any other ETA is
-left to the consumer. Queues that are exclusive or auto-deleted go with the connection that declared them.
+What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes,
+and at once when the process dies; never because its work takes long. A message refused for good becomes a
+dead letter. Priority 9 is the most urgent. A task whose ETA says its time zone waits in the store until it is
+due; any other ETA is left to the consumer. Queues that are exclusive or auto-deleted go with the connection
+that declared them.
 """
 
 from __future__ import annotations
@@ -294,7 +295,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return self.epoch
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
-        """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then socket.timeout."""
+        """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then
+        socket.timeout."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         self.enlisted()
         while True:
@@ -332,7 +334,8 @@ def url_of(client: Any) -> str | None:
 
 
 def due_time(headers: Mapping[str, Any] | None) -> float | None:
-    """Epoch seconds of a task's ETA; None when there is none, or only its consumer can tell which time is meant."""
+    """Epoch seconds of a task's ETA; None when there is none, or only its consumer can tell which time is
+    meant."""
     eta = (headers or {}).get("eta")
     if not isinstance(eta, str):
         return None

@@ -4,8 +4,8 @@ Comes from:  ``broker.py``.
 Goes to:     kombu's channels.
 Thread:      the listener's.
 
-What is due later, by its sender's word or by the worker's, is kept here unacknowledged until then, up to a limit. What comes
-beyond that goes to the end of its queue, and nothing more is got for a moment.
+What is due later, by its sender's word or by the worker's, is kept here unacknowledged until then, up to a
+limit. What comes beyond that goes to the end of its queue, and nothing more is got for a moment.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ EPOCHS = count(1)
 
 
 class Held(NamedTuple):
-    """A message that was got and not acknowledged. own: its headers that are ours. sent: whether it was sent anew by now,
-    so that all that is left to do is to acknowledge it."""
+    """A message that was got and not acknowledged. own: its headers that are ours. sent: whether it was sent
+    anew by now, so that all that is left to do is to acknowledge it."""
 
     message: Any
     leased: Leased
@@ -62,8 +62,8 @@ class Held(NamedTuple):
 
 
 class End(NamedTuple):
-    """What is left to do with *held*, when all that must be sent was sent: keep it until *due*, put it *back*, or, with
-    neither, acknowledge it."""
+    """What is left to do with *held*, when all that must be sent was sent: keep it until *due*, put it
+    *back*, or, with neither, acknowledge it."""
 
     held: Held
     due: float | None = None
@@ -185,7 +185,8 @@ class PlainHolder:
         return Held(message, leased(queue, content, tag), own, content.message_id)
 
     def _keep(self, held: Held, due: float) -> bool:
-        """Keep *held* until *due*, here or at the end of its queue; False when nothing more is to be got for a moment."""
+        """Keep *held* until *due*, here or at the end of its queue; False when nothing more is to be got for
+        a moment."""
         if self._stays(held, due):
             heappush(self._waiting, (due, next(self._order), held))
         else:
@@ -205,8 +206,9 @@ class PlainHolder:
         return self._waiting[0][0] if self._waiting else None
 
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """All that must be sent is sent before anything is acknowledged. When this raises, call it again with the same, as
-        a whole or in parts: what was sent by then is not sent twice, and what was settled is not lost."""
+        """All that must be sent is sent before anything is acknowledged. When this raises, call it again with
+        the same, as a whole or in parts: what was sent by then is not sent twice, and what was settled is not
+        lost."""
         lost: set[int] = set()
         again: set[int] = set()
         ends: dict[int, End] = {}

@@ -175,8 +175,8 @@ def read(message: Any) -> Read:
 
 
 def take_anything(channel: Any) -> None:
-    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has taken out
-    by then: what kombu cannot read comes as a body without headers, for the dead letters."""
+    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has
+    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters."""
     kind = channel.Message
     if not issubclass(kind, virtual.Message) or issubclass(kind, _Anything):
         return
@@ -193,13 +193,14 @@ class _Anything:
             make(payload, channel=channel, **more)
             if not isinstance(self.headers, dict) or not isinstance(self.delivery_tag, str | int):
                 raise TypeError("no message")
-        except Exception:  # anybody may send anything
+        except Exception:  # noqa: BLE001 - anybody may send anything
             raw = {"body": _text(payload), "properties": {"delivery_tag": task_id()}}
             make(raw, channel=channel, **more)
 
 
 def with_way_back(message: Any, queue: str) -> Any:
-    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came from."""
+    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came
+    from."""
     info = _mapping(message.delivery_info)
     if not all(isinstance(info.get(name), str) for name in ("exchange", "routing_key")):
         message.delivery_info = {**info, "exchange": "", "routing_key": queue}
@@ -215,7 +216,7 @@ def _text(value: Any) -> str:
     """*value* as JSON; what cannot be written so the worker is to refuse, and say why."""
     try:
         return dumps(value)
-    except Exception as error:  # a stranger's
+    except Exception as error:  # noqa: BLE001 - a stranger's
         return dumps({"unreadable": f"{type(error).__name__}: {error}"})
 
 

@@ -1,7 +1,9 @@
-"""Redis and Valkey as a broker: a LeaseStore in kombu's layout, which stock Celery producers and workers share.
+"""Redis and Valkey as a broker: a LeaseStore in kombu's layout, which stock Celery producers and workers
+share.
 
 Comes from:  ``broker_url`` ``redis://``, ``rediss://``, ``redis+socket://``, ``sentinel://``.
-Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is due later.
+Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is
+             due later.
 Thread:      any; see ``consumer.py`` for the listener's half.
 
 A message is as durable as the server makes it (``appendonly``); it is there when push returns.
@@ -38,7 +40,8 @@ class RedisStore(Holder, LeaseStore):
     """The broker at *url*. Connects at the first use, not before.
 
     options: as in ``broker_transport_options``; results: the options of the result store, if it is here too.
-    lease_seconds: how long a silent holder is believed to live. uptime: the clock of the leases, None: the server's.
+    lease_seconds: how long a silent holder is believed to live. uptime: the clock of the leases, None: the
+    server's.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class RedisStore(Holder, LeaseStore):
         self.lowest_first = not self._layout.scale.translated
         self._links = Links(self._where)
         self._declared: dict[str, tuple[bytes, bytes]] = {}
-        """queue → the packed rings of its bell: for its usual list alone, and for anything. Stock tools know of these."""
+        """queue → the packed rings of its bell: for its usual list alone, and for anything. Stock tools know
+        of these."""
         super().__init__(lease_seconds, uptime)
         _stores.add(self)
 
@@ -165,8 +169,8 @@ class RedisStore(Holder, LeaseStore):
         return count
 
     def flush_delayed(self, queue: str) -> int:
-        """Hand what waits in *queue* for its time to the plain lists, where stock consumers find it; return how many
-        messages that were."""
+        """Hand what waits in *queue* for its time to the plain lists, where stock consumers find it; return
+        how many messages that were."""
         count = 0
         while portion := self._run(FLUSH, queue):
             count += portion

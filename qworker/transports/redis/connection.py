@@ -4,8 +4,8 @@ Comes from:  ``redis_store.py``, ``consumer.py``, ``results/waiting.py``; the re
 Goes to:     the server that an Endpoint leads to; hiredis packs what is sent and reads the replies.
 Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither crosses a fork.
 
-Whatever goes wrong with a connection or a server comes out as BrokerUnavailable, which says what to do; the next
-use connects anew. Every connect and every read has an end.
+Whatever goes wrong with a connection or a server comes out as BrokerUnavailable, which says what to do; the
+next use connects anew. Every connect and every read has an end.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Link:
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
         """Send packed commands; return that many replies, of which errors are ``hiredis.ReplyError``.
 
-        Raises BrokerUnavailable when they have not all come within *timeout* seconds: whether the commands were
-        carried out is then not known.
+        Raises BrokerUnavailable when they have not all come within *timeout* seconds: whether the commands
+        were carried out is then not known.
         """
         try:
             connected = self._usable(timeout)
@@ -147,7 +147,8 @@ class Link:
             raise unavailable(self._where, error) from error
 
     def refresh(self) -> None:
-        """Let go of a connection that the server has closed since it was used, before anything is sent on it."""
+        """Let go of a connection that the server has closed since it was used, before anything is sent on
+        it."""
         if self._socket is not None and self._ready.poll(0):
             self.close()
 
@@ -156,7 +157,8 @@ class Link:
         return -1 if self._socket is None or not self._whole else self._socket.fileno()
 
     def _usable(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
-        """The socket, another one if the last use of it was interrupted; whoever is done with it says so by _whole."""
+        """The socket, another one if the last use of it was interrupted; whoever is done with it says so by
+        _whole."""
         if not self._whole:
             self.close()
         connected = self._socket or self._connect(timeout)
@@ -244,7 +246,8 @@ class Script:
     def call(
         self, link: Link, keys: Sequence[Any], arguments: Sequence[Any], timeout: float = SOCKET_TIMEOUT
     ) -> Any:
-        """Run it; raises BrokerUnavailable when the server cannot or will not, EncodeError when an argument is too large."""
+        """Run it; raises BrokerUnavailable when the server cannot or will not, EncodeError when an argument
+        is too large."""
         data = self.packed(keys, arguments)
         if len(data) > SURELY_TAKEN:
             refuse_too_large(link, arguments)
@@ -268,8 +271,8 @@ def checked(link: Link, reply: Any) -> Any:
 
 
 def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
-    """EncodeError when one of *values*, of which some are bytes, is larger than the server takes: it would hang up, and seem
-    to be gone."""
+    """EncodeError when one of *values*, of which some are bytes, is larger than the server takes: it would
+    hang up, and seem to be gone."""
     size = max((len(value) for value in values if isinstance(value, bytes)), default=0)
     if size <= SURELY_TAKEN:
         return
@@ -282,7 +285,8 @@ def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
 
 
 def _code(text: str) -> str:
-    """The word of ADVICE in the text of an error, which older servers wrap up when it comes out of a script."""
+    """The word of ADVICE in the text of an error, which older servers wrap up when it comes out of a
+    script."""
     return next((word for word in _CODE.findall(text) if word in ADVICE), "")
 
 

@@ -39,7 +39,8 @@ MARK_SECONDS = 0.1
 """How often at most to tell the server which messages are being run."""
 ALL = (0, 2**53)
 MOST_AHEAD = 8
-"""How many messages of a queue may be taken at once while we wait: few, for a worker that is frozen takes them too."""
+"""How many messages of a queue may be taken at once while we wait: few, for a worker that is frozen takes
+them too."""
 
 
 class Holder(Letters):
@@ -135,8 +136,10 @@ class Holder(Letters):
         policy = rest.split(None, 1)[0].decode() if found else ""
         if policy.startswith("allkeys-") and not self._layout.allow_eviction:
             raise ConfigurationError(
-                f"{self._where.safe_url} has maxmemory-policy {policy}: when its memory is full it deletes messages. "
-                'Set it to noeviction, or accept the loss: broker_transport_options = {"allow_eviction": True}',
+                f"{self._where.safe_url} has maxmemory-policy {policy}: when its memory is full it deletes "
+                "messages. "
+                "Set it to noeviction, or accept the loss: broker_transport_options = "
+                '{"allow_eviction": True}',
                 setting="broker_url",
             )
 

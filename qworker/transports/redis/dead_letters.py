@@ -1,8 +1,8 @@
 """Dead letters, revocations, and sweeping out what is too old of both.
 
 Comes from:  the command line, ``app.control``, the Listener.
-Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` (by time of
-             death), and ``qworker.revoked`` (by the number of the revocation).
+Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` (by
+             time of death), and ``qworker.revoked`` (by the number of the revocation).
 Thread:      any.
 """
 
@@ -43,7 +43,8 @@ RETRY = Script(
     + PUT_BACK
     + FORGET
     + r"""
--- ARGV: tag, key of its task's result, tag, key… Who waits for a retried task is to see its new end, not the old one.
+-- ARGV: tag, key of its task's result, tag, key… Who waits for a retried task is to see its new end, not the
+-- old one.
 local count = 0
 for i = 4, #ARGV, 2 do
   local letter = forget(ARGV[i])
@@ -135,7 +136,8 @@ return 1
 
 
 class Letters:
-    """The part of RedisStore that keeps dead letters and revocations; the store supplies clock, layout and links."""
+    """The part of RedisStore that keeps dead letters and revocations; the store supplies clock, layout and
+    links."""
 
     _clock: Clock
     _layout: Layout

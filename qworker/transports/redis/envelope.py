@@ -1,13 +1,14 @@
-"""A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it is ours.
+"""A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it
+is ours.
 
 Comes from:  ``redis_store.py`` (push), ``consumer.py`` (lease), ``control/dead_letters.py`` (dead letters).
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 
-In front of kombu's keys stands one more, ``qworker``, with what we know of the message's way so far; kombu keeps it
-and looks at nothing in it. Its first values are changed by our Lua scripts, as text. Its ``sizes`` tell where the
-headers and the body lie, so that a message of ours is cut up at known places; what others wrote or rewrote
-does not fit them, and is parsed.
+In front of kombu's keys stands one more, ``qworker``, with what we know of the message's way so far; kombu
+keeps it and looks at nothing in it. Its first values are changed by our Lua scripts, as text. Its ``sizes``
+tell where the headers and the body lie, so that a message of ours is cut up at known places; what others
+wrote or rewrote does not fit them, and is parsed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SEPARATOR = "\x06\x16"
 STEPS = (0, 3, 6, 9)
 
 _HEAD = re.compile(
-    rb'\{"qworker": \{"deliveries": (\d+), "redelivered": (true|false), "parked": (\d+), "due": (null|[\d.e+]+), '
+    rb'\{"qworker": \{"deliveries": (\d+), "redelivered": (true|false), "parked": (\d+), "due": '
+    rb"(null|[\d.e+]+), "
     rb'"sent": (null|[\d.e+]+), "sizes": \[(\d+), (\d+)\](, "properties": )?'
 )
 _BODY = b', "body": "'
@@ -43,7 +45,8 @@ _text = json.JSONEncoder().encode
 
 
 class Scale(NamedTuple):
-    """How priorities lie in kombu's steps, of which 0 is taken first. translated: ours, 9 first, are turned round."""
+    """How priorities lie in kombu's steps, of which 0 is taken first. translated: ours, 9 first, are turned
+    round."""
 
     steps: tuple[int, ...] = STEPS
     translated: bool = True
@@ -75,7 +78,8 @@ def route(queue: str, priority: int, scale: Scale) -> tuple[int, bytes]:
 
 
 def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -> bytes:
-    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its own.
+    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its
+    own.
 
     TypeError for a body that is no bytes.
     """
@@ -141,8 +145,8 @@ _PLAIN = (
 
 
 def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
-    """Read a payload, whoever wrote it, from *queue*. What is no envelope comes out with headers that are no headers, so that
-    its receiver makes a dead letter of it."""
+    """Read a payload, whoever wrote it, from *queue*. What is no envelope comes out with headers that are no
+    headers, so that its receiver makes a dead letter of it."""
     try:
         known = _cut_up(payload, scale, queue)
     except ValueError:  # it looks like ours, and is not: numbers without end, a body that is no base64

@@ -17,13 +17,16 @@ from qworker.transports.redis.url import SOCKET_TIMEOUT
 
 VISIBILITY_TIMEOUT = 3600.0
 USUAL = b"0"
-"""What is rung for a message without a priority, in the usual list of a queue; for anything else it is another word."""
+"""What is rung for a message without a priority, in the usual list of a queue; for anything else it is
+another word."""
 
 
 class Layout(NamedTuple):
-    """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in full.
-    bell: what the channels begin with on which is said that a queue got something. results_prefix: of the keys of
-    results that are kept here. visibility_timeout: seconds after which what a stock consumer holds is restored."""
+    """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
+    full.
+    bell: what the channels begin with on which is said that a queue got something. results_prefix: of the
+    keys of results that are kept here. visibility_timeout: seconds after which what a stock consumer holds is
+    restored."""
 
     prefix: str
     keys: tuple[str, str, str]

@@ -4,9 +4,9 @@ Comes from:  ``consumer.py``.
 Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<epoch>``, kombu's ``unacked``.
 Thread:      the listener's.
 
-Where its lock is (``transports/owner_files.py``), the kernel tells of a holder's death at once; elsewhere (another host, another
-container) the lease must run out, on the server's clock. What children mark as running is copied to the owner's record,
-for other hosts.
+Where its lock is (``transports/owner_files.py``), the kernel tells of a holder's death at once; elsewhere
+(another host, another container) the lease must run out, on the server's clock. What children mark as running
+is copied to the owner's record, for other hosts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ def record_of(fields: list[bytes]) -> dict[str, str]:
 
 
 class Watch:
-    """Looks after the other holders for one. lease_seconds: as long as a silent one that holds nothing is let be."""
+    """Looks after the other holders for one. lease_seconds: as long as a silent one that holds nothing is let
+    be."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._records: dict[bytes, dict[str, str]] = {}
         self._idle: dict[bytes, bytes] = {}
-        """Epochs that were silent and held nothing → their lease then: not asked again before that changes."""
+        """Epochs that were silent and held nothing → their lease then: not asked again before that
+        changes."""
 
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
         """Epoch, end of the lease and record of each holder."""
@@ -65,7 +67,8 @@ class Watch:
     def reclaim(
         self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
     ) -> list[Reclaimed]:
-        """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too: see LeaseStore."""
+        """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too:
+        see LeaseStore."""
         found = []
         began = time.monotonic()
         owners = self.owners(link)
@@ -130,7 +133,8 @@ class Watch:
     # -- stock consumers --
 
     def restore(self, link: Link, wall: float) -> int:
-        """Give back what stock consumers took longer ago than the visibility timeout, as they do it themselves."""
+        """Give back what stock consumers took longer ago than the visibility timeout, as they do it
+        themselves."""
         before = server_time(link) - self._layout.visibility_timeout
         unacked, index, _ = self._layout.keys
         command = pack(("ZRANGEBYSCORE", index, "-inf", repr(before), "LIMIT", 0, RESTORE_PORTION))

@@ -21,14 +21,16 @@ STATUS_SUFFIX = ".status"
 STORE_ROW = """
 local FINAL = {SUCCESS = true, FAILURE = true, REVOKED = true}
 local STATUS = '^{%s*"status":%s*"([^"]*)"'
--- pcall: a script that stops halfway leaves done what it did. A key of another type is no state, and is replaced.
+-- pcall: a script that stops halfway leaves done what it did. A key of another type is no state, and is
+-- replaced.
 local function status_of(key)
   local start = redis.pcall('GETRANGE', key, 0, 99)
   if type(start) ~= 'string' or start == '' then return false end
   local beside = string.match(start, STATUS) or redis.pcall('GET', key .. '.status')
   return type(beside) == 'string' and beside
 end
--- milliseconds: '' for a result that does not expire. Says whether it was stored (1) or a final state stands (0).
+-- milliseconds: '' for a result that does not expire. Says whether it was stored (1) or a final state stands
+-- (0).
 local function store_row(key, status, payload, milliseconds)
   local old = status_of(key)
   if old and (old == 'SUCCESS' or (FINAL[old] and not FINAL[status])) then return 0 end
@@ -54,7 +56,8 @@ for i = 1, #ARGV, 4 do stored = stored + store_row(ARGV[i], ARGV[i + 1], ARGV[i 
 return stored
 """
 )
-"""A script that stores any number of results; ARGV is the row_arguments() of each. Returns how many it stored."""
+"""A script that stores any number of results; ARGV is the row_arguments() of each. Returns how many it
+stored."""
 
 
 def row_arguments(

@@ -4,11 +4,13 @@ Comes from:  ``consumer.py``, ``reclaim.py``, ``control/dead_letters.py``.
 Goes to:     the server, by ``connection.Script``.
 Thread:      any; constants.
 
-A message on lease is a field of kombu's hash ``unacked``, named ``qworker:<epoch>:<number>:<step>:<queue>``, with
-kombu's value ``[payload, exchange, routing key]``, so that stock consumers can restore it. That field is the
-fence: who may settle the message is who still finds it. Payloads are never decoded here, only joined and cut as text.
+A message on lease is a field of kombu's hash ``unacked``, named ``qworker:<epoch>:<number>:<step>:<queue>``,
+with kombu's value ``[payload, exchange, routing key]``, so that stock consumers can restore it. That field is
+the fence: who may settle the message is who still finds it. Payloads are never decoded here, only joined and
+cut as text.
 
-A member of ``qworker.delayed.<queue>`` is the step, a number by which equal due times keep their order, and the payload.
+A member of ``qworker.delayed.<queue>`` is the step, a number by which equal due times keep their order, and
+the payload.
 
 KEYS of all: unacked, unacked_index, qworker.owners. ARGV of all begins with the prefix of all keys, the
 prefix of the bells' channels, and the wall clock of the caller in epoch seconds.
@@ -57,7 +59,8 @@ end
 """
 
 PUT_BACK = r"""
-local STATE = '^{%s*"qworker":%s*{%s*"deliveries":%s*(%d+),%s*"redelivered":%s*(%a+),%s*"parked":%s*(%d+),%s*"due":%s*([^,%s]+),%s*()'
+local STATE = '^{%s*"qworker":%s*{%s*"deliveries":%s*(%d+),%s*"redelivered":%s*(%a+),%s*'
+  .. '"parked":%s*(%d+),%s*"due":%s*([^,%s]+),%s*()'
 local function stated(payload)
   local deliveries, redelivered, parked, due, rest = string.match(payload, STATE)
   if deliveries then
@@ -65,7 +68,9 @@ local function stated(payload)
     if #deliveries > 9 then deliveries = '0' end
     if #parked > 9 then parked = '0' end
     if redelivered ~= 'true' then redelivered = 'false' end
-    if not string.match(due, '^%d[%d.e+]*$') or not tonumber(due) or tonumber(due) > 253402300799 then due = 'null' end
+    if not string.match(due, '^%d[%d.e+]*$') or not tonumber(due) or tonumber(due) > 253402300799 then
+      due = 'null'
+    end
     return deliveries, redelivered, parked, due, string.sub(payload, rest)
   end
   return '0', 'false', '0', 'null', '"sent": null}, ' .. string.sub(payload, 2)
@@ -87,7 +92,8 @@ local function put_back(field, value, counted, parked, redelivered, due)
   if redelivered then before = 'true' end
   local payload = joined(deliveries + counted, before, times + parked, due, rest)
   if due ~= 'null' and tonumber(due) > WALL then
-    redis.call('ZADD', delayed_of(queue), due, step .. string.format(' %020.0f ', WALL * 1000000000) .. payload)
+    redis.call('ZADD', delayed_of(queue), due, step .. string.format(' %020.0f ',
+    WALL * 1000000000) .. payload)
   else
     redis.call('RPUSH', list_of(queue, step), payload)
   end
@@ -107,8 +113,10 @@ end
 LEASE = Script(
     PRELUDE
     + r"""
--- ARGV: epoch, limit, near, horizon (epoch seconds), most bytes, first number, number of steps, steps…, queues…
--- Returns false for who was taken for dead; else the next due time ('' for none) and field, payload, field, payload…
+-- ARGV: epoch, limit, near, horizon (epoch seconds), most bytes, first number, number of steps, steps…,
+-- queues…
+-- Returns false for who was taken for dead; else the next due time ('' for none) and field, payload, field,
+-- payload…
 local epoch, limit, near, horizon = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local most, number, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local score = redis.call('ZSCORE', OWNERS, epoch)
@@ -224,7 +232,8 @@ end
 table.sort(returned, function(a, b) return a[1] > b[1] end)
 for _, each in ipairs(returned) do
   local at = each[4]
-  put_back(each[2], each[3], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4] == '1', ARGV[at + 5])
+  put_back(each[2], each[3], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4] == '1',
+  ARGV[at + 5])
 end
 in_portions('ZREM', INDEX, gone)
 return lost
@@ -234,7 +243,8 @@ return lost
 ENLIST = Script(
     PRELUDE
     + r"""
--- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and values of
+-- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and
+-- values of
 -- the owner's record. Returns the new epoch.
 local epoch = number_after(P .. 'qworker.epoch')
 redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), epoch)
@@ -272,8 +282,10 @@ GIVE_BACK = Script(
     PRELUDE
     + PUT_BACK
     + r"""
--- ARGV: epoch, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it holds something
--- or has said nothing for a day), 'stray' (what it holds of the numbers from … up to …, and it stays), from, up to, numbers that count as a delivery…
+-- ARGV: epoch, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it holds
+-- something
+-- or has said nothing for a day), 'stray' (what it holds of the numbers from … up to …, and it stays), from,
+-- up to, numbers that count as a delivery…
 -- Returns false when nothing was to be done; else how many went back, and how many of them counted.
 local epoch, whose, from, to = ARGV[4], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local expires = redis.call('ZSCORE', OWNERS, epoch)
@@ -317,7 +329,8 @@ return {#held, counted}
 RESTORE = Script(
     PRELUDE
     + r"""
--- ARGV: field, list, payload, queue: of a message that a stock consumer left behind. Returns whether it was there.
+-- ARGV: field, list, payload, queue: of a message that a stock consumer left behind. Returns whether it was
+-- there.
 if redis.call('HDEL', UNACKED, ARGV[4]) == 0 then return 0 end
 redis.call('ZREM', INDEX, ARGV[4])
 redis.call('RPUSH', ARGV[5], ARGV[6])
@@ -329,7 +342,8 @@ return 1
 QUEUES = Script(
     PRELUDE
     + r"""
--- ARGV: steps…  Returns name, ready, delayed, leased, dead, when the oldest was sent ('' if unknown) of each queue.
+-- ARGV: steps…  Returns name, ready, delayed, leased, dead, when the oldest was sent ('' if unknown) of each
+-- queue.
 local leased, out = {}, {}
 for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
   local queue = string.match(field, '^qworker:%d+:%d+:%d+:(.*)$')

@@ -33,13 +33,15 @@ CONNECT_TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is. safe_url: without passwords. place: equal for URLs of the same database of the same server."""
+    """Where a server is. safe_url: without passwords. place: equal for URLs of the same database of the same
+    server."""
 
     safe_url: str
     db: int
     place: tuple[Any, ...]
     connect: Callable[..., Any]
-    """Make a connection of redis-py, connected; connect(timeout): no step of it takes longer than so many seconds."""
+    """Make a connection of redis-py, connected; connect(timeout): no step of it takes longer than so many
+    seconds."""
 
 
 def endpoint(
@@ -48,7 +50,8 @@ def endpoint(
     use_ssl: Any = None,
     setting: str = "broker_url",
 ) -> Endpoint:
-    """Where *url*, the value of *setting*, leads, with the transport options and the TLS settings; nothing is connected yet.
+    """Where *url*, the value of *setting*, leads, with the transport options and the TLS settings; nothing is
+    connected yet.
 
     Raises ConfigurationError for what is no such URL, or names files of certificates that are of no use.
     """
@@ -96,7 +99,8 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
     name = options.get("master_name")
     if not name:
         raise ConfigurationError(
-            'sentinel:// needs the name of the master: broker_transport_options = {"master_name": "mymaster"}',
+            'sentinel:// needs the name of the master: broker_transport_options = {"master_name": '
+            '"mymaster"}',
             setting="broker_transport_options",
         )
     addresses: list[tuple[str, int]] = []
@@ -145,8 +149,9 @@ def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> T
 
 
 def _check_login(connection: Any) -> None:
-    """Raises redis.AuthenticationError when the server wants a password and we have none. It would say so only of a
-    short command: of a long one it says something about lengths, and to who waits for news it says nothing."""
+    """Raises redis.AuthenticationError when the server wants a password and we have none. It would say so
+    only of a short command: of a long one it says something about lengths, and to who waits for news it says
+    nothing."""
     connection.send_command("PING")
     try:
         connection.read_response()

@@ -1,13 +1,14 @@
 """The doorbell of a worker on Redis: told of a message without taking it.
 
 Comes from:  ``consumer.py``.
-Goes to:     a socket that is subscribed to the bells of the queues, which our own publishers ring; and blocked
-             ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when there is something in that list: one for
-             the list of each queue that stock publishers use, one for the list that ours use.
+Goes to:     a socket that is subscribed to the bells of the queues, which our own publishers ring; and
+             blocked ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when there is something in
+             that list: one for the list of each queue that stock publishers use, one for the list that ours
+             use.
 Thread:      the listener's, but for wake().
 
-Behind the latter a claim may wait on the same connection, which the server carries out as soon as the BLMOVE ends: so a
-message that finds the worker idle does not wait for the worker to hear of it and ask.
+Behind the latter a claim may wait on the same connection, which the server carries out as soon as the BLMOVE
+ends: so a message that finds the worker idle does not wait for the worker to hear of it and ask.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Numbers = tuple[int, int]
 
 @dataclass(slots=True)
 class Blocked:
-    """A connection on which a BLMOVE waits, and since when. numbers: of the claim behind it, if there is one."""
+    """A connection on which a BLMOVE waits, and since when. numbers: of the claim behind it, if there is
+    one."""
 
     link: Link
     since: float
@@ -56,8 +58,8 @@ class Doorbell:
         self._blocked: dict[tuple[str, int], Blocked] = {}
         """By queue and step."""
         self.claims: list[tuple[Numbers, Any]] = []
-        """What the claims that were carried out have answered; None: they may have taken something, and no answer
-        came. Whoever reads them clears the list."""
+        """What the claims that were carried out have answered; None: they may have taken something, and no
+        answer came. Whoever reads them clears the list."""
         self._idle: list[Link] = []
         self._lists: tuple[tuple[str, int], ...] = ()
         self._channels: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ class Doorbell:
         self.revoked = True
 
     def arm(self, claim: Callable[[str], tuple[bytes, Numbers]] | None) -> None:
-        """Wait for what others publish, too: the last claim left nothing behind. claim: makes the packed claim that is
-        to be carried out when a queue has something, and its numbers."""
+        """Wait for what others publish, too: the last claim left nothing behind. claim: makes the packed
+        claim that is to be carried out when a queue has something, and its numbers."""
         if not self.blocks:
             return
         usual = self._layout.usual
@@ -114,7 +116,8 @@ class Doorbell:
             self.claims.append((blocked.numbers, None))
 
     def wait(self, timeout: float) -> bool | None:
-        """Wait until it rings (then True), wake() is called (None) or *timeout* seconds have passed (False)."""
+        """Wait until it rings (then True), wake() is called (None) or *timeout* seconds have passed
+        (False)."""
         self._see_to_silence()
         if self._bell.fileno() < 0:
             return True
@@ -145,7 +148,8 @@ class Doorbell:
         return rang
 
     def _unblocked(self, place: tuple[str, int], blocked: Blocked) -> bool:
-        """Whether the list at *place* has something, or had, now that something was said on its connection."""
+        """Whether the list at *place* has something, or had, now that something was said on its
+        connection."""
         try:
             blocked.replies += blocked.link.received()
         except BrokerUnavailable:

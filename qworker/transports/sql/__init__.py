@@ -1,8 +1,9 @@
 """PostgreSQL, MySQL, MariaDB: messages as rows, which workers take with SKIP LOCKED.
 
-Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases), ``postgresql`` and
-``mysql`` with ``timeout_connection`` and ``limited_connection``, ``refusals`` (what a database will never take), ``broker``
-(what any thread asks), ``transactional`` (messages in the caller's transaction), ``consumer`` (what a worker asks), ``claim``,
-``settle``, ``recent_settlements``, ``reclaim`` (from dead workers), ``poll_backoff``, ``results`` with ``result_rows`` and
-``result_upserts`` (results beside the ack).
+Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
+``postgresql`` and ``mysql`` with ``timeout_connection`` and ``limited_connection``, ``refusals`` (what a
+database will never take), ``broker`` (what any thread asks), ``transactional`` (messages in the caller's
+transaction), ``consumer`` (what a worker asks), ``claim``, ``settle``, ``recent_settlements``, ``reclaim``
+(from dead workers), ``poll_backoff``, ``results`` with ``result_rows`` and ``result_upserts`` (results beside
+the ack).
 """

@@ -1,12 +1,14 @@
-"""PostgreSQL, MariaDB or MySQL as the broker: a LeaseStore in tables of a database that may hold other things too.
+"""PostgreSQL, MariaDB or MySQL as the broker: a LeaseStore in tables of a database that may hold other things
+too.
 
 Comes from:  ``broker_url`` ``postgresql://…``, ``mysql://…`` or ``mariadb://…``.
 Goes to:     the tables of ``schema.py``; ``postgresql.py`` and ``mysql.py`` speak to the servers.
-Thread:      one connection publishes (any thread, in turn), one belongs to the listener; neither crosses a fork.
+Thread:      one connection publishes (any thread, in turn), one belongs to the listener; neither crosses a
+             fork.
 
-Publishing is as durable as the database's commits; callers that wait together share one commit. Leases run on the
-clock of the database. An instant at which a message falls due is compared with the clock of who leases, as the
-settings ``eta`` and ``countdown`` were computed on the clock of who published: keep both in step.
+Publishing is as durable as the database's commits; callers that wait together share one commit. Leases run on
+the clock of the database. An instant at which a message falls due is compared with the clock of who leases,
+as the settings ``eta`` and ``countdown`` were computed on the clock of who published: keep both in step.
 """
 
 from __future__ import annotations
@@ -50,12 +52,16 @@ UNION ALL SELECT queue, 'delayed', count(*), NULL FROM qworker_message WHERE sta
 UNION ALL SELECT queue, 'leased', count(*), NULL FROM qworker_message WHERE state = 2 GROUP BY queue
 UNION ALL SELECT queue, 'dead', count(*), NULL FROM qworker_dead GROUP BY queue"""
 DEAD = "SELECT tag, queue, reason, died_at, deliveries, headers, properties, body FROM qworker_dead"
-TO_MESSAGE = """INSERT INTO qworker_message (queue, urgency, state, sent, redelivered, headers, properties, body)
-SELECT queue, urgency, 0, %s, 1, headers, properties, body FROM qworker_dead WHERE tag = ANY(%s) ORDER BY tag"""
-PUSH_DEAD = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
+TO_MESSAGE = """INSERT INTO qworker_message (queue, urgency, state, sent, redelivered, headers, properties,
+body)
+SELECT queue, urgency, 0, %s, 1, headers, properties, body FROM qworker_dead WHERE tag = ANY(%s)
+ORDER BY tag"""
+PUSH_DEAD = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers,
+properties, body)
 VALUES (%s, %s, %s, %s, %s, 0, %s, %s, %s)"""
 FLUSH = "UPDATE qworker_message SET state = 0, due = NULL WHERE queue = %s AND state = 1"
-WORKERS = f"""SELECT name, pid, queues, concurrency, started, boot, lock_path, lease_until, {NOW} FROM qworker_owner
+WORKERS = f"""SELECT name, pid, queues, concurrency, started, boot, lock_path, lease_until, {NOW}
+FROM qworker_owner
 WHERE concurrency > 0 ORDER BY id"""
 
 _stores = forgetful()
@@ -64,7 +70,8 @@ _stores = forgetful()
 class SQLStore(Holder, LeaseStore):
     """The broker in a database. Connects at the first use, not before.
 
-    lease_seconds: how long a silent holder is believed to live. uptime: a clock for the leases, None: the database's.
+    lease_seconds: how long a silent holder is believed to live. uptime: a clock for the leases, None: the
+    database's.
     results: where rows of settlements go.
     """
 
@@ -139,7 +146,7 @@ class SQLStore(Holder, LeaseStore):
             if CRASHING:
                 crash_point("publishing")
             self._publisher.run_at_rest(work)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
             return error
         if CRASHING:
             crash_point("published")

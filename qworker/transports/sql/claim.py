@@ -1,15 +1,16 @@
-"""How messages are taken from PostgreSQL: in batches, without waiting for others, at a cost that does not grow.
+"""How messages are taken from PostgreSQL: in batches, without waiting for others, at a cost that does not
+grow.
 
 Comes from:  ``postgresql.py``.
 Goes to:     the table ``qworker_message``.
 Thread:      the listener's.
 
-A claim is one statement, and so one exchange with the server: its last row, which has no tag, tells when the next
-message falls due, and which revocation was the last.
+A claim is one statement, and so one exchange with the server: its last row, which has no tag, tells when the
+next message falls due, and which revocation was the last.
 
-What was taken leaves dead entries at the front of the index, which every further claim would step over until vacuum
-comes: after a million messages 30 ms each time. So in a long drain a claim begins where the last one ended, and only
-four times a second at the very front, for what came back there.
+What was taken leaves dead entries at the front of the index, which every further claim would step over until
+vacuum comes: after a million messages 30 ms each time. So in a long drain a claim begins where the last one
+ended, and only four times a second at the very front, for what came back there.
 """
 
 from __future__ import annotations
@@ -24,27 +25,31 @@ from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql.link import Claimed, Row, leased
 from qworker.transports.sql.schema import COLUMNS, LAST_REVOKED
 
-# An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever takes this
-# holder for dead deletes its row first, and so waits until what is taken here can be seen.
+# An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever
+# takes this holder for dead deletes its row first, and so waits until what is taken here can be seen.
 _TAKE = f"""WITH me AS (SELECT id FROM qworker_owner WHERE id = %s FOR KEY SHARE),
 $selection,
-fitting AS (SELECT tag FROM (SELECT tag, sum(size) OVER (ORDER BY place, tag ROWS UNBOUNDED PRECEDING) - size AS before
+fitting AS (SELECT tag FROM (SELECT tag, sum(size) OVER (ORDER BY place,
+tag ROWS UNBOUNDED PRECEDING) - size AS before
 FROM taken) AS sized WHERE before < {MAX_LEASE_BYTES}),
 claimed AS (UPDATE qworker_message SET state = 2, owner = (SELECT id FROM me)
 WHERE tag = ANY(ARRAY(SELECT tag FROM fitting)) AND EXISTS (SELECT 1 FROM me) RETURNING {COLUMNS})
 SELECT {COLUMNS} FROM claimed"""
 _DELAYED = "FROM qworker_message WHERE queue = %s AND state = 1"
-_NEAR = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
+_NEAR = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED}
+AND due <= %s
 ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED)"""
 # What fell due since the last claim is ripe, and not many; what the last claim saw was made ready by RIPEN.
-_READY = f"""ready AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size FROM qworker_message
+_READY = f"""ready AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size
+FROM qworker_message
 WHERE queue = %s AND state = 0 $after ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED),
 ripe AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
 ORDER BY due LIMIT 100 FOR UPDATE SKIP LOCKED),
 taken AS (SELECT * FROM ready UNION ALL SELECT * FROM ripe ORDER BY place, tag LIMIT %s)"""
 _AFTER = """AND (urgency, tag) > (%s, %s) AND NOT EXISTS
 (SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0 AND urgency < %s)"""
-_NEXT = f"""UNION ALL SELECT NULL, NULL, NULL, (SELECT due {_DELAYED} AND tag <> ALL(ARRAY(SELECT tag FROM fitting))
+_NEXT = f"""UNION ALL SELECT NULL, NULL, NULL, (SELECT due {_DELAYED} AND tag <> ALL(ARRAY(SELECT tag
+FROM fitting))
 ORDER BY due LIMIT 1), ({LAST_REVOKED}), NULL, NULL, NULL, NULL, NULL"""
 CLAIM = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", ""))
 CLAIM_AFTER = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", _AFTER))

@@ -45,7 +45,8 @@ FULL_BEFORE_DISARMED = 3
 REST = 0.25
 """For how long who has enough to do is not rung for, unless that changes."""
 SECOND_LOOK = 0.015
-"""Whoever published while we were about to say that we listen was not heard: look once more, so much later."""
+"""Whoever published while we were about to say that we listen was not heard: look once more, so much
+later."""
 SLICE = 0.05
 """How soon in a wait the marks are looked at: children have begun by then what they were given."""
 
@@ -108,7 +109,8 @@ class Holder:
         old = self._epoch
         until, values = self._until()
         statement = NEW_OWNER.format(until=until, armed=f"{NOW} + %s")
-        row = (name, os.getpid(), boot_id(), self._holding.lock, self._holding.marks, "\n".join(queues), concurrency,
+        row = (name, os.getpid(), boot_id(), self._holding.lock, self._holding.marks, "\n".join(queues),
+        concurrency,
                self._clock.now(), *values, ARMED_SECONDS)  # fmt: skip
 
         def work(link: Link) -> int:
@@ -132,7 +134,8 @@ class Holder:
         return self._epoch
 
     def _run(self, work: Callable[[Link], T]) -> T:
-        """What *work* makes of the connection; when that is a new one, what the server lost with the old is redone."""
+        """What *work* makes of the connection; when that is a new one, what the server lost with the old is
+        redone."""
         if not self._epoch:
             raise LeaseLost("this process holds no leases: enlist first")
         self._handle.open()

@@ -4,8 +4,9 @@ Comes from:  ``mysql.py``, for the broker; ``backends/sql_tables.py``, for the r
 Goes to:     MySQL and MariaDB.
 Thread:      one at a time.
 
-A server that is sent more than its ``max_allowed_packet`` closes the connection, which looks as if it were gone: whoever
-tries again then does so for ever. So it is asked for its limit once a connection, and what is larger is not sent.
+A server that is sent more than its ``max_allowed_packet`` closes the connection, which looks as if it were
+gone: whoever tries again then does so for ever. So it is asked for its limit once a connection, and what is
+larger is not sent.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class MeasuredConnection(Connection):  # type: ignore[misc]  # PyMySQL has no ty
             if size >= self.longest:
                 raise pymysql.err.DataError(
                     TOO_LARGE,
-                    f"it takes {size:,} bytes to send, and the server takes {self.longest:,} (max_allowed_packet)",
+                    f"it takes {size:,} bytes to send, and the server takes {self.longest:,} "
+                    "(max_allowed_packet)",
                 )
         return int(super().query(sql, unbuffered))

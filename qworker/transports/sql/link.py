@@ -31,7 +31,8 @@ TRIES = 8
 
 
 class Trouble(NamedTuple):
-    """What an error of the driver means. passing: the same again may well succeed. broken: not on this connection."""
+    """What an error of the driver means. passing: the same again may well succeed. broken: not on this
+    connection."""
 
     error: QWorkerError
     passing: bool = False
@@ -39,8 +40,8 @@ class Trouble(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """Messages that are due, and some that will be; when the first of those that wait for their time is due; and the
-    highest number of a revocation (0: there is none)."""
+    """Messages that are due, and some that will be; when the first of those that wait for their time is due;
+    and the highest number of a revocation (0: there is none)."""
 
     ready: list[Leased]
     early: list[Leased]
@@ -54,8 +55,8 @@ def earliest(dues: Sequence[float | None]) -> float | None:
 
 
 class Link(ABC):
-    """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few words
-    that differ. now: the server's clock, as an expression in epoch seconds."""
+    """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few
+    words that differ. now: the server's clock, as an expression in epoch seconds."""
 
     errors: tuple[type[Exception], ...]
     table: str = ""
@@ -68,7 +69,8 @@ class Link(ABC):
     @staticmethod
     @abstractmethod
     def check(url: str) -> None:
-        """Raise ConfigurationError when *url* asks for TLS in a way that can never work, such as by a file that is not there."""
+        """Raise ConfigurationError when *url* asks for TLS in a way that can never work, such as by a file
+        that is not there."""
 
     @abstractmethod
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -118,11 +120,13 @@ class Link(ABC):
         """Make the tables, if they are not there, also beside others who do."""
 
     def _make_tables(self, there: bool) -> None:
-        """create() them unless they are *there*, as this version has them. Raises ConfigurationError for a newer one's."""
+        """create() them unless they are *there*, as this version has them. Raises ConfigurationError for a
+        newer one's."""
         version = int(self.ask("SELECT max(version) FROM qworker_schema")[0][0] or 0) if there else 0
         if version > VERSION:
             raise ConfigurationError(
-                f"the tables in this database were made by a newer qworker (version {version}, this one knows "
+                f"the tables in this database were made by a newer qworker (version {version}, this "
+                "one knows "
                 f"{VERSION}): upgrade qworker, or use another database",
                 setting="broker_url",
             )
@@ -154,7 +158,8 @@ class Link(ABC):
         """What to poll for rings; -1: heard() must be asked again and again."""
 
     def claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that lives.
+        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that
+        lives.
 
         The latter are only looked for when the last claim saw that there are some.
         """
@@ -169,7 +174,8 @@ class Link(ABC):
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, bool]:
-        """The columns of a table; for each, whether the server fills it when it is left out. {} when there is none."""
+        """The columns of a table; for each, whether the server fills it when it is left out. {} when there is
+        none."""
 
     @abstractmethod
     def make_results(self, table: str) -> None:
@@ -177,7 +183,8 @@ class Link(ABC):
 
     @abstractmethod
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
-        """Store results of different tasks by ``result_upserts.py``. makes_ids: the server gives a new row its id."""
+        """Store results of different tasks by ``result_upserts.py``. makes_ids: the server gives a new row
+        its id."""
 
     @abstractmethod
     def gone(self) -> bool:
@@ -254,7 +261,8 @@ class Handle:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def run_at_rest(self, work: Callable[[Link], T]) -> T:
-        """run() on a connection that may have been at rest for long: where the server has closed it, on another."""
+        """run() on a connection that may have been at rest for long: where the server has closed it, on
+        another."""
         if self._link is not None and self._whole and self._link.gone():
             self._drop(self._link)
         return self.run(work)
@@ -280,7 +288,7 @@ class Handle:
         try:
             link.rollback()
             self._whole = True
-        except Exception:  # whatever it is, this connection is of no more use
+        except Exception:  # noqa: BLE001 - whatever it is, this connection is of no more use
             self._drop(link)
 
     def _drop(self, link: Link) -> None:
@@ -289,7 +297,8 @@ class Handle:
         link.close()
 
     def run_in_turn(self, work: Callable[[Link], T], timeout: float) -> T:
-        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for so long."""
+        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for so
+        long."""
         try:
             return in_turn(self.turn, timeout, self.run_at_rest, work)
         except NotOurTurn:

@@ -4,11 +4,11 @@ Comes from:  ``broker.py``, for ``mysql://`` and ``mariadb://`` URLs.
 Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
-What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and one of
-ours, which cost more than what most of the statements do.
+What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and
+one of ours, which cost more than what most of the statements do.
 
-These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
-waits looks at the sum: often when there was traffic lately, rarely when not.
+These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and
+who waits looks at the sum: often when there was traffic lately, rarely when not.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ TAKEN_NUMBER = 1062
 
 
 def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
-    """What PyMySQL connects to *url* with, and what is asked of TLS; ConfigurationError for options there are none of."""
+    """What PyMySQL connects to *url* with, and what is asked of TLS; ConfigurationError for options there are
+    none of."""
     parts = urlsplit(url)
     asked, query = divided(parse_qsl(parts.query))
     fields: dict[str, Any] = {
@@ -100,7 +101,8 @@ def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
 
 
 class MySQLLink(Link):
-    """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are understood."""
+    """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are
+    understood."""
 
     errors = (pymysql.err.Error,)
 
@@ -117,7 +119,8 @@ class MySQLLink(Link):
                 autocommit=True,
                 client_flag=CLIENT.MULTI_STATEMENTS,
                 connect_timeout=seconds,
-                read_timeout=seconds,  # for the greeting, too, as it comes after what PyMySQL calls connecting
+                # For the greeting, too, as it comes after what PyMySQL calls connecting.
+                read_timeout=seconds,
                 write_timeout=seconds,
                 ssl=None if tls is None else tls.context(),
                 sql_mode=SQL_MODE,
@@ -194,7 +197,8 @@ class MySQLLink(Link):
             return int(cursor.execute(self._text(statement), values or None))
 
     def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
-        """The rows of each of *statements*, carried out in order by one exchange; after the first that fails, none."""
+        """The rows of each of *statements*, carried out in order by one exchange; after the first that fails,
+        none."""
         found: list[list[Row]] = []
         with self._connection.cursor() as cursor:
             texts = [cursor.mogrify(self._text(text), values or None) for text, values in statements]
@@ -211,7 +215,10 @@ class MySQLLink(Link):
         return self._together(BEGIN, *statements, COMMIT)[1:-1]
 
     def new_tag(self) -> int:
-        empty = "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, 0, '', '')"
+        empty = (
+            "INSERT INTO qworker_message (queue, urgency, state, sent, headers, body) VALUES ('', 0, 9, "
+            "0, '', '')"
+        )
         with self._connection.cursor() as cursor:
             cursor.execute(empty)
             tag = int(cursor.lastrowid)
@@ -313,7 +320,8 @@ class MySQLLink(Link):
     def make_results(self, table: str) -> None:
         self.do(
             f"""CREATE TABLE IF NOT EXISTS {table} (id bigint AUTO_INCREMENT PRIMARY KEY,
-            task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime, traceback mediumtext,
+            task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime,
+            traceback mediumtext,
             children longblob, KEY ix_{table}_date_done (date_done)) {MYSQL_TABLE}"""
         )
 

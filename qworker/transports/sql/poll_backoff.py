@@ -1,4 +1,5 @@
-"""Sleeping until the database says something; looking again and again where it says nothing without being asked.
+"""Sleeping until the database says something; looking again and again where it says nothing without being
+asked.
 
 Comes from:  ``consumer.py``.
 Goes to:     the connection's socket where news come by that, and the Waker.
@@ -21,7 +22,8 @@ class Looker(Waker):
         self.pause = QUICKEST
 
     def rest(self, file: int, seconds: float) -> bool:
-        """Sleep until *file* has something to read (-1: until the next look), or so long; True when wake() was called."""
+        """Sleep until *file* has something to read (-1: until the next look), or so long; True when wake()
+        was called."""
         if file < 0:
             seconds = min(seconds, self.pause)
             self.pause = min(self.pause * 1.5, SLOWEST)

@@ -4,9 +4,10 @@ Comes from:  ``broker.py``, for ``postgresql://`` URLs.
 Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
-Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it only
-when some worker says in ``qworker_owner.armed_until`` that it listens. The worker's own commits need not reach the
-disk at once (``synchronous_commit = off``): losing the last of them only means running a task again.
+Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it
+only when some worker says in ``qworker_owner.armed_until`` that it listens. The worker's own commits need not
+reach the disk at once (``synchronous_commit = off``): losing the last of them only means running a task
+again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ try:
     from qworker.transports.sql.timeout_connection import PATIENCE, PatientConnection
 except ImportError as error:
     raise ConfigurationError(
-        f"{error.name or 'psycopg'} is not installed, which postgresql:// needs: {install_command('postgresql')}",
+        f"{error.name or 'psycopg'} is not installed, which postgresql:// needs: "
+        f"{install_command('postgresql')}",
         setting="broker_url",
     ) from error
 
@@ -101,9 +103,10 @@ class PostgreSQLLink(Link):
     def prepare(self) -> None:
         self._connection.execute(
             f"SET statement_timeout = '{PATIENCE:g}s'; SET lock_timeout = '10s'; "
-            "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed'"
-            # All that a worker asks has an index. What was planned while a table was small must do when it is large.
-            + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
+            "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read "
+            "committed'" + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
+            # All that a worker asks has an index. What was planned while a table was small must do when it is
+            # large.
         )
         self._make_tables(self.ask("SELECT to_regclass('qworker_schema') IS NOT NULL")[0][0])
         self.table = f"qworker_{self.ask('SELECT to_regclass(%s)::oid', ('qworker_message',))[0][0]}"
@@ -203,7 +206,8 @@ class PostgreSQLLink(Link):
 
     def columns(self, table: str) -> dict[str, bool]:
         rows = self.ask(
-            "SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+            "SELECT attname, atthasdef OR attidentity <> '' FROM pg_attribute WHERE attrelid = "
+            "to_regclass(%s) "
             "AND attnum > 0 AND NOT attisdropped",
             (table,),
         )
@@ -213,8 +217,10 @@ class PostgreSQLLink(Link):
         self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         self.do("CREATE SEQUENCE IF NOT EXISTS task_id_sequence")
         self.do(
-            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint NOT NULL DEFAULT nextval('task_id_sequence') PRIMARY KEY,
-            task_id varchar(155) UNIQUE, status varchar(50), result bytea, date_done timestamp, traceback text,
+            f"""CREATE TABLE IF NOT EXISTS {table} (id bigint NOT NULL DEFAULT nextval('task_id_sequence')
+            PRIMARY KEY,
+            task_id varchar(155) UNIQUE, status varchar(50), result bytea, date_done timestamp,
+            traceback text,
             children bytea)"""
         )
         self.do(f"CREATE INDEX IF NOT EXISTS ix_{table}_date_done ON {table} (date_done)")

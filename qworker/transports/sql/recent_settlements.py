@@ -4,8 +4,9 @@ Comes from:  ``consumer.py``.
 Goes to:     the new connection, after the old one broke.
 Thread:      the listener's.
 
-The worker's commits need not reach the disk at once, and a server that takes over may lack the last of them. An ack
-that is lost so leaves a message with a holder who lives and will never settle it again: so it is settled again.
+The worker's commits need not reach the disk at once, and a server that takes over may lack the last of them.
+An ack that is lost so leaves a message with a holder who lives and will never settle it again: so it is
+settled again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from qworker.transports.lease import Leased, Settlement, Store
 from qworker.transports.recent import Recent
 
 SECONDS = 3.0
-"""For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6 s."""
+"""For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6
+s."""
 
 
 class Memory:

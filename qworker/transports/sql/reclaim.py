@@ -4,9 +4,9 @@ Comes from:  ``consumer.py``, about once a second.
 Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
 Thread:      the listener's.
 
-On one machine the lock of a dead holder tells at once (``transports/owner_files.py``); elsewhere its lease must run out, on the clock
-of the database. Only what it was running when it died counts as a delivery: its file of marks says so, or where
-that is not to be had, the copy of it in its row.
+On one machine the lock of a dead holder tells at once (``transports/owner_files.py``); elsewhere its lease
+must run out, on the clock of the database. Only what it was running when it died counts as a delivery: its
+file of marks says so, or where that is not to be had, the copy of it in its row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SILENT_SECONDS = 3600.0
 
 
 def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the database's.
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the
+    database's.
     silent_too: see LeaseStore."""
     found = []
     began = time.monotonic()
@@ -87,8 +88,9 @@ def forget_silent(link: Link) -> int:
 
 
 def sweep(link: Link, results: ResultTable, now: float, died_before: float, most: int) -> int:
-    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations and results whose time is
-    over *now*. Returns how many rows went, of which there are never very many at once."""
+    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations
+    and results whose time is over *now*. Returns how many rows went, of which there are never very many at
+    once."""
     old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
     tags = {tag for (tag,) in link.ask(old, (died_before,))}
     crowded = "SELECT queue FROM qworker_dead GROUP BY queue HAVING count(*) > %s"
@@ -96,7 +98,8 @@ def sweep(link: Link, results: ResultTable, now: float, died_before: float, most
     ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"""
     for (queue,) in link.ask(crowded, (most,)):
         for died_at, tag in link.ask(newest, (queue, most)):
-            beyond = f"""SELECT tag FROM qworker_dead WHERE queue = %s AND (died_at < %s OR (died_at = %s AND tag <= %s))
+            beyond = f"""SELECT tag FROM qworker_dead WHERE queue = %s AND (died_at < %s OR (died_at = %s
+            AND tag <= %s))
             LIMIT {PORTION}"""
             tags |= {tag for (tag,) in link.ask(beyond, (queue, died_at, died_at, tag))}
         if len(tags) >= PORTION:

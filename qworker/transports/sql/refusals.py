@@ -1,4 +1,5 @@
-"""What a database says of a value that it will never take, told from what it says when it can take nothing for now.
+"""What a database says of a value that it will never take, told from what it says when it can take nothing
+for now.
 
 Comes from:  the brokers ``postgresql.py`` and ``mysql.py``, and the result store ``backends/sql.py``.
 Goes to:     who stored: such a value is told of and left out, everything else is tried again.
@@ -12,7 +13,8 @@ _CLASSES = ("21", "22", "23", "42", "44", "54", "P0")
 _NOT_VALUES = ("42501", "42P01", "42703", "42P05", "42P08")
 """Of these classes, but about rights, tables that are gone, and statements."""
 _MYSQL = frozenset({
-    1048, 1062, 1118, 1153, 1264, 1265, 1292, 1301, 1364, 1366, 1406, 1526, 1644, 1690, 1748, 3140, 3819, 3988, 4025, 4161,
+    1048, 1062, 1118, 1153, 1264, 1265, 1292, 1301, 1364, 1366, 1406, 1526, 1644, 1690, 1748, 3140, 3819,
+    3988, 4025, 4161,
 })  # fmt: skip
 _MYSQL_NOT_VALUES = frozenset({1044, 1045, 1049, 1054, 1142, 1143, 1146, 1227})
 _SQLITE = frozenset({18, 19, 20, 25})
@@ -22,12 +24,14 @@ _KINDS = frozenset({"DataError", "IntegrityError", "NotSupportedError", "Program
 
 
 def passing(error: BaseException | None) -> bool:
-    """Whether trying again at once may help: a deadlock, a lock that was not given, a table made at the same time."""
+    """Whether trying again at once may help: a deadlock, a lock that was not given, a table made at the same
+    time."""
     return not _PASSING.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 def refused(error: BaseException | None) -> bool:
-    """Whether *error*, of any driver, is about what was to be stored, or read: the same again will always fail."""
+    """Whether *error*, of any driver, is about what was to be stored, or read: the same again will always
+    fail."""
     if isinstance(error, UnicodeError | OverflowError):
         return True  # it never left this process
     if "Could not decode to UTF-8" in str(error):

@@ -29,7 +29,8 @@ _NAMING = ("host", "port", "options", "unix_socket")
 
 
 def key_of(task_id: str) -> str:
-    """What a task is called in the table: by its id, unless that does not fit there, or might be taken for another's."""
+    """What a task is called in the table: by its id, unless that does not fit there, or might be taken for
+    another's."""
     if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL overlooks blanks at the end
         return task_id
     return f"{task_id[:_KEPT]}{DIGEST}{sha256(task_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -49,7 +50,8 @@ def unpack(status: str, payload: bytes) -> dict[str, Any]:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Of *rows*, oldest first, the one that stands for each task in the end. In one order, against deadlocks."""
+    """Of *rows*, oldest first, the one that stands for each task in the end. In one order,
+    against deadlocks."""
     last: dict[str, Row] = {}
     for row in rows:
         standing = last.get(row[0])
@@ -59,7 +61,8 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def place_of(url: str) -> tuple[Any, ...] | None:
-    """Which database of which server *url* leads to, whatever the driver and user; None: none that is a server."""
+    """Which database of which server *url* leads to, whatever the driver and user; None: none that is a
+    server."""
     parts = urlsplit(url.removeprefix("db+"))
     family, port = _FAMILIES.get(parts.scheme.partition("+")[0], ("", 0))
     if not family:

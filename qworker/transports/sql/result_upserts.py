@@ -1,12 +1,13 @@
-"""The statements that store many results at once, over no state that may not be replaced; and how they are told of.
+"""The statements that store many results at once, over no state that may not be replaced; and how they are
+told of.
 
 Comes from:  ``backends/sql.py``, and the brokers ``postgresql.py`` and ``mysql.py`` with an ack.
 Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it.
 Thread:      any; pure functions.
 
 Each of them takes the names of the columns and a tuple of their values for each row, no task twice, and gives
-statements with their values. One is enough, but for what is too large for one. makes_ids: the server gives a new row
-its id. place: how the driver writes the place of a value.
+statements with their values. One is enough, but for what is too large for one. makes_ids: the server gives a
+new row its id. place: how the driver writes the place of a value.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def postgresql_upsert(
 ) -> Steps:
     """One statement, whatever the number of rows; its first column says how many were stored.
 
-    Those of them that have ended are told of once it is committed: their ids, one a line, or LOOK where they are too
-    many. But a commit that tells waits for all others that do, so it tells only if somebody listens. Who listens
-    shares a lock; here it is tried, and kept until the commit if it was free, so that whoever comes to listen waits
-    until what was not told can be seen.
+    Those of them that have ended are told of once it is committed: their ids, one a line, or LOOK where they
+    are too many. But a commit that tells waits for all others that do, so it tells only if somebody listens.
+    Who listens shares a lock; here it is tried, and kept until the commit if it was free, so that whoever
+    comes to listen waits until what was not told can be seen.
     """
     if rows:
         yield (
@@ -78,18 +79,22 @@ def _postgresql(table: str, columns: tuple[str, ...], makes_ids: bool, place: st
     key, value = ("", "") if makes_ids else ("id, ", "nextval('task_id_sequence'), ")
     may_replace = _MAY_REPLACE.format(old="standing.status", new="excluded.status")
     return f"""WITH stored AS (
-    INSERT INTO {table} AS standing ({key}{names}) SELECT {value}{names} FROM unnest({arrays}) AS given ({names})
+    INSERT INTO {table} AS standing ({key}{names}) SELECT {value}{names}
+    FROM unnest({arrays}) AS given ({names})
     ON CONFLICT (task_id) DO UPDATE SET {changes} WHERE {may_replace} RETURNING task_id, status),
 ended AS (SELECT string_agg(task_id, E'\\n') AS ids FROM stored WHERE status IN {_FINAL})
-SELECT (SELECT count(*) FROM stored), CASE WHEN ids IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(table)})
-    THEN pg_notify({channel_of(table)}, CASE WHEN octet_length(ids) < 8000 AND strpos(ids, '{DIGEST}') = 0 THEN ids ELSE '{LOOK}' END)::text END
+SELECT (SELECT count(*) FROM stored), CASE WHEN ids IS NOT NULL
+AND NOT pg_try_advisory_xact_lock({lock_of(table)})
+    THEN pg_notify({channel_of(table)}, CASE WHEN octet_length(ids) < 8000
+    AND strpos(ids, '{DIGEST}') = 0 THEN ids ELSE '{LOOK}' END)::text END
 FROM ended"""
 
 
 def mysql_upsert(
     table: str, columns: tuple[str, ...], rows: Sequence[Row], makes_ids: bool, place: str = "%s"
 ) -> Steps:
-    """For MySQL and MariaDB. How many rows they say they changed is of no use: they count some twice, others not."""
+    """For MySQL and MariaDB. How many rows they say they changed is of no use: they count some twice, others
+    not."""
     # The status comes last: the conditions look at what stood there before.
     order = [name for name in columns if name not in ("task_id", "status")] + ["status"]
     may_replace = _MAY_REPLACE.format(old="status", new="VALUES(status)")

@@ -1,8 +1,8 @@
 """Results beside the messages: in the table that Celery makes, in the transaction of the ack.
 
 Comes from:  the settlements that the worker gives to ``consumer.py``.
-Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql.py`` reads it, and on
-             PostgreSQL those who wait there are told.
+Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql.py`` reads it, and
+             on PostgreSQL those who wait there are told.
 Thread:      the listener's, but for forget_failures().
 """
 
@@ -37,7 +37,8 @@ class ResultTable:
         self._columns = ()
 
     def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
-        """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may not replace."""
+        """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may
+        not replace."""
         if not rows:
             return
         columns = self._columns
@@ -57,8 +58,8 @@ class ResultTable:
         return from_epoch(expires - self._expires).replace(tzinfo=None)
 
     def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
-        """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a transaction in
-        which a table is made; elsewhere the table would go with it.)"""
+        """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a
+        transaction in which a table is made; elsewhere the table would go with it.)"""
         if self._columns or not any(
             each.row is not None for each in settlements if not isinstance(each, Release)
         ):

@@ -4,8 +4,9 @@ Comes from:  ``postgresql.py`` and ``mysql.py``, at their first use of a databas
 Goes to:     the database.
 Thread:      any; constants.
 
-What waits, what is delayed and what is held have an index each, so that taking a message costs the same however many
-wait. PostgreSQL's indexes hold only the rows in question; MySQL's begin with the state. urgency is the priority,
+What waits, what is delayed and what is held have an index each, so that taking a message costs the same
+however many wait. PostgreSQL's indexes hold only the rows in question; MySQL's begin with the state. urgency
+is the priority,
 negated: then the most urgent come first in a plain index.
 """
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 VERSION = 1
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
-"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not cut, and a
-backslash escapes."""
+"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not
+cut, and a backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
 
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
@@ -24,16 +25,21 @@ NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
 NEW_COLUMNS = "queue, urgency, due, state, sent, headers, properties, body"
 """What a new message is inserted with."""
 
-_CHURN = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0"
+_CHURN = (
+    "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
+    "autovacuum_vacuum_cost_delay = 0"
+)
 
 POSTGRESQL = (
     "CREATE TABLE IF NOT EXISTS qworker_schema (id smallint PRIMARY KEY, version integer NOT NULL)",
     f"""CREATE TABLE IF NOT EXISTS qworker_message (
         tag bigserial PRIMARY KEY, queue text NOT NULL, urgency smallint NOT NULL, due double precision,
         state smallint NOT NULL, owner bigint, deliveries integer NOT NULL DEFAULT 0,
-        redelivered smallint NOT NULL DEFAULT 0, parked integer NOT NULL DEFAULT 0, sent double precision NOT NULL,
+        redelivered smallint NOT NULL DEFAULT 0, parked integer NOT NULL DEFAULT 0,
+        sent double precision NOT NULL,
         headers text NOT NULL, properties text, body bytea NOT NULL) WITH ({_CHURN})""",
-    "CREATE INDEX IF NOT EXISTS qworker_message_ready ON qworker_message (queue, urgency, tag) WHERE state = 0",
+    "CREATE INDEX IF NOT EXISTS qworker_message_ready ON qworker_message (queue, urgency, tag) WHERE "
+    "state = 0",
     "CREATE INDEX IF NOT EXISTS qworker_message_delayed ON qworker_message (queue, due) WHERE state = 1",
     "CREATE INDEX IF NOT EXISTS qworker_message_held ON qworker_message (owner) WHERE state = 2",
     """CREATE TABLE IF NOT EXISTS qworker_dead (
@@ -42,29 +48,37 @@ POSTGRESQL = (
         body bytea NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS qworker_dead_died ON qworker_dead (died_at, tag, queue)",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
-        id bigserial PRIMARY KEY, name text NOT NULL, pid bigint NOT NULL, boot text NOT NULL, lock_path text NOT NULL,
-        marks text NOT NULL, queues text NOT NULL, concurrency integer NOT NULL, started double precision NOT NULL,
+        id bigserial PRIMARY KEY, name text NOT NULL, pid bigint NOT NULL, boot text NOT NULL,
+        lock_path text NOT NULL,
+        marks text NOT NULL, queues text NOT NULL, concurrency integer NOT NULL,
+        started double precision NOT NULL,
         lease_until double precision NOT NULL, armed_until double precision NOT NULL DEFAULT 0,
         running text NOT NULL DEFAULT '') WITH (fillfactor = 50, {_CHURN})""",
     """CREATE TABLE IF NOT EXISTS qworker_revoked (
-        seq bigserial PRIMARY KEY, task_id text NOT NULL, terminate smallint NOT NULL, signal_name text NOT NULL,
+        seq bigserial PRIMARY KEY, task_id text NOT NULL, terminate smallint NOT NULL,
+        signal_name text NOT NULL,
         expires double precision NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS qworker_revoked_expires ON qworker_revoked (expires)",
 )
 
 MYSQL_TABLE = "ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 MYSQL = (
-    f"CREATE TABLE IF NOT EXISTS qworker_schema (id smallint PRIMARY KEY, version integer NOT NULL) {MYSQL_TABLE}",
+    "CREATE TABLE IF NOT EXISTS qworker_schema (id smallint PRIMARY KEY, version integer NOT NULL) "
+    f"{MYSQL_TABLE}",
     f"""CREATE TABLE IF NOT EXISTS qworker_message (
-        tag bigint AUTO_INCREMENT PRIMARY KEY, queue varchar(255) NOT NULL, urgency smallint NOT NULL, due double,
+        tag bigint AUTO_INCREMENT PRIMARY KEY, queue varchar(255) NOT NULL, urgency smallint NOT NULL,
+        due double,
         state smallint NOT NULL, owner bigint, deliveries integer NOT NULL DEFAULT 0,
         redelivered smallint NOT NULL DEFAULT 0, parked integer NOT NULL DEFAULT 0, sent double NOT NULL,
         headers longtext NOT NULL, properties longtext, body longblob NOT NULL,
-        KEY qworker_message_ready (queue, state, urgency, tag), KEY qworker_message_delayed (queue, state, due),
+        KEY qworker_message_ready (queue, state, urgency, tag), KEY qworker_message_delayed (queue, state,
+        due),
         KEY qworker_message_held (owner)) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_dead (
-        tag bigint PRIMARY KEY, queue varchar(255) NOT NULL, reason longtext NOT NULL, died_at double NOT NULL,
-        deliveries integer NOT NULL, urgency smallint NOT NULL, headers longtext NOT NULL, properties longtext,
+        tag bigint PRIMARY KEY, queue varchar(255) NOT NULL, reason longtext NOT NULL,
+        died_at double NOT NULL,
+        deliveries integer NOT NULL, urgency smallint NOT NULL, headers longtext NOT NULL,
+        properties longtext,
         body longblob NOT NULL, KEY qworker_dead_died (died_at, tag, queue)) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigint AUTO_INCREMENT PRIMARY KEY, name varchar(255) NOT NULL, pid bigint NOT NULL,
@@ -73,8 +87,10 @@ MYSQL = (
         armed_until double NOT NULL DEFAULT 0, running mediumtext NOT NULL) {MYSQL_TABLE}""",
     f"""CREATE TABLE IF NOT EXISTS qworker_revoked (
         seq bigint AUTO_INCREMENT PRIMARY KEY, task_id varchar(255) NOT NULL, terminate smallint NOT NULL,
-        signal_name varchar(255) NOT NULL, expires double NOT NULL, KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
-    f"CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) {MYSQL_TABLE}",
+        signal_name varchar(255) NOT NULL, expires double NOT NULL,
+        KEY qworker_revoked_expires (expires)) {MYSQL_TABLE}""",
+    "CREATE TABLE IF NOT EXISTS qworker_bell (slot smallint PRIMARY KEY, rung bigint NOT NULL) "
+    f"{MYSQL_TABLE}",
 )
 BELLS = 16
 """Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""
@@ -82,7 +98,8 @@ BELLS = 16
 NEXT_NUMBER = """SELECT greatest(coalesce(max({column}), 0) + 1,
 floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
 """The number of a new owner or revocation; see ``lease.py``."""
-NEW_OWNER = """INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency, started, lease_until,
+NEW_OWNER = """INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency,
+started, lease_until,
 armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""

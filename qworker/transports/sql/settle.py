@@ -15,7 +15,8 @@ from qworker.transports.sql.schema import DELAYED, READY
 RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
 deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
 WHERE tag = %s AND owner = %s"""
-BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties, body)
+BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties,
+body)
 SELECT %s, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
 WHERE tag = %s AND owner = %s"""
 

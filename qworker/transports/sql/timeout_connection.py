@@ -20,8 +20,8 @@ PATIENCE = 30.0
 
 
 class PatientConnection(psycopg.Connection[Any]):
-    """Raises psycopg.OperationalError when an answer is not whole after *patience* seconds, or when *deadline*
-    (monotonic seconds) has come."""
+    """Raises psycopg.OperationalError when an answer is not whole after *patience* seconds, or when
+    *deadline* (monotonic seconds) has come."""
 
     patience = PATIENCE
     deadline: float | None = None

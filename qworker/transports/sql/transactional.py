@@ -24,8 +24,9 @@ Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 class Joined:
-    """What ``publishing_in`` publishes to. table: of the messages. bell: of PostgreSQL, '' elsewhere: a worker that
-    waits finds the message at its next look, since ringing would make other publishers wait for this transaction."""
+    """What ``publishing_in`` publishes to. table: of the messages. bell: of PostgreSQL, '' elsewhere: a
+    worker that waits finds the message at its next look, since ringing would make other publishers wait for
+    this transaction."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class Joined:
         self._rows_of = rows_of
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with it."""
+        """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with
+        it."""
         rows = self._rows_of(envelopes)
         for start in range(0, len(rows), PORTION):
             portion = rows[start : start + PORTION]
@@ -52,14 +54,15 @@ class Joined:
 
 
 def executor(connection: Any, family: str) -> Execute:
-    """What executes statements on *connection*: a Session or Connection of SQLAlchemy, a connection of Django, or one of
-    psycopg, psycopg2, PyMySQL or mysqlclient.
+    """What executes statements on *connection*: a Session or Connection of SQLAlchemy, a connection of
+    Django, or one of psycopg, psycopg2, PyMySQL or mysqlclient.
 
     Raises ConfigurationError for anything else, and for a database of another family than *family*.
     """
     if hasattr(connection, "sync_session") or hasattr(connection, "sync_connection"):
         raise ConfigurationError(
-            "publishing_in takes the synchronous session: await session.run_sync(publish), where publish(session) calls "
+            "publishing_in takes the synchronous session: await session.run_sync(publish), where "
+            "publish(session) calls "
             "publishing_in(session)"
         )
     if callable(getattr(connection, "connection", None)) and hasattr(connection, "get_bind"):
@@ -71,7 +74,8 @@ def executor(connection: Any, family: str) -> Execute:
     driver = type(connection).__module__.partition(".")[0]
     if not hasattr(connection, "cursor") or (driver not in _DRIVERS and not hasattr(connection, "vendor")):
         raise ConfigurationError(
-            f"publishing_in takes a Session or Connection of SQLAlchemy, django.db.connection, or a connection of "
+            "publishing_in takes a Session or Connection of SQLAlchemy, django.db.connection, or a "
+            "connection of "
             f"{', '.join(_DRIVERS)}; not {type(connection).__module__}.{type(connection).__qualname__}"
         )
     _check(getattr(connection, "vendor", None) or _DRIVERS[driver], family)
@@ -87,7 +91,8 @@ def _check(dialect: str, family: str) -> None:
     found = {"mariadb": "mysql"}.get(dialect, dialect)
     if found != family:
         raise ConfigurationError(
-            f"the connection given to publishing_in is one to {dialect}, and the broker is {family}: they must be the "
+            f"the connection given to publishing_in is one to {dialect}, and the broker is {family}: they "
+            "must be the "
             "same database",
             setting="broker_url",
         )

@@ -4,12 +4,13 @@ Comes from:  a ``sqlite:///path`` URL, or nothing at all (``.qworker/qworker.db`
 Goes to:     ``broker`` (messages) and ``backends/sqlite.py`` (results), which share the file.
 Thread:      any; see each module.
 
-The file is in WAL mode. Who needs to be told of a change does not poll the file: it makes a *notification pipe*, a named
-pipe in the directory beside it, and writers write one byte into all pipes of a kind after they commit.
+The file is in WAL mode. Who needs to be told of a change does not poll the file: it makes a *notification
+pipe*, a named pipe in the directory beside it, and writers write one byte into all pipes of a kind after they
+commit.
 
-Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle`` (who uses it
-when), ``notify``, ``broker`` (what any thread asks), ``consumer`` (what a worker asks), ``reclaim`` (from dead workers),
-``damage`` (bad rows), ``bindings`` (kombu's exchanges).
+Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle``
+(who uses it when), ``notify``, ``broker`` (what any thread asks), ``consumer`` (what a worker asks),
+``reclaim`` (from dead workers), ``damage`` (bad rows), ``bindings`` (kombu's exchanges).
 """
 
 from qworker.transports.sqlite.database import Database, boot_id, transaction, write
@@ -27,7 +28,8 @@ from qworker.transports.sqlite.schema import (
 )
 
 __all__ = [
-    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY", "REVOKED",
+    "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY",
+    "REVOKED",
     "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
     "file_system", "transaction", "write",
 ]  # fmt: skip

@@ -4,8 +4,9 @@ Comes from:  ``transports/kombu/channel.py``. qworker itself names its queues an
 Goes to:     the tables ``binding``, ``queue`` and ``message``.
 Thread:      any, with the publishing connection.
 
-A queue that is to go with its user (of events, of replies) is kept with the epoch of each holder that declared it; when
-the last of them resigns or is found dead, the queue goes, with its bindings and whatever it holds.
+A queue that is to go with its user (of events, of replies) is kept with the epoch of each holder that
+declared it; when the last of them resigns or is found dead, the queue goes, with its bindings and whatever it
+holds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Bindings:
     _publisher: Handle
 
     def declare_queue(self, queue: str, owner: int = FOREVER, ttl: float | None = None) -> None:
-        """Make *queue*. owner: the epoch that it is to go with. ttl: seconds after which its messages may go."""
+        """Make *queue*. owner: the epoch that it is to go with. ttl: seconds after which its messages may
+        go."""
         row = (queue, owner, ttl)
         known = "SELECT 1 FROM queue WHERE name = ? AND owner = ? AND ttl IS ?"
         if not self._publisher.read(known, row):
@@ -40,7 +42,8 @@ class Bindings:
         return bool(self._publisher.read(known, (queue, queue)))
 
     def drop_queue(self, queue: str) -> None:
-        """Unmake *queue*, with its bindings and all that waits in it. What is on lease can still be settled."""
+        """Unmake *queue*,
+        with its bindings and all that waits in it. What is on lease can still be settled."""
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM queue WHERE name = ?", (queue,))

@@ -2,7 +2,8 @@
 
 Comes from:  ``broker_url`` ``sqlite:///path``, or no broker_url at all.
 Goes to:     the tables of ``embedded``.
-Thread:      one connection publishes (any thread, in turn), one belongs to the listener; neither crosses a fork.
+Thread:      one connection publishes (any thread, in turn), one belongs to the listener; neither crosses a
+             fork.
 
 Publishing is durable: the commit is on the disk (``synchronous=FULL``) before push returns; callers that wait
 together share one commit. The worker's own claims and acks are NORMAL: a power cut may undo the last of them,
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
 
 INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
-INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
+INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties,
+body)
 VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
 FLUSH = f"UPDATE message SET state = {READY}, due = NULL WHERE queue = ? AND state = {DELAYED}"
-TO_MESSAGE = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties, body)
+TO_MESSAGE = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties,
+body)
 SELECT {NEXT_TAG}, queue, priority, {READY}, ?, 1, headers, properties, body FROM dead WHERE tag = ?"""
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN (
 SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM dead"""
@@ -137,7 +140,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
 
         try:
             self._publisher.use(work)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
             return error
         if CRASHING:
             crash_point("published")
@@ -168,7 +171,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         rows = self._publisher.read(
-            "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries AS INTEGER), "
+            "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries "
+            "AS INTEGER), "
             "CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM dead "
             "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
             (queue, queue, limit),

@@ -49,15 +49,19 @@ from qworker.transports.sqlite.reclaim import reclaim
 from qworker.transports.wakeup import Waker
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
-# The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what waits.
+# The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what
+# waits.
 FITTING = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
-SELECT tag, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (%s)) WHERE before < {MAX_LEASE_BYTES})
+SELECT tag, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (%s))
+WHERE before < {MAX_LEASE_BYTES})
 RETURNING {COLUMNS}"""
 CLAIM = FITTING % (
-    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, tag LIMIT ?"
+    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, "
+    "tag LIMIT ?"
 )
 CLAIM_NEAR = FITTING % (
-    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT ?"
+    "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY "
+    "due LIMIT ?"
 )
 RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
@@ -66,8 +70,10 @@ VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
-BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
-SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ? AND owner = ?"""
+BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
+properties, body)
+SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ?
+AND owner = ?"""
 EXPIRED = (
     ("dead", "tag", "SELECT tag FROM dead WHERE died_at < ?"),
     ("dead", "tag", """SELECT tag FROM (SELECT tag, row_number() OVER (
@@ -147,7 +153,8 @@ class Holder:
                     mend_dues(connection)
                 cursor = connection.execute(
                     NEW_OWNER,
-                    (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues), concurrency, now + self._lease_seconds,
+                    (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues),
+                    concurrency, now + self._lease_seconds,
                      self._clock.now(), Path(self._holding.marks).name),
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)
@@ -155,7 +162,8 @@ class Holder:
                     crash_point("enlisting")
                 self._holding.take()
                 known = [marks for (marks,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
-                # There is no lock whose row is still to come: who makes one has the turn to write, as we have.
+                # There is no lock whose row is still to come: who makes one has the turn to write, as we
+                # have.
                 self._holding.tidy(known, age=0.0)
             self._epoch, self._handle.pinned = epoch, self._handle.file
         self._renew_at = now + self._lease_seconds / 3
@@ -304,7 +312,8 @@ class Holder:
         self._revoked = False
         with self._held() as connection:
             rows = connection.execute(
-                "SELECT seq, CAST(task_id AS TEXT), terminate, CAST(signal AS TEXT) FROM revoked WHERE seq > ? AND expires > ? ORDER BY seq",
+                "SELECT seq, CAST(task_id AS TEXT), terminate, CAST(signal AS TEXT) FROM revoked WHERE seq > "
+                "? AND expires > ? ORDER BY seq",
                 (cursor, self._clock.now()),
             ).fetchall()
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], bool(row[2]), row[3]) for row in rows]
@@ -385,7 +394,8 @@ def _leased(row: tuple[Any, ...]) -> Leased:
 
 
 def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
-    """When the first of the delayed messages is due: None when there is none, NO_TIME when its row does not say."""
+    """When the first of the delayed messages is due: None when there is none, NO_TIME when its row does not
+    say."""
     row = connection.execute(
         "SELECT due FROM message WHERE queue = ? AND state = 1 ORDER BY due LIMIT 1", (queue,)
     ).fetchone()

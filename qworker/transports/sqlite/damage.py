@@ -1,10 +1,12 @@
-"""Rows that are not what they should be: SQLite keeps a text in a column of numbers, unless its table is STRICT.
+"""Rows that are not what they should be: SQLite keeps a text in a column of numbers, unless its table is
+STRICT.
 
 Comes from:  ``consumer.py``, for files that were made by an older version of SQLite, or of ours.
 Goes to:     the tables ``message`` and ``dead``.
 Thread:      the listener's.
 
-Anybody may write into the file, and one bad row must not end every worker that meets it: it becomes a dead letter.
+Anybody may write into the file, and one bad row must not end every worker that meets it: it becomes a dead
+letter.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ STRICT = "SELECT sql LIKE '%STRICT%' FROM sqlite_master WHERE type = 'table' AND
 # When it is due its headers say as well; without a time in its row the worker goes by them.
 MEND = f"""UPDATE message SET state = {READY}, due = NULL
 WHERE state = {DELAYED} AND typeof(due) NOT IN ('real', 'integer')"""
-BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
+BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
+properties, body)
 SELECT tag, queue, ?, ?, CAST(deliveries AS INTEGER), CAST(priority AS INTEGER), CAST(headers AS TEXT),
 CAST(properties AS TEXT), CAST(body AS BLOB) FROM message WHERE tag = ?"""
 NO_TIME = -math.inf
@@ -42,7 +45,8 @@ def mend_dues(connection: sqlite3.Connection) -> None:
 
 
 def without_damaged(connection: sqlite3.Connection, rows: list[Leased], now: float) -> list[Leased]:
-    """Within the transaction that claimed *rows*: make dead letters of the damaged ones, and return the others."""
+    """Within the transaction that claimed *rows*: make dead letters of the damaged ones, and return the
+    others."""
     sound = []
     for row in rows:
         wrong = _wrong(row)

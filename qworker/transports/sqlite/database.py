@@ -27,7 +27,8 @@ BUSY_SECONDS = 30.0
 """How long a writer waits for its turn before it gives up."""
 
 NEW_FILE_MODE = 0o600
-"""Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the file."""
+"""Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the
+file."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _STRICT = sqlite3.sqlite_version_info >= (3, 37)
@@ -85,7 +86,8 @@ class Database:
             if error.errno in _NO_ROOM:
                 raise _disk_full(self.path) from None
             raise ConfigurationError(
-                f"cannot write to {self.path}: {error.strerror}. Set broker_url to sqlite:////a/path/you/own.db",
+                f"cannot write to {self.path}: {error.strerror}. Set broker_url to "
+                "sqlite:////a/path/you/own.db",
                 setting="broker_url",
             ) from None
 
@@ -103,7 +105,8 @@ class Database:
                 version = _enter_wal(connection)
                 connection.execute(f"PRAGMA synchronous = {synchronous or self.synchronous}")
                 connection.execute("PRAGMA journal_size_limit = 67108864")
-                # A log that is soon written over again: to make it longer costs a commit more than to write it.
+                # A log that is soon written over again: to make it longer costs a commit more than to write
+                # it.
                 connection.execute("PRAGMA wal_autocheckpoint = 400")
                 if version < SCHEMA_VERSION:
                     _create(connection)
@@ -128,7 +131,8 @@ class Database:
         return sqlite3.connect(uri, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
 
     def _refuse_beside_a_log(self) -> None:
-        """Make no new file where the log of another lies: SQLite would take that for the new one's, and begin it anew."""
+        """Make no new file where the log of another lies: SQLite would take that for the new one's, and begin
+        it anew."""
         log = Path(f"{self.path}-wal")
         try:
             size = log.stat().st_size
@@ -136,7 +140,8 @@ class Database:
             return
         if size and not self.path.exists():  # another process may have begun both in this moment
             raise BrokerUnavailable(
-                f"{self.path} is gone, and its log {log.name} is still there: put the file back, and nothing is lost. "
+                f"{self.path} is gone, and its log {log.name} is still there: put the file back, and nothing "
+                "is lost. "
                 f"To begin anew, delete {log.name} and {self.path.name}-shm"
             )
 
@@ -164,7 +169,8 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def busy(error: BaseException) -> bool:
-    """Whether *error* only says that another has the turn (SQLite tells several kinds of it, all meaning: wait)."""
+    """Whether *error* only says that another has the turn (SQLite tells several kinds of it, all meaning:
+    wait)."""
     return _code(error) in _BUSY
 
 
@@ -184,7 +190,8 @@ def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
     code = _code(error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return ConfigurationError(
-            f"{path} is not a sound SQLite database ({error}): move it aside and start again, or restore a copy",
+            f"{path} is not a sound SQLite database ({error}): move it aside and start again, or "
+            "restore a copy",
             setting="broker_url",
         )
     if code == sqlite3.SQLITE_FULL or (isinstance(error, OSError) and error.errno in _NO_ROOM):
@@ -212,7 +219,8 @@ def errors_explained(path: Path) -> Iterator[None]:
 
 
 def write(connection: sqlite3.Connection, statement: str, values: Sequence[Any], timeout: float) -> None:
-    """Execute *statement*, which writes or begins to, on *connection*; wait up to *timeout* seconds for our turn.
+    """Execute *statement*, which writes or begins to, on *connection*; wait up to *timeout* seconds for our
+    turn.
 
     Outside a transaction it is one by itself, durable on return, for half the price of a longer one.
     SQLite's own waiting starts at 1 ms and grows; ours starts at 50 us, since a turn here takes some 100 us.

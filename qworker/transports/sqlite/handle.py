@@ -8,8 +8,9 @@ SQLite's locks are the process's, and what it knows of them is inherited by a ch
 child that opens the file while it has its parent's connection can lose what it commits, or wait for ever. So
 every handle is closed before a fork and opened again, on both sides, when it is next needed.
 
-A file that was removed or replaced goes on existing for who has it open: what is written there, nobody else will ever
-see. So every handle looks, now and then, whether its file is still the one at its path, and goes over to that one.
+A file that was removed or replaced goes on existing for who has it open: what is written there, nobody else
+will ever see. So every handle looks, now and then, whether its file is still the one at its path, and goes
+over to that one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ T = TypeVar("T")
 
 
 class Handle:
-    """The connection to *database*: ``handle.run(work)`` in our turn, with its errors explained; ``with handle as
-    connection`` does the same on a thread that no signal interrupts, as the listener's.
+    """The connection to *database*: ``handle.run(work)`` in our turn, with its errors explained;
+    ``with handle as connection`` does the same on a thread that no signal interrupts, as the listener's.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
     look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
@@ -55,7 +56,8 @@ class Handle:
             _handles.add(self)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled back."""
+        """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled
+        back."""
         return in_turn(self.turn, None, self.use, work)
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -149,7 +151,8 @@ _inherited: list[sqlite3.Connection | None] = []
 def _before_fork() -> None:
     _registry.acquire()
     for handle in list(_handles):
-        # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for itself.
+        # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for
+        # itself.
         if handle.turn.acquire(timeout=BUSY_SECONDS + 1):
             _held.append(handle)
             handle._drop()

@@ -23,8 +23,8 @@ _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 class Bell:
     """A named pipe that others write a byte to when there is news. Owner: one thread.
 
-    kind: 'message' (rung by who publishes) or 'result' (rung by who stores results).
-    Where the system or this file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
+    kind: 'message' (rung by who publishes) or 'result' (rung by who stores results). Where the system or this
+    file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
     """
 
     _fd = -1
@@ -118,7 +118,8 @@ class Ringer:
                     self._drop(name)
 
     def _look(self, changed: int) -> None:
-        # A bell hung up in the same tick of the clock as the last change would go unseen: look again next time.
+        # A bell hung up in the same tick of the clock as the last change would go unseen: look again next
+        # time.
         settled = time.time_ns() - changed > 50_000_000
         names = {name for name in os.listdir(self._directory) if name.startswith(self._prefix)}
         for name in self._pipes.keys() - names:
@@ -139,7 +140,8 @@ class Ringer:
             (self._directory / name).unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """In a forked child: let go of the parent's pipes, which another thread may have been about to use."""
+        """In a forked child: let go of the parent's pipes, which another thread may have been about to
+        use."""
         self._lock = threading.Lock()
         self.close()
 

@@ -4,9 +4,9 @@ Comes from:  ``consumer.py``.
 Goes to:     the tables ``owner`` and ``message``.
 Thread:      the listener's.
 
-Beside the database lies a directory with the files of each holder (``transports/owner_files.py``): a lock, and the marks of what its
-children run, whose name its row tells. A dead holder's marks say which messages were being run, and only for these
-does the death count as a delivery.
+Beside the database lies a directory with the files of each holder (``transports/owner_files.py``): a lock,
+and the marks of what its children run, whose name its row tells. A dead holder's marks say which messages
+were being run, and only for these does the death count as a delivery.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
 def reclaim(
     connection: sqlite3.Connection, database: Database, epoch: int, now: float, silent_too: bool
 ) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see LeaseStore."""
+    """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see
+    LeaseStore."""
     found = []
     owners = connection.execute(
-        "SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT) FROM owner "
+        "SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT) "
+        "FROM owner "
         "WHERE id <> ?",
         (epoch,),
     )

@@ -12,8 +12,8 @@ SCHEMA_VERSION = 3
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
 
-# STRICT where SQLite knows the word: else a text in a column of numbers stands there until somebody counts with it.
-# A file of an older version gets what it lacks: so far every version only added to the one before.
+# STRICT where SQLite knows the word: else a text in a column of numbers stands there until somebody counts
+# with it. A file of an older version gets what it lacks: so far every version only added to the one before.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS message (
     tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, priority INTEGER NOT NULL DEFAULT 0, due REAL,
@@ -25,14 +25,16 @@ CREATE INDEX IF NOT EXISTS message_delayed ON message (queue, due) WHERE state =
 CREATE INDEX IF NOT EXISTS message_leased ON message (owner) WHERE state = 2;
 CREATE TABLE IF NOT EXISTS dead (
     tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, reason TEXT NOT NULL, died_at REAL NOT NULL,
-    deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT, body BLOB NOT NULL) STRICT;
+    deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT,
+    body BLOB NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS dead_age ON dead (died_at, tag, queue);
 CREATE TABLE IF NOT EXISTS owner (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, pid INTEGER NOT NULL, boot TEXT NOT NULL,
     queues TEXT NOT NULL, concurrency INTEGER NOT NULL, lease_until REAL NOT NULL, started REAL NOT NULL,
     marks TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS revoked (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL, terminate INTEGER NOT NULL, signal TEXT NOT NULL,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL, terminate INTEGER NOT NULL,
+    signal TEXT NOT NULL,
     expires REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS binding (
     exchange TEXT NOT NULL, routing_key TEXT NOT NULL, pattern TEXT NOT NULL, queue TEXT NOT NULL,
@@ -42,26 +44,30 @@ CREATE TABLE IF NOT EXISTS queue (
     name TEXT NOT NULL, owner INTEGER NOT NULL, ttl REAL, PRIMARY KEY (name, owner)) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS queue_owner ON queue (owner) WHERE owner <> 0;
 CREATE TABLE IF NOT EXISTS result (
-    task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL, expires REAL) STRICT, WITHOUT ROWID;
+    task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL, expires REAL) STRICT,
+    WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS result_expires ON result (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS key_value (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires REAL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS highest (tag INTEGER NOT NULL) STRICT;
 INSERT INTO highest SELECT ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'message'), 0)
     WHERE NOT EXISTS (SELECT 1 FROM highest);
 CREATE TRIGGER IF NOT EXISTS message_highest AFTER DELETE ON message
-    WHEN old.tag > ifnull((SELECT max(tag) FROM message), 0) BEGIN UPDATE highest SET tag = max(tag, old.tag); END;
+    WHEN old.tag > ifnull((SELECT max(tag) FROM message), 0) BEGIN UPDATE highest
+    SET tag = max(tag, old.tag); END;
 """
 
 NEXT_NUMBER = "max(?, (SELECT ifnull(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = '{table}'))"
 """The number of a new owner or revocation, given the microseconds of the wall clock; see ``lease.py``."""
 
 NEXT_TAG = "max(ifnull((SELECT max(tag) FROM message), 0), (SELECT tag FROM highest)) + 1"
-"""The tag of a new message: never one that was given before. AUTOINCREMENT would promise the same, but for a page more
-in every publisher's commit; this way it is who deletes the last message that writes, once a batch."""
+"""The tag of a new message: never one that was given before. AUTOINCREMENT would promise the same, but for a
+page more in every publisher's commit; this way it is who deletes the last message that writes, once a
+batch."""
 
 UPSERT_RESULT = """
 INSERT INTO result (task_id, status, payload, expires) VALUES (?, ?, ?, ?)
-ON CONFLICT (task_id) DO UPDATE SET status = excluded.status, payload = excluded.payload, expires = excluded.expires
+ON CONFLICT (task_id) DO UPDATE SET status = excluded.status, payload = excluded.payload,
+expires = excluded.expires
 WHERE result.status NOT IN ('SUCCESS', 'FAILURE', 'REVOKED')
    OR (result.status <> 'SUCCESS' AND excluded.status IN ('SUCCESS', 'FAILURE', 'REVOKED'))
 """

@@ -4,9 +4,9 @@ Comes from:  ``broker_url = "sqs://…"``.
 Goes to:     ``transports/kombu/broker.py``, which it is but for what is said here; ``queue.py``.
 Thread:      as PlainStore; each queue that is consumed has a thread that waits for its messages.
 
-SQS hides a message that it gave to somebody for some seconds. That is our lease: it is renewed for as long as this worker
-lives, so no task is too long for it. What is due later waits in SQS, which delays a message by up to 15 minutes, and is
-sent on until it is due.
+SQS hides a message that it gave to somebody for some seconds. That is our lease: it is renewed for as long as
+this worker lives, so no task is too long for it. What is due later waits in SQS, which delays a message by up
+to 15 minutes, and is sent on until it is due.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ REFUSED = frozenset({
 
 
 class SqsStore(PlainStore):
-    """options: those of kombu's transport. visibility: seconds after which a dead worker's messages come back."""
+    """options: those of kombu's transport. visibility: seconds after which a dead worker's messages come
+    back."""
 
     lacks = PlainStore.lacks - {"delays"}
 
@@ -105,7 +106,8 @@ class SqsStore(PlainStore):
             raise BrokerUnavailable(f"{mask_urls(self.url)}: {error}") from error
         except (kombu_sqs.UndefinedQueueException, kombu_sqs.InvalidQueueException) as error:
             raise ConfigurationError(
-                f"broker_transport_options: predefined_queues: {error} (dead letters go to {DEAD.replace('.', '-')})",
+                f"broker_transport_options: predefined_queues: {error} (dead letters go to "
+                f"{DEAD.replace('.', '-')})",
                 setting="broker_transport_options",
             ) from error
 
@@ -224,7 +226,8 @@ class SqsStore(PlainStore):
     def _delete(self) -> None:
         for poll in self._polls:
             for one in poll.queue.delete_finished():
-                logger.warning("message %s of %s ended after its lease; it may run again", one.delivery_tag, poll.queue.name)  # fmt: skip
+                logger.warning("message %s of %s ended after its lease; it may "
+                               "run again", one.delivery_tag, poll.queue.name)  # fmt: skip
 
     def extend(self) -> None:
         with self._leasing():

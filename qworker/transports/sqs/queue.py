@@ -45,8 +45,8 @@ class Count(NamedTuple):
 
 
 class Received:
-    """A message, with what PlainHolder and plain_messages.read() ask of kombu's. renew_at: the monotonic time at which it
-    is to be hidden from others for longer."""
+    """A message, with what PlainHolder and plain_messages.read() ask of kombu's. renew_at: the monotonic time
+    at which it is to be hidden from others for longer."""
 
     def __init__(self, queue: SqsQueue, found: dict[str, Any], renew_at: float) -> None:
         content = _content(queue.channel, found)
@@ -74,7 +74,8 @@ class Received:
 
 
 class SqsQueue:
-    """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was received."""
+    """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
+    received."""
 
     def __init__(self, channel: Any, name: str, hidden: int) -> None:
         self.channel = channel
@@ -93,7 +94,8 @@ class SqsQueue:
         return self.channel.sqs(queue=self.channel.canonical_queue_name(self.name))
 
     def entry(self, message: Outgoing, delay: int) -> dict[str, Any]:
-        """*message* as kombu's transport would send it, for send(). delay: seconds until it can be received."""
+        """*message* as kombu's transport would send it, for send(). delay: seconds until it can be
+        received."""
         options = {"delivery_mode": 2, **message.options}
         given = {
             name: options.pop(name) for name in ("priority", "content_type", "content_encoding", "headers")
@@ -114,8 +116,8 @@ class SqsQueue:
         return {"MessageBody": body, "DelaySeconds": delay}
 
     def send(self, entries: Sequence[dict[str, Any]]) -> None:
-        """As many as portions() gives. When some were not taken it raises PublishError, if that is for ever, OSError if not,
-        and what boto raises."""
+        """As many as portions() gives. When some were not taken it raises PublishError, if that is for ever,
+        OSError if not, and what boto raises."""
         numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
         for failure in (
             self.client.send_message_batch(QueueUrl=self.url, Entries=numbered).get("Failed") or ()
@@ -140,13 +142,15 @@ class SqsQueue:
         return [Received(self, found, renew_at) for found in answer.get("Messages") or ()]
 
     def get(self, no_ack: bool = False) -> Received | None:
-        """One message; None when there is none. It asks all of SQS's servers, and so takes a second to say no."""
+        """One message; None when there is none. It asks all of SQS's servers, and so takes a second to say
+        no."""
         if not self._spare:
             self._spare.extend(self.receive(BATCH, 1))
         return self._spare.popleft() if self._spare else None
 
     def hide(self, messages: Iterable[Received], seconds: int) -> list[Received]:
-        """Hide *messages* of this queue from now on for so many *seconds*; return those that are not ours any more."""
+        """Hide *messages* of this queue from now on for so many *seconds*; return those that are not ours any
+        more."""
         entries = [(one, {"VisibilityTimeout": seconds}) for one in messages]
         gone = []
         for batch in _batches(entries):
@@ -189,7 +193,8 @@ class SqsQueue:
 
 
 class LongPoll:
-    """The messages of *queue*, waited for by a thread, for *seconds* at a time. ring: called when there is news.
+    """The messages of *queue*, waited for by a thread, for *seconds* at a time. ring: called when there is
+    news.
 
     Only what was asked for is received, so that nothing is hidden here from workers that have room for it.
     """
@@ -229,13 +234,14 @@ class LongPoll:
         self._orders.put(0)
 
     def join(self, seconds: float) -> None:
-        """Take in what is on its way, but do not wait for longer than that. What comes later is shown to others again, or,
-        when this process has ended by then, hidden for as long as the queue hides what it gives."""
+        """Take in what is on its way, but do not wait for longer than that. What comes later is shown to
+        others again, or, when this process has ended by then, hidden for as long as the queue hides what it
+        gives."""
         self._thread.join(max(0.0, seconds))
         self._abandoned = self._thread.is_alive()
         try:
             self.collect()
-        except Exception:  # whatever it was: nothing has come
+        except Exception:  # noqa: BLE001 - whatever it was: nothing has come
             pass
 
     def _run(self) -> None:
@@ -246,14 +252,15 @@ class LongPoll:
                 if self._abandoned:
                     self.queue.hide(answer, 0)
                     return
-            except Exception as error:  # collect() raises it where it is understood
+            except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
                 answer = error
             self._answers.put(answer)
             self._ring()
 
 
 def _content(channel: Any, found: dict[str, Any]) -> Any:
-    """What kombu put into a message, or else all of it as the body: it is for others to say what is wrong with it."""
+    """What kombu put into a message, or else all of it as the body: it is for others to say what is wrong
+    with it."""
     text: str = found["Body"]
     for decode in (lambda: base64.b64decode(text, validate=True), lambda: text):
         try:
@@ -261,7 +268,7 @@ def _content(channel: Any, found: dict[str, Any]) -> Any:
             payload["properties"]["delivery_tag"] = found["MessageId"]
             payload["headers"] = dict(payload.get("headers") or {})
             return channel.Message(payload, channel=channel)
-        except Exception:  # anybody may send anything
+        except Exception:  # noqa: BLE001 - anybody may send anything
             continue
     raw = {"body": text, "headers": {}, "properties": {"delivery_tag": found["MessageId"]}}
     return channel.Message(raw, channel=channel)
