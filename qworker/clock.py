@@ -1,4 +1,4 @@
-"""Time: the clock that every component is given, and the conversions at the edges.
+"""Time: the clock that every component is given, the boot it counts from, and the conversions at the edges.
 
 Comes from:  the operating system, or `qworker.testing.FakeClock`.
 Goes to:     every room that waits, expires or schedules.
@@ -12,6 +12,8 @@ import math
 import re
 import time
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 
@@ -49,6 +51,16 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+@cache
+def boot_id() -> str:
+    """Name this boot of the machine; '' where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
 
 _LONGEST_ISO = 64
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -27,7 +27,7 @@ from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls
-from qworker.transports.sqlite import database_path
+from qworker.transports.sqlite.path import database_path
 
 # RETURNING, which claims and settles in one statement.
 _OLDEST_SQLITE = (3, 35, 0)

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from qworker.clock import boot_id
 from qworker.transports.lease import MARK
-from qworker.transports.sqlite import boot_id
 
 try:
     import fcntl

@@ -23,7 +23,7 @@ from qworker.message.reading import parse_headers
 from qworker.naming import hostname
 from qworker.transports import SCHEMES
 from qworker.transports.lease import Ack, Dead, Envelope, Leased, LeaseStore, QueueInfo
-from qworker.transports.sqlite import database_path
+from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
 EVER = 100 * 365 * 86400.0

@@ -14,8 +14,7 @@ from qworker import QWorker
 from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Bury, Dead, Envelope, Release
-from qworker.transports.sqlite import Database
-from qworker.transports.sqlite import database
+from qworker.transports.sqlite import Database, database
 from qworker.transports.sqlite.broker import SQLiteStore
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from qworker.clock import boot_id
 from qworker.components.pool.running_file import Marks
 from qworker.transports.owner_files import Holding, died, lock_beside, marked, runtime_directory
-from qworker.transports.sqlite import boot_id
 
 BOOT = boot_id()
 NO_PROCESS = 4194304  # larger than any pid

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from qworker.clock import Clock, boottime
+from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased, Reclaimed, Revocation, Settlement
@@ -29,7 +29,6 @@ from qworker.transports.redis.scripts import ENLIST, EXTEND, GIVE_BACK, LEASE, M
 from qworker.transports.redis.settling import operations
 from qworker.transports.redis.url import Endpoint
 from qworker.transports.redis.waiting import Doorbell, Numbers
-from qworker.transports.sqlite import boot_id
 
 RESTORE_SECONDS = 10.0
 """How often to look for what stock consumers left behind."""

@@ -15,13 +15,13 @@ import json
 import time
 from typing import Any
 
+from qworker.clock import boot_id
 from qworker.transports import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.redis.connection import Link, checked, pack
 from qworker.transports.redis.envelope import SEPARATOR, from_payload
 from qworker.transports.redis.layout import Layout
 from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
-from qworker.transports.sqlite import boot_id
 
 RESTORE_PORTION = 100
 FORGET_SECONDS = 86400.0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from qworker.clock import Clock, boottime
+from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
@@ -37,7 +37,6 @@ from qworker.transports.sql.reclaim import HELD, NOW, forget_silent, reclaim, sw
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import NEW_OWNER, NEXT_DUE, NEXT_NUMBER, PUT_BACK, REVOKED_SINCE
 from qworker.transports.sql.settle import bury, release
-from qworker.transports.sqlite import boot_id
 
 ARMED_SECONDS = 60.0
 """For how long publishers ring for a holder that says no more."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 
+from qworker.clock import boot_id
 from qworker.transports import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sql.link import Link, Row
 from qworker.transports.sql.results import PORTION, ResultTable
-from qworker.transports.sqlite import boot_id
 
 NOW = "extract(epoch FROM clock_timestamp())"
 OWNERS = (

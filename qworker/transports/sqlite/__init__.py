@@ -13,7 +13,7 @@ Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`
 ``reclaim`` (from dead workers), ``damage`` (bad rows), ``bindings`` (kombu's exchanges).
 """
 
-from qworker.transports.sqlite.database import Database, boot_id, transaction, write
+from qworker.transports.sqlite.database import Database, transaction, write
 from qworker.transports.sqlite.handle import Handle
 from qworker.transports.sqlite.notify import REVOKED, Bell, Ringer
 from qworker.transports.sqlite.path import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
@@ -30,6 +30,6 @@ from qworker.transports.sqlite.schema import (
 __all__ = [
     "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY",
     "REVOKED",
-    "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "boot_id", "database_path",
+    "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "database_path",
     "file_system", "transaction", "write",
 ]  # fmt: skip

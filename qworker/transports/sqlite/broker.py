@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from qworker.clock import SYSTEM_CLOCK, Clock, boottime
+from qworker.clock import SYSTEM_CLOCK, Clock, boot_id, boottime
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.forked import forgetful
 from qworker.transports.group_commit import GroupCommit
@@ -36,7 +36,6 @@ from qworker.transports.sqlite import (
     Database,
     Handle,
     Ringer,
-    boot_id,
     database_path,
     transaction,
     write,

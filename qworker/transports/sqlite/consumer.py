@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qworker.clock import Clock
+from qworker.clock import Clock, boot_id
 from qworker.errors import LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
@@ -40,7 +40,6 @@ from qworker.transports.sqlite import (
     Database,
     Handle,
     Ringer,
-    boot_id,
     transaction,
 )
 from qworker.transports.sqlite.bindings import drop_queues_of

@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,6 @@ _UNFIT = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOO
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _TEXT = partial(str, encoding="utf-8", errors="surrogateescape")
 """SQLite takes any bytes as text. One bad row must not keep others from being read; it is refused later."""
-
-
-@cache
-def boot_id() -> str:
-    """Name this boot of the machine; '' where the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 class Database:

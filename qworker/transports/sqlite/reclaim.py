@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 import sqlite3
 
+from qworker.clock import boot_id
 from qworker.safe_repr import printable
 from qworker.transports import owner_files
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Reclaimed
-from qworker.transports.sqlite import READY, Database, boot_id, transaction
+from qworker.transports.sqlite import READY, Database, transaction
 from qworker.transports.sqlite.bindings import drop_queues_of
 
 HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
