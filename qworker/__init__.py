@@ -1,6 +1,12 @@
 """qworker: a distributed task queue.
 
 The public names; each is imported when it is first used, so that ``import qworker`` costs nothing.
+
+Packages and modules, in reading order. What all know: ``errors``, ``states``, ``clock``, ``naming``,
+``safe_repr``, ``interrupts``, ``signals``, ``middleware``, ``conf``, ``context`` (which task runs here). From
+a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From the broker to a
+result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From outside: ``control``,
+``cli``, ``testing``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,149 @@
+"""What the tests of this folder read: the package's source text, and the tables of the architecture page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "qworker"
+RULES = REPOSITORY / "docs" / "explanation" / "architecture.md"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's target: dotted name, line, and whether it runs when the module does."""
+
+    name: str
+    line: int
+    deferred: bool
+    typing_only: bool
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+FACES = [module for module, path in MODULES.items() if path.name == "__init__.py"]
+"""The packages; each opens with the docstring of its ``__init__.py``."""
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    return tuple(_walk(tree(module), module, deferred=False, typing_only=False))
+
+
+def _walk(node: ast.AST, module: str, *, deferred: bool, typing_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, deferred, typing_only)
+        elif isinstance(child, ast.ImportFrom):
+            base = _absolute(child, module)
+            for alias in child.names:
+                whole = f"{base}.{alias.name}"
+                # "from qworker import errors" imports a module; "from qworker.errors import X" a name in one.
+                yield Import(whole if whole in MODULES else base, child.lineno, deferred, typing_only)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            for inner in child.body:
+                yield from _walk(ast.Module([inner], []), module, deferred=deferred, typing_only=True)
+            for inner in child.orelse:
+                yield from _walk(ast.Module([inner], []), module, deferred=deferred, typing_only=typing_only)
+        else:
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _walk(child, module, deferred=deferred or function, typing_only=typing_only)
+
+
+def _absolute(node: ast.ImportFrom, module: str) -> str:
+    if not node.level:
+        return node.module or ""
+    package = module.split(".") if MODULES[module].name == "__init__.py" else module.split(".")[:-1]
+    base = package[: len(package) - node.level + 1]
+    return ".".join(base + ([node.module] if node.module else []))
+
+
+def table(first_heading: str) -> list[list[str]]:
+    """Rows of the table in the rules whose first column has this heading, cells split, heading left out."""
+    rows: list[list[str]] = []
+    inside = False
+    for line in RULES.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and cells[0] == first_heading:
+            inside = True
+        elif inside and not line.startswith("|"):
+            break
+        elif inside and not set(cells[0]) <= {"-", ":"}:
+            rows.append(cells)
+    assert rows, f"{RULES} has no table that starts with {first_heading!r}"
+    return rows
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([\w.]+)`", cell)
+
+
+def inside(module: str, package: str) -> str:
+    """The name of the part of *package* that *module* is in: a module of it or a package in it; '' for
+    none."""
+    return module[len(package) + 1 :].partition(".")[0] if module.startswith(package + ".") else ""
+
+
+LAYER_OF_ROOM = {room: int(row[0][1:]) for row in table("layer") for room in names(row[1])}
+TOP = max(LAYER_OF_ROOM.values())
+
+
+def room(module: str) -> str:
+    """The first name below the package: 'transports' for qworker.transports.lease; '' for ours itself."""
+    return inside(module, "qworker")
+
+
+OPEN = {
+    ("qworker.conf.configuring", "qworker.signals"),
+    ("qworker.publishing.publisher", "qworker.tasks.eager"),
+    ("qworker.transports.sql.result_rows", "qworker.backends.base"),
+}
+"""Imports that still have to go."""
+
+
+def own(module: str, *, typing_only: bool = False) -> list[Import]:
+    """Imports of our own modules that happen at run time (or only for the type checker)."""
+    return [
+        found
+        for found in imports(module)
+        if found.name.split(".")[0] == "qworker"
+        and found.typing_only == typing_only
+        and (module, found.name) not in OPEN
+    ]
+
+
+def code_lines(node: ast.AST, module: str) -> int:
+    """How many lines of code a module, or a part of one, has; not counting blank lines,
+    comments, and all but the first line of a text."""
+    text = MODULES[module].read_text(encoding="utf-8").splitlines()
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(text))
+    left_out: set[int] = set()
+    for found in ast.walk(node):
+        if isinstance(found, ast.Constant | ast.JoinedStr) and found.end_lineno != found.lineno:
+            left_out.update(range(found.lineno + 1, (found.end_lineno or found.lineno) + 1))
+        if (
+            isinstance(found, ast.Expr)
+            and isinstance(found.value, ast.Constant)
+            and isinstance(found.value.value, str)
+        ):
+            left_out.update(range(found.lineno, (found.end_lineno or found.lineno) + 1))
+    lines = ((number, text[number - 1].strip()) for number in range(first, last + 1))
+    return sum(1 for number, line in lines if line and not line.startswith("#") and number not in left_out)
