@@ -325,8 +325,8 @@ class Backend(ABC):
     def bell(self) -> Any:
         """Return what rings when something is stored, for an event loop; None: nothing does.
 
-        It has fileno(), close() and drain(); of a store that is remote, follow(ids) and rung() in place of
-        drain().
+        It has fileno(), close() and clear(); of a store that is remote, follow(ids) and rung() in place of
+        clear().
         """
         return None
 

@@ -24,10 +24,10 @@ from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.transports.sqlite import (
     UPSERT_RESULT,
-    Bell,
     Database,
     Handle,
-    Ringer,
+    NotificationPipe,
+    Notifier,
     database_path,
 )
 
@@ -61,7 +61,7 @@ class SQLiteBackend(Backend):
         super().__init__(url, conf, clock)
         self._database = Database(database_path(url), "NORMAL")
         self._handle = Handle(self._database)
-        self._ringer = Ringer(self._database.bells, "result")
+        self._notifier = Notifier(self._database.pipes, "result")
 
     def _do(self, work: Callable[[], T]) -> T:
         """What *work* returns; errors of the file come out as BackendError."""
@@ -89,7 +89,7 @@ class SQLiteBackend(Backend):
 
         stored = self._do(lambda: self._handle.write(work))
         if stored and any(status in states.READY_STATES for _, status, _, _ in rows):
-            self._ringer.ring()
+            self._notifier.notify()
         return stored
 
     def get(self, task_id: str) -> Meta | None:
@@ -111,12 +111,12 @@ class SQLiteBackend(Backend):
     @contextmanager
     def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
         bell = self._kept_bell()  # to hang one up makes every writer look through the directory
-        bell.drain()
+        bell.clear()
         yield bell.wait
 
-    def bell(self) -> Bell:
+    def bell(self) -> NotificationPipe:
         self._read("SELECT 1", ())  # its directory is there, too
-        return Bell(self._database.bells, "result")
+        return NotificationPipe(self._database.pipes, "result")
 
     def add(self, key: str, ttl: float | None = None) -> bool:
         now = self.clock.now()
@@ -167,4 +167,4 @@ class SQLiteBackend(Backend):
 
     def close(self) -> None:
         self._handle.close()
-        self._ringer.close()
+        self._notifier.close()

@@ -105,7 +105,7 @@ class LoopWaiter:
                 loop.remove_reader(self._bell.fileno())
 
     def _rang(self) -> None:
-        self._bell.drain()
+        self._bell.clear()
         self._look(list(self._awaited))
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,5 +1,5 @@
 """The one SQLite file: where it may be, what is wrong with it, how results replace each other, and the
-bells."""
+notification pipes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from qworker.transports.sqlite import (
     NEXT_TAG,
     SCHEMA_VERSION,
     UPSERT_RESULT,
-    Bell,
     Database,
     Handle,
-    Ringer,
+    NotificationPipe,
+    Notifier,
     database_path,
     file_system,
     transaction,
@@ -419,101 +419,101 @@ def test_a_result_replaces_another_by_the_rule_of_the_states(old: str, new: str)
         assert kept == [(new, b"new", 5.0) if replaced else (old, b"old", None)]
 
 
-# -- bells --
+# -- notification pipes --
 
 
 @pytest.fixture
-def bells(tmp_path: Path) -> Path:
-    path = tmp_path / "bells"
+def pipes(tmp_path: Path) -> Path:
+    path = tmp_path / "pipes"
     path.mkdir()
     return path
 
 
-def test_all_bells_of_a_kind_ring(bells: Path) -> None:
-    ringer = Ringer(bells, "message")
-    first, second, other = Bell(bells, "message"), Bell(bells, "message"), Bell(bells, "result")
-    ringer.ring()
+def test_all_pipes_of_a_kind_are_notified(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    first, second, other = [NotificationPipe(pipes, kind) for kind in ("message", "message", "result")]
+    notifier.notify()
     assert (first.wait(10), second.wait(10), other.wait(0)) == (True, True, False)
-    assert (first.wait(0), first.drain()) == (False, b"")
+    assert (first.wait(0), first.clear()) == (False, b"")
 
 
-def test_a_bell_hung_up_later_is_found(bells: Path) -> None:
-    ringer = Ringer(bells, "message")
+def test_a_pipe_made_later_is_found(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
     for _ in range(20):  # within one tick of the file system's clock
-        bell = Bell(bells, "message")
-        ringer.ring()
-        assert bell.drain()
-        bell.close()
+        pipe = NotificationPipe(pipes, "message")
+        notifier.notify()
+        assert pipe.clear()
+        pipe.close()
 
 
-def test_bells_can_be_polled_beside_other_files(bells: Path) -> None:
-    bell = Bell(bells, "message")
-    assert select.select([bell.fileno()], [], [], 0) == ([], [], [])
-    Ringer(bells, "message").ring()
-    assert select.select([bell.fileno()], [], [], 10)[0] == [bell.fileno()]
-    bell.close()
+def test_pipes_can_be_polled_beside_other_files(pipes: Path) -> None:
+    pipe = NotificationPipe(pipes, "message")
+    assert select.select([pipe.fileno()], [], [], 0) == ([], [], [])
+    Notifier(pipes, "message").notify()
+    assert select.select([pipe.fileno()], [], [], 10)[0] == [pipe.fileno()]
+    pipe.close()
 
 
-def test_a_bell_taken_down_leaves_nothing(bells: Path) -> None:
-    ringer = Ringer(bells, "message")
-    bell = Bell(bells, "message")
-    ringer.ring()
-    bell.close()
-    bell.close()
-    assert list(bells.iterdir()) == []
-    ringer.ring()
-    assert bell.fileno() == -1
-    assert bell.drain() == b""
+def test_a_closed_pipe_leaves_nothing(pipes: Path) -> None:
+    notifier = Notifier(pipes, "message")
+    pipe = NotificationPipe(pipes, "message")
+    notifier.notify()
+    pipe.close()
+    pipe.close()
+    assert list(pipes.iterdir()) == []
+    notifier.notify()
+    assert pipe.fileno() == -1
+    assert pipe.clear() == b""
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_bell_of_a_dead_process_is_taken_down(bells: Path, known: bool) -> None:
-    ringer = Ringer(bells, "message")
-    bell, dead = Bell(bells, "message"), Bell(bells, "message")
+def test_the_pipe_of_a_dead_process_is_removed(pipes: Path, known: bool) -> None:
+    notifier = Notifier(pipes, "message")
+    pipe, dead = NotificationPipe(pipes, "message"), NotificationPipe(pipes, "message")
     if known:
-        ringer.ring()
+        notifier.notify()
     os.close(dead.fileno())  # as the kernel does for a process that is killed
-    ringer.ring()
-    ringer.ring()
-    assert [path.name for path in bells.iterdir()] == [bell._path.name]
-    assert bell.drain()
-    bell.close()
+    notifier.notify()
+    notifier.notify()
+    assert [path.name for path in pipes.iterdir()] == [pipe._path.name]
+    assert pipe.clear()
+    pipe.close()
 
 
-def test_a_bell_that_nobody_answers_never_blocks(bells: Path) -> None:
-    bell = Bell(bells, "message")
-    ringer = Ringer(bells, "message")
+def test_a_pipe_that_nobody_reads_never_blocks(pipes: Path) -> None:
+    pipe = NotificationPipe(pipes, "message")
+    notifier = Notifier(pipes, "message")
     for _ in range(70_000):
-        ringer.ring()
-    assert bell.wait(0)
-    bell.close()
+        notifier.notify()
+    assert pipe.wait(0)
+    pipe.close()
 
 
-def test_a_closed_ringer_rings_again(bells: Path) -> None:
-    bell, ringer = Bell(bells, "message"), Ringer(bells, "message")
-    ringer.ring()
-    ringer.close()
-    ringer.close()
-    bell.drain()
-    ringer.ring()
-    assert bell.wait(10)
-    bell.close()
+def test_a_closed_notifier_notifies_again(pipes: Path) -> None:
+    pipe, notifier = NotificationPipe(pipes, "message"), Notifier(pipes, "message")
+    notifier.notify()
+    notifier.close()
+    notifier.close()
+    pipe.clear()
+    notifier.notify()
+    assert pipe.wait(10)
+    pipe.close()
 
 
-def test_ringing_where_there_is_nothing_is_harmless(tmp_path: Path) -> None:
-    Ringer(tmp_path / "not there", "message").ring()
+def test_notifying_where_there_is_nothing_is_harmless(tmp_path: Path) -> None:
+    Notifier(tmp_path / "not there", "message").notify()
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
 def test_where_pipes_cannot_be_made_waiting_is_a_short_sleep(
-    bells: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    pipes: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(path: Path, mode: int) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "mkfifo", refuse)  # as a file system does that has no pipes
-    bell = Bell(bells, "message")
-    assert bell.fileno() == -1
-    assert bell.wait(0) is True
-    assert bell.drain() == b""
-    bell.close()
+    pipe = NotificationPipe(pipes, "message")
+    assert pipe.fileno() == -1
+    assert pipe.wait(0) is True
+    assert pipe.clear() == b""
+    pipe.close()

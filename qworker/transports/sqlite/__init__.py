@@ -15,7 +15,7 @@ Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`
 
 from qworker.transports.sqlite.database import Database, transaction, write
 from qworker.transports.sqlite.handle import Handle
-from qworker.transports.sqlite.notify import REVOKED, Bell, Ringer
+from qworker.transports.sqlite.notify import REVOKED, NotificationPipe, Notifier
 from qworker.transports.sqlite.path import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
 from qworker.transports.sqlite.schema import (
     DELAYED,
@@ -30,6 +30,6 @@ from qworker.transports.sqlite.schema import (
 __all__ = [
     "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY",
     "REVOKED",
-    "SCHEMA_VERSION", "UPSERT_RESULT", "Bell", "Database", "Handle", "Ringer", "database_path",
-    "file_system", "transaction", "write",
+    "SCHEMA_VERSION", "UPSERT_RESULT", "Database", "Handle", "NotificationPipe", "Notifier",
+    "database_path", "file_system", "transaction", "write",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ from qworker.transports.sqlite import (
     REVOKED,
     Database,
     Handle,
-    Ringer,
+    Notifier,
     database_path,
     transaction,
     write,
@@ -95,8 +95,8 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         self._revoke_expires = revoke_expires
         self._database = Database(self.path, synchronous)
         self._publisher = Handle(self._database)
-        self._messages = Ringer(self._database.bells, "message")
-        self._results = Ringer(self._database.bells, "result")
+        self._messages = Notifier(self._database.pipes, "message")
+        self._results = Notifier(self._database.pipes, "result")
         self._commits = GroupCommit(self._publisher, self._store, str(self.path))
         super().__init__(lease_seconds, uptime)
         _stores.add(self)
@@ -143,7 +143,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             return error
         if CRASHING:
             crash_point("published")
-        self._messages.ring()
+        self._messages.notify()
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
@@ -151,7 +151,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         number, until = int(now * 1_000_000), now + self._revoke_expires
         rows = [(number, task_id, terminate, signal, until) for task_id in ids]
         self._publisher.write(lambda connection: connection.executemany(REVOKE, rows))
-        self._messages.ring(REVOKED)
+        self._messages.notify(REVOKED)
 
     # -- administration --
 
@@ -190,7 +190,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
 
     def flush_delayed(self, queue: str) -> int:
         count = self._publisher.write(lambda connection: connection.execute(FLUSH, (queue,)).rowcount)
-        self._messages.ring()
+        self._messages.notify()
         return count
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
@@ -207,7 +207,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             return count
 
         count = self._publisher.write(work)
-        self._messages.ring()
+        self._messages.notify()
         return count
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:

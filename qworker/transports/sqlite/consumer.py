@@ -36,10 +36,10 @@ from qworker.transports.sqlite import (
     READY,
     REVOKED,
     UPSERT_RESULT,
-    Bell,
     Database,
     Handle,
-    Ringer,
+    NotificationPipe,
+    Notifier,
     transaction,
 )
 from qworker.transports.sqlite.bindings import drop_queues_of
@@ -94,13 +94,13 @@ class _NotAllOursError(Exception):
 
 
 class Holder:
-    """The leasing half of SQLiteStore, which supplies path, clock and ringers."""
+    """The leasing half of SQLiteStore, which supplies path, clock and notifiers."""
 
     path: Path
     _clock: Clock
     _database: Database
-    _messages: Ringer
-    _results: Ringer
+    _messages: Notifier
+    _results: Notifier
 
     def __init__(self, lease_seconds: float, uptime: Callable[[], float]) -> None:
         self._lease_seconds = lease_seconds
@@ -111,7 +111,7 @@ class Holder:
         self._new_holder()
 
     def _new_holder(self) -> None:
-        self._bell: Bell | None = None
+        self._pipe: NotificationPipe | None = None
         self._epoch = 0  # 0: no holder
         self._strict = False
         """Whether the file keeps what it is given to the types of its columns."""
@@ -124,8 +124,8 @@ class Holder:
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
-        if self._bell is not None:
-            self._bell.close()
+        if self._pipe is not None:
+            self._pipe.close()
         self._holding.let_go()
         self._close_holder()
         self._handle.pinned = None
@@ -140,9 +140,9 @@ class Holder:
         with self._handle as connection:
             if self._handle.file != held_in:
                 self._epoch = 0  # which may be somebody else's in this file
-            if self._bell is not None:
-                self._bell.close()
-            self._bell = Bell(self._database.bells, "message")
+            if self._pipe is not None:
+                self._pipe.close()
+            self._pipe = NotificationPipe(self._database.pipes, "message")
             self._waker.open()
             now = self._uptime()
             with transaction(connection):
@@ -256,9 +256,9 @@ class Holder:
                 with transaction(connection):
                     lost = self._settle_each(connection, epoch, settlements)
         if rows or len(acks) < len(settlements):
-            self._results.ring()
+            self._results.notify()
         if any(type(settlement) is Release for settlement in settlements):
-            self._messages.ring()
+            self._messages.notify()
         return lost
 
     def _settle_each(
@@ -300,8 +300,8 @@ class Holder:
         with self._held() as connection:
             found = reclaim(connection, self._database, self._epoch, self._uptime(), silent)
         if any(dead.returned for dead in found):
-            self._messages.ring()
-        self._listened = False  # who revoked something may have died before it could ring
+            self._messages.notify()
+        self._listened = False  # who revoked something may have died before it could notify us
         return found
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
@@ -339,12 +339,12 @@ class Holder:
     # -- waiting --
 
     def wait(self, timeout: float) -> bool:
-        if self._bell is None:
+        if self._pipe is None:
             raise LeaseLost("this process holds no leases: enlist first")
-        if self._bell.fileno() < 0:
-            return self._bell.wait(timeout)
-        _, ready = self._waker.sleep(timeout, self._bell.fileno())
-        words = self._bell.drain() if self._bell.fileno() in ready else b""
+        if self._pipe.fileno() < 0:
+            return self._pipe.wait(timeout)
+        _, ready = self._waker.sleep(timeout, self._pipe.fileno())
+        words = self._pipe.clear() if self._pipe.fileno() in ready else b""
         self._listened = True
         self._revoked = self._revoked or REVOKED in words
         return bool(words)
@@ -366,12 +366,12 @@ class Holder:
             ):
                 self._give_back(connection)
         finally:
-            if self._bell is not None:
-                self._bell.close()
+            if self._pipe is not None:
+                self._pipe.close()
             self._handle.close()
             self._handle.pinned = None
             self._new_holder()
-        self._messages.ring()
+        self._messages.notify()
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         """Hold nothing any more, under the epoch that was; not counted."""

@@ -49,7 +49,7 @@ class Database:
     def __init__(self, path: Path, synchronous: str = "FULL") -> None:
         self.path = path
         self.synchronous = synchronous
-        self.bells = Path(f"{path}-bells")
+        self.pipes = Path(f"{path}-bells")
         self.owners = Path(f"{path}-owners")
 
     def prepare(self, mountinfo: str | None = None) -> None:
@@ -65,7 +65,7 @@ class Database:
                 setting="broker_url",
             )
         try:
-            for directory in (self.path.parent, self.bells, self.owners):
+            for directory in (self.path.parent, self.pipes, self.owners):
                 directory.mkdir(parents=True, exist_ok=True)
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

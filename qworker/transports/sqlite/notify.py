@@ -1,8 +1,8 @@
-"""Bells: named pipes by which a process tells others on the machine that there is news.
+"""Notify: named pipes by which a process tells others on the machine that there is news.
 
-Comes from:  who waits hangs a Bell up in the directory beside the database.
-Goes to:     who writes rings them all, after its commit.
-Thread:      a Bell belongs to one thread; a Ringer to any.
+Comes from:  a process that has written to the database, after its commit.
+Goes to:     each process that waits: it has a NotificationPipe in the directory beside the database.
+Thread:      a NotificationPipe belongs to one thread at a time; a Notifier to any.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NEWS, REVOKED = b"!", b"r"
 _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Bell:
-    """A named pipe that others write a byte to when there is news. Owner: one thread.
+class NotificationPipe:
+    """A named pipe that others write a byte to when there is news. Owner: one thread at a time.
 
-    kind: 'message' (rung by who publishes) or 'result' (rung by who stores results). Where the system or this
-    file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
+    kind: 'message' (publishers notify it) or 'result' (whoever stores results does). Where the system or
+    this file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
     """
 
     _fd = -1
@@ -32,18 +32,18 @@ class Bell:
     def __init__(self, directory: Path, kind: str) -> None:
         self._path = directory / f"{kind}.{os.getpid()}.{os.urandom(4).hex()}"
         self._pid = os.getpid()
-        # Made under another name and opened first: who rings must never see a pipe that nobody reads.
+        # Made under another name and opened first: a notifier must never see a pipe that nobody reads.
         hidden = directory / f".{self._path.name}"
         if _make_pipe(hidden):
-            # Also its own writer, so that it never reads as hung up when the last ringer leaves.
+            # Also its own writer, so that it never reads as hung up when the last notifier leaves.
             self._fd = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.rename(hidden, self._path)
 
     def fileno(self) -> int:
         return self._fd
 
-    def drain(self) -> bytes:
-        """Take all rings: the words that were rung; b"" when there was none."""
+    def clear(self) -> bytes:
+        """Empty the pipe; return the words that were in it, b"" when there was none."""
         if self._fd < 0:
             return b""
         try:
@@ -52,13 +52,13 @@ class Bell:
             return b""
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to *timeout* seconds for a ring; True if it rang."""
+        """Wait up to *timeout* seconds for a notification; True if one came."""
         if self._fd < 0:
             time.sleep(min(timeout, 0.05))
             return True
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
-        return bool(ready.poll(max(0.0, timeout * 1000)) and self.drain())
+        return bool(ready.poll(max(0.0, timeout * 1000)) and self.clear())
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -85,23 +85,23 @@ def _make_pipe(path: Path) -> bool:
     return True
 
 
-class Ringer:
-    """Rings all bells of one kind in *directory*. Any thread.
+class Notifier:
+    """Writes to all pipes of one kind in *directory*. Any thread.
 
     The pipes are kept open; the directory is read again only when its time stamp has changed.
     """
 
     def __init__(self, directory: Path, kind: str) -> None:
         self._directory = directory
-        self._place = str(directory)  # a Path would be turned into text at each ring
+        self._place = str(directory)  # a Path would be turned into text at each notification
         self._prefix = f"{kind}."
         self._lock = threading.Lock()
         self._pipes: dict[str, int] = {}  # under _lock
         self._seen = -1  # under _lock
-        _ringers.add(self)
+        _notifiers.add(self)
 
-    def ring(self, word: bytes = NEWS) -> None:
-        """Ring them all. word: one byte that says what for; it is lost on a pipe that is full of others."""
+    def notify(self, word: bytes = NEWS) -> None:
+        """Write *word* to all pipes: one byte that says what for. A pipe that is full does not take it."""
         with self._lock:
             try:
                 changed = os.stat(self._place).st_mtime_ns
@@ -113,13 +113,12 @@ class Ringer:
                 try:
                     os.write(pipe, word)
                 except BlockingIOError:
-                    pass  # full: it has rung 65,536 times and is sure to look
+                    pass  # full: its reader was told 65,536 times and is sure to look
                 except OSError:
                     self._drop(name)
 
     def _look(self, changed: int) -> None:
-        # A bell hung up in the same tick of the clock as the last change would go unseen: look again next
-        # time.
+        # A pipe made in the same tick of the clock as the last change would go unseen: look again next time.
         settled = time.time_ns() - changed > 50_000_000
         names = {name for name in os.listdir(self._directory) if name.startswith(self._prefix)}
         for name in self._pipes.keys() - names:
@@ -146,7 +145,7 @@ class Ringer:
         self.close()
 
     def close(self) -> None:
-        """Let go of the pipes; ringing again finds them anew. Safe to call twice."""
+        """Let go of the pipes; notify() finds them anew. Safe to call twice."""
         with self._lock:
             for pipe in self._pipes.values():
                 os.close(pipe)
@@ -154,12 +153,12 @@ class Ringer:
             self._seen = -1
 
 
-_ringers: weakref.WeakSet[Ringer] = weakref.WeakSet()
+_notifiers: weakref.WeakSet[Notifier] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for ringer in list(_ringers):
-        ringer.after_fork()
+    for notifier in list(_notifiers):
+        notifier.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
