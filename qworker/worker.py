@@ -20,7 +20,7 @@ from qworker import signals
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
-from qworker.components.intake import Receipt
+from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
@@ -33,7 +33,7 @@ from qworker.components.request import REVOKED, Request
 from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
-from qworker.components.status.counters import Tally
+from qworker.components.status.counters import Counters
 from qworker.components.status.health import LOOK_SECONDS, Health
 from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.task_bucket import TaskBucket
@@ -140,7 +140,7 @@ class Worker:
         )
         self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
         accept = frozenset(conf.accept_content)
-        receipt = Receipt(
+        intake = Intake(
             app,
             self.state,
             accept,
@@ -165,7 +165,7 @@ class Worker:
             self.state,
             self.ready,
             self.schedule,
-            receipt,
+            intake,
             self.window,
             early,
             node=self.hostname,
@@ -183,7 +183,7 @@ class Worker:
         if conf.worker_http_address is not None:
             from qworker.components.status.http_status import HttpStatus  # only then: it costs 20 ms
 
-            self.health.tally = self.settler.tally = Tally()
+            self.health.counters = self.settler.counters = Counters()
             self.http = HttpStatus(conf.worker_http_address, self.health, QueueDepths(app, self.queues))
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
 

@@ -1,7 +1,7 @@
 """AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
 
-Comes from:  the mailbox, where whoever ended a request leaves a letter; the Listener itself.
-Goes to:     the store, many letters in one step, by way of Settlements; then the ledger, which lets go of the
+Comes from:  the mailbox, where whoever ended a request leaves an order; the Listener itself.
+Goes to:     the store, many orders in one step, by way of Settlements; then the ledger, which lets go of the
              requests, and EarlyAcks, from where requests start whose acks are there.
 Thread:      listener, but for the mailbox, ``len``, and what is said to be for any.
 """
@@ -16,8 +16,7 @@ from itertools import count
 from qworker.clock import Clock
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.ledger import WorkerState
-from qworker.components.letter import Letter
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.request import Request
 from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
@@ -34,7 +33,7 @@ LOST = "were acknowledged before they ran, have not run and are lost"
 
 
 class AckBuffer:
-    """flush_seconds, flush_count: for how long letters wait for others, and for how many at most."""
+    """flush_seconds, flush_count: for how long orders wait for others, and for how many at most."""
 
     def __init__(
         self,
@@ -45,63 +44,61 @@ class AckBuffer:
         flush_seconds: float,
         flush_count: int,
     ) -> None:
-        self.mailbox: Mailbox[Letter] = Mailbox(store.wake)
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(store.wake)
         self._store = store
         self._settlements = settlements
         self._state = state
         self._early = early
         self._flush_seconds = flush_seconds
         self._flush_count = flush_count
-        self._letters: list[Letter] = []  # listener writes, as all below
+        self._orders: list[SettlementOrder] = []  # listener writes, as all below
         self._oldest = 0.0
         self._hurry = False
         """Something in here keeps a request from its start."""
         self._told: set[int] = set()
         """Tags of requests whose early ack the broker may have heard, though it did not answer."""
-        self._given_up: list[Letter] = []
+        self._given_up: list[SettlementOrder] = []
         """What the broker will not hear any more."""
         self.ending = False
         """Nothing is to start any more: what was to be acked for that is given back."""
 
     def __len__(self) -> int:
-        """How many letters the broker has not heard. Any thread."""
-        return len(self._letters) + len(self.mailbox)
+        """How many orders the broker has not heard. Any thread."""
+        return len(self._orders) + len(self.mailbox)
 
     def left(self) -> dict[str, list[str]]:
         """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
         the listener's may be stuck."""
         found: dict[str, list[str]] = {}
-        for letter in (*self._given_up, *self._letters.copy()):
-            request = letter.request
-            if request is not None and letter.final and not isinstance(letter.settlement, Release):
-                fate = LOST if letter.anew else UNSTORED if request.acked else AGAIN
+        for order in (*self._given_up, *self._orders.copy()):
+            request = order.request
+            if request is not None and order.final and not isinstance(order.settlement, Release):
+                fate = LOST if order.anew else UNSTORED if request.acked else AGAIN
                 found.setdefault(fate, []).append(request.id)
         return found
 
     @property
     def waiting(self) -> bool:
         """Whether there is anything to flush."""
-        return bool(self._letters)
+        return bool(self._orders)
 
     def collect(self, now: float) -> None:
         """Take in what has come by the monotonic time *now*."""
-        letters = self.mailbox.take()
-        if letters:
-            if not self._letters:
+        orders = self.mailbox.take()
+        if orders:
+            if not self._orders:
                 self._oldest = now
-            self._letters.extend(letters)
-            self._hurry = self._hurry or any(letter.starts for letter in letters)
+            self._orders.extend(orders)
+            self._hurry = self._hurry or any(order.starts for order in orders)
 
-    def add(self, letter: Letter) -> None:
-        """The Listener's own letter."""
-        self._letters.append(letter)
+    def add(self, order: SettlementOrder) -> None:
+        """The Listener's own order."""
+        self._orders.append(order)
 
     def is_due(self, now: float) -> bool:
         """Whether what waits has waited long enough for others, or there is enough of it."""
-        return bool(self._letters) and (
-            self._hurry
-            or len(self._letters) >= self._flush_count
-            or now >= self._oldest + self._flush_seconds
+        return bool(self._orders) and (
+            self._hurry or len(self._orders) >= self._flush_count or now >= self._oldest + self._flush_seconds
         )
 
     def rest(self, now: float) -> float:
@@ -116,77 +113,77 @@ class AckBuffer:
         Raises what Settlements.carry_out does; then what it has not heard is still here.
         """
         if self.ending and self._hurry:
-            self._letters = [self._not_started(letter) for letter in self._letters]
-        letters = self._letters
+            self._orders = [self._not_started(order) for order in self._orders]
+        orders = self._orders
         current = [
-            letter.settlement
-            for letter in letters
-            if letter.settlement is not None and not _is_over(letter, epoch)
+            order.settlement
+            for order in orders
+            if order.settlement is not None and not _is_over(order, epoch)
         ]
         if CRASHING:
             crash_point("settling")
         if self._hurry:
-            self._told.update(letter.request.tag for letter in letters if letter.starts and letter.request)
+            self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(epoch, current) if current else set()
         if self._hurry:
             self._store.confirm()  # an ack that got lost on its way would have the task run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
-        self._letters, self._hurry = [letter for letter in letters if letter.anew], False
-        self._settled(letters, lost, epoch)
-        if self._letters:
+        self._orders, self._hurry = [order for order in orders if order.anew], False
+        self._settled(orders, lost, epoch)
+        if self._orders:
             self._store.extend()  # while the broker is away nothing is sent
             self._store.confirm()
             self._send_anew()
 
-    def _not_started(self, letter: Letter) -> Letter:
-        """What becomes of *letter* now that nothing starts any more."""
-        request = letter.request
-        if not letter.starts or request is None or request.tag in self._told:
-            return letter
+    def _not_started(self, order: SettlementOrder) -> SettlementOrder:
+        """What becomes of *order* now that nothing starts any more."""
+        request = order.request
+        if not order.starts or request is None or request.tag in self._told:
+            return order
         self._early.answered([], [request])
-        return Letter(request, Release(request.tag))
+        return SettlementOrder(request, Release(request.tag))
 
-    def _settled(self, letters: Sequence[Letter], lost: set[int], epoch: int) -> None:
-        """The broker has heard *letters*, but those for the tags *lost* came too late."""
+    def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], epoch: int) -> None:
+        """The broker has heard *orders*, but those for the tags *lost* came too late."""
         acked: list[Request] = []
         late: list[Request] = []
-        for letter in letters:
-            request, settlement = letter.request, letter.settlement
-            if letter.anew:
+        for order in orders:
+            request, settlement = order.request, order.settlement
+            if order.anew:
                 continue
-            if letter.final and (request is not None or settlement is not None):
+            if order.final and (request is not None or settlement is not None):
                 self._state.totals[COUNTED[type(settlement)]] += 1
-            if request is None or not (letter.final or letter.starts):
+            if request is None or not (order.final or order.starts):
                 continue
-            if not request.acked and (request.tag in lost or _is_over(letter, epoch)):
+            if not request.acked and (request.tag in lost or _is_over(order, epoch)):
                 self._state.leave(request)
-                self._came_too_late(request, letter)
-                if letter.starts:
+                self._came_too_late(request, order)
+                if order.starts:
                     late.append(request)
-            elif letter.starts:
+            elif order.starts:
                 acked.append(request)
-            elif letter.final:
+            elif order.final:
                 self._state.leave(request, finished=not isinstance(settlement, Release | Bury))
         if acked or late:
             self._early.answered(acked, late)
 
-    def _came_too_late(self, request: Request, letter: Letter) -> None:
+    def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
         """Another worker has *request* by now; should it be delivered here again, it need not run again."""
-        if not letter.final:
+        if not order.final:
             logger.warning("%r is not run: its lease was lost, and another worker has it", request)
-        elif isinstance(letter.settlement, Ack | Bury):
+        elif isinstance(order.settlement, Ack | Bury):
             logger.warning("%r ended after its lease was lost; another worker has it", request)
             if self.ending:
-                self._given_up.append(letter)
-            self._state.finished_elsewhere(request, letter.settlement)
+                self._given_up.append(order)
+            self._state.finished_elsewhere(request, order.settlement)
 
     def _send_anew(self) -> None:
         """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run
         twice."""
-        letters, self._letters = self._letters, []
-        requests = [letter.request for letter in letters if letter.request is not None]
+        orders, self._orders = self._orders, []
+        requests = [order.request for order in orders if order.request is not None]
         try:
             self._store.push(
                 [
@@ -195,7 +192,7 @@ class AckBuffer:
                 ]
             )
         except (BrokerUnavailable, ConfigurationError, PublishError) as error:
-            self._give_up(letters, error)
+            self._give_up(orders, error)
         else:
             self._state.totals["returned"] += len(requests)
         for request in requests:
@@ -206,7 +203,7 @@ class AckBuffer:
     def lost_lease(self) -> None:
         """Forget what goes back without a request: it was held under the old lease, and is no longer ours to
         give."""
-        self._letters = [letter for letter in self._letters if letter.request or not letter.settlement]
+        self._orders = [order for order in self._orders if order.request or not order.settlement]
 
     def end(self, epoch: int, clock: Clock, until: Callable[[], float]) -> None:
         """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
@@ -214,14 +211,14 @@ class AckBuffer:
         self.ending = True
         for failures in count():
             self.collect(clock.monotonic())
-            if not self._letters:
+            if not self._orders:
                 return
             try:
                 self.flush(epoch)
             except LeaseLost as error:
                 # Others have what was held. What was acked before it ran nobody has.
-                held = [letter for letter in self._letters if not letter.anew]
-                self._letters = [letter for letter in self._letters if letter.anew]
+                held = [order for order in self._orders if not order.anew]
+                self._orders = [order for order in self._orders if order.anew]
                 self._give_up(held, error)
                 self._send_anew()
                 return
@@ -234,17 +231,17 @@ class AckBuffer:
                 while (now := clock.monotonic()) < min(retry_at, until()):
                     clock.sleep(min(0.1, retry_at - now))
                 if now >= until():
-                    letters, self._letters = self._letters, []
-                    self._give_up(letters, error)
+                    orders, self._orders = self._orders, []
+                    self._give_up(orders, error)
                     return
 
-    def _give_up(self, letters: Sequence[Letter], error: Exception) -> None:
-        self._given_up.extend(letters)
-        if letters:
+    def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
+        self._given_up.extend(orders)
+        if orders:
             logger.error("the last settlements did not reach the broker: %s", error)
 
 
-def _is_over(letter: Letter, epoch: int) -> bool:
+def _is_over(order: SettlementOrder, epoch: int) -> bool:
     """Whether the lease under which this run ended was lost by then."""
-    request = letter.request
-    return letter.final and request is not None and not request.acked and request.epoch != epoch
+    request = order.request
+    return order.final and request is not None and not request.acked and request.epoch != epoch

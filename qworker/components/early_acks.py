@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from qworker.components.letter import Letter
+from qworker.components.mailbox import SettlementOrder
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -21,10 +21,10 @@ from qworker.transports.lease import Ack
 
 
 class EarlyAcks:
-    """post: gives letters to the Listener, which has to look at once. wake: tells the Mediator that acks have
+    """post: gives orders to the Listener, which has to look at once. wake: tells the Mediator that acks have
     come."""
 
-    def __init__(self, post: Callable[[Iterable[Letter]], None], wake: Callable[[], None]) -> None:
+    def __init__(self, post: Callable[[Iterable[SettlementOrder]], None], wake: Callable[[], None]) -> None:
         self._post = post
         self._wake = wake
         self._asked = [0, 0]  # of sync and async requests: who has the turn writes, as the next
@@ -61,7 +61,9 @@ class EarlyAcks:
         self._longest = max(self.longest, seconds)
         for request in requests:
             self._asked[request.is_async] += 1
-        self._post(Letter(request, Ack(request.tag), final=False, starts=True) for request in requests)
+        self._post(
+            SettlementOrder(request, Ack(request.tag), final=False, starts=True) for request in requests
+        )
 
     def answered(self, acked: Sequence[Request], lost: Sequence[Request]) -> None:
         """The broker has the acks of *acked*, which may run now; those of *lost* came too late."""

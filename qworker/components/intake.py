@@ -1,7 +1,7 @@
-"""Receipt: what the Listener does with one message that has come.
+"""Intake: what the Listener does with one message that has come.
 
 Comes from:  Listener, with a leased message.
-Goes to:     back to it: a Request that is to run, or a Letter that settles what is not.
+Goes to:     back to it: a Request that is to run; to the Settler, what is not.
 Thread:      listener.
 
 Unknown tasks are put back a few times, longer each time, since a newer worker may know them; then they are
@@ -32,7 +32,7 @@ Settle = Callable[[Request | None, Settlement, dict[str, Any] | None], None]
 """Called with a settlement and what to store with it."""
 
 
-class Receipt:
+class Intake:
     """unknown_delays: seconds to put an unknown task back for, one for each time. ahead: how many seconds
     before it is due the Listener may fetch a message."""
 

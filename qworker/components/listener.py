@@ -24,10 +24,9 @@ from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
 from qworker.components.housekeeping import Housekeeping
-from qworker.components.intake import Receipt
+from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
-from qworker.components.letter import Letter
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
@@ -48,7 +47,7 @@ LONGEST_REST = 1.0
 
 class Listener(ThreadComponent):
     """node: our name. queues: which to consume. offer: gives requests to who is idle, and returns the others.
-    recall: takes back what is in the pool and has not begun. See FetchWindow, Receipt and EarlyAcks for the
+    recall: takes back what is in the pool and has not begun. See FetchWindow, Intake and EarlyAcks for the
     rest."""
 
     name = "listener"
@@ -61,7 +60,7 @@ class Listener(ThreadComponent):
         state: WorkerState,
         ready: ReadyQueue,
         schedule: ScheduleController,
-        receipt: Receipt,
+        intake: Intake,
         window: FetchWindow,
         early: EarlyAcks,
         *,
@@ -83,12 +82,12 @@ class Listener(ThreadComponent):
             conf.worker_ack_flush_seconds,
             conf.worker_ack_flush_count,
         )
-        self.mailbox: Mailbox[Letter] = self._acks.mailbox
+        self.mailbox: Mailbox[SettlementOrder] = self._acks.mailbox
         self._store = store
         self._state = state
         self._ready = ready
         self._schedule = schedule
-        self._receipt = receipt
+        self._intake = intake
         self._window = window
         self._early = early
         self._node = node
@@ -280,7 +279,7 @@ class Listener(ThreadComponent):
         wall = self.clock.now()
         ready: list[Request] = []
         for leased in messages:
-            request = self._receipt.take(leased, self._epoch, wall)
+            request = self._intake.take(leased, self._epoch, wall)
             if request is None:
                 continue
             if leased.due is not None and leased.due > wall:
@@ -327,13 +326,13 @@ class Listener(ThreadComponent):
         acked = [request for request in requests if request.acked]
         if self._quiet:
             for request in acked:
-                self._acks.add(Letter(request, None, anew=True))
+                self._acks.add(SettlementOrder(request, None, anew=True))
         else:
             self._ready.put_back(reversed(acked))
         for request in requests:
             if not request.acked:
                 self._state.leave(request)
-                self._acks.add(Letter(None, Release(request.tag)))
+                self._acks.add(SettlementOrder(None, Release(request.tag)))
                 self._backlog = True
 
     def _lost_lease(self, error: LeaseLost) -> None:

@@ -1,6 +1,6 @@
-"""Mailbox: how a thread asks another one to do something.
+"""Mailbox: how a thread asks another one to do something; SettlementOrder: what the Listener is asked to do.
 
-Comes from:  any thread (post).
+Comes from:  any thread (post): Settler, EarlyAcks, TaskBucket, and ResultWriter once a result is stored.
 Goes to:     the one thread that owns it (take).
 Thread:      post from any, take from the owner. A deque's append and popleft are atomic; no lock is held.
 """
@@ -9,40 +9,58 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from qworker.components.request import Request
+from qworker.transports.lease import Settlement
 
 T = TypeVar("T")
 
 
+class SettlementOrder(NamedTuple):
+    """An order to the Listener: settle *request* so (None: nothing is left to settle).
+
+    final: the worker is done with the request. starts: it runs once this is known to be done, not before.
+    anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once
+    more.
+    """
+
+    request: Request | None
+    settlement: Settlement | None
+    final: bool = True
+    starts: bool = False
+    anew: bool = False
+
+
 class Mailbox(Generic[T]):
-    """wake: called when a letter comes while the owner has no timer set, and at every *crowd* letters."""
+    """wake: called when an order comes while the owner has no timer set, and at every *crowd* orders."""
 
     def __init__(self, wake: Callable[[], None], crowd: int = 64) -> None:
-        self._letters: deque[T] = deque()
+        self._orders: deque[T] = deque()
         self._wake = wake
         self._crowd = crowd
         self.armed = False
-        """Set by the owner: it will look within milliseconds anyway, so that a letter need not wake it."""
+        """Set by the owner: it will look within milliseconds anyway, so that an order need not wake it."""
 
-    def post(self, letter: T) -> None:
-        """Leave a letter and wake the owner."""
-        self._letters.append(letter)
+    def post(self, order: T) -> None:
+        """Leave an order and wake the owner."""
+        self._orders.append(order)
         self._wake()
 
-    def post_many(self, letters: Iterable[T], at_once: bool = False) -> None:
-        """Leave letters that can wait as long as the owner's timer. at_once: they cannot."""
-        before = len(self._letters)
-        self._letters.extend(letters)
-        after = len(self._letters)
+    def post_many(self, orders: Iterable[T], at_once: bool = False) -> None:
+        """Leave orders that can wait as long as the owner's timer. at_once: they cannot."""
+        before = len(self._orders)
+        self._orders.extend(orders)
+        after = len(self._orders)
         if after > before and (at_once or not self.armed or before // self._crowd != after // self._crowd):
             self._wake()
 
     def take(self) -> list[T]:
-        """All letters, oldest first; [] when there is none."""
-        letters = []
-        while self._letters:
-            letters.append(self._letters.popleft())
-        return letters
+        """All orders, oldest first; [] when there is none."""
+        orders = []
+        while self._orders:
+            orders.append(self._orders.popleft())
+        return orders
 
     def __len__(self) -> int:
-        return len(self._letters)
+        return len(self._orders)

@@ -13,7 +13,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from qworker.components.wake import Wake
+from qworker.transports.wakeup import WakeupPipe
 
 RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
 """The phases of a worker. An order names the one to go to."""
@@ -34,9 +34,10 @@ SIGNALS: dict[int, str] = {
 class Orders:
     def __init__(self) -> None:
         self._given: list[str] = []  # only ever appended to
-        self._wake = Wake()
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
         self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
         self.obeyed = False
         """The worker ends already: main writes. The next polite signal is an impatient one."""
 
@@ -50,7 +51,7 @@ class Orders:
 
     def ring(self) -> None:
         """Have the main loop look round. Any thread; safe in a signal handler."""
-        self._wake.ring()
+        self._wakeup.wake()
 
     def hardest(self, phase: str) -> str:
         """The hardest order that was given, or *phase* if that is harder."""
@@ -59,7 +60,7 @@ class Orders:
     def rest(self, seconds: float) -> None:
         """Wait up to *seconds* for somebody to ring. Main thread."""
         for _ in self._poll.poll(seconds * 1000):
-            self._wake.hush()
+            self._wakeup.clear()
 
     # -- signals --
 

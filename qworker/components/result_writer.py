@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 
 from qworker import states
 from qworker.components.component import ThreadComponent
-from qworker.components.letter import Letter
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, EncodeError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
@@ -62,13 +61,13 @@ class ResultWriter(ThreadComponent):
         self,
         app: QWorker,
         on_crash: Callable[[str, BaseException], None],
-        post: Callable[[Iterable[Letter]], None],
+        post: Callable[[Iterable[SettlementOrder]], None],
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
         self._post = post
-        self.mailbox: Mailbox[Letter] = Mailbox(self.wake)
-        self._waiting: deque[Letter] = deque()  # this thread only, as all below
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.wake)
+        self._waiting: deque[SettlementOrder] = deque()  # this thread only, as all below
         self._units = 0
         self._failures = 0
         self._faults = 0
@@ -146,12 +145,12 @@ class ResultWriter(ThreadComponent):
         )
         return delay
 
-    def _done(self, letter: Letter) -> None:
+    def _done(self, letter: SettlementOrder) -> None:
         """Nothing of *letter*, which waited longest, is left to store."""
         self._waiting.popleft()
         self._units -= _units(letter)
 
-    def _give_up(self, batch: list[Letter]) -> None:
+    def _give_up(self, batch: list[SettlementOrder]) -> None:
         """Try the row of each letter once more, by itself, and go on without those that are refused."""
         for letter in batch:
             left = _stripped(letter)
@@ -165,7 +164,7 @@ class ResultWriter(ThreadComponent):
             if letter.final or letter.starts:
                 self._post([left])
 
-    def _without_result(self, letter: Letter, error: Exception) -> Letter:
+    def _without_result(self, letter: SettlementOrder, error: Exception) -> SettlementOrder:
         """What is to become of *letter*, whose row the store has refused for the last time."""
         task_id, status, *_ = _row(letter)
         why = f"the result store failed: {_shown(error)}"
@@ -185,7 +184,7 @@ class ResultWriter(ThreadComponent):
         logger.error("state %s of %s is not stored: %s", status, task_id, why)
         return _stripped(letter)
 
-    def _batch(self) -> list[Letter]:
+    def _batch(self) -> list[SettlementOrder]:
         """The letters whose rows are stored next: they stay in what waits until that is done."""
         size, count = 0, 0
         for letter in islice(self._waiting, MAX_BATCH):
@@ -195,7 +194,7 @@ class ResultWriter(ThreadComponent):
                 break
         return list(islice(self._waiting, count))
 
-    def _store(self, batch: list[Letter]) -> None:
+    def _store(self, batch: list[SettlementOrder]) -> None:
         backend = self._app.backend
         rows = [_row(letter) for letter in batch]
         try:
@@ -248,13 +247,13 @@ class ResultWriter(ThreadComponent):
                 self.clock.sleep(pause)
 
 
-def carries_row(letter: Letter) -> bool:
+def carries_row(letter: SettlementOrder) -> bool:
     """Whether there is a result to store before *letter* is carried out."""
     settlement = letter.settlement
     return isinstance(settlement, Ack | Bury | Store) and settlement.row is not None
 
 
-def _row(letter: Letter) -> ResultRow:
+def _row(letter: SettlementOrder) -> ResultRow:
     row: ResultRow = letter.settlement.row  # type: ignore[union-attr, assignment]  # see carries_row
     return row
 
@@ -263,11 +262,11 @@ def _shown(error: Exception) -> str:
     return mask_urls(safe_repr(error))
 
 
-def _units(letter: Letter) -> int:
+def _units(letter: SettlementOrder) -> int:
     return 1 + len(_row(letter)[2]) // UNIT_BYTES
 
 
-def _stripped(letter: Letter) -> Letter:
+def _stripped(letter: SettlementOrder) -> SettlementOrder:
     """What is left to do once the row is stored."""
     settlement = letter.settlement
     if isinstance(settlement, Ack | Bury):

@@ -1,6 +1,6 @@
 """Settler: turns ends into letters to the Listener, with the result to store along or ahead of them.
 
-Comes from:  the pool (how runs ended), Mediator (what is not to run), Receipt (what cannot run).
+Comes from:  the pool (how runs ended), Mediator (what is not to run), Intake (what cannot run).
 Goes to:     the Listener's mailbox; through ResultWriter where results have a store of their own.
 Thread:      any: it has no state but what it was built with.
 """
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import signals
 from qworker.components import request as requests
-from qworker.components.letter import Letter
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool import contract
 from qworker.components.pool.contract import Ended
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.result_writer import ResultWriter, carries_row
-from qworker.components.status.counters import Run, Tally
+from qworker.components.status.counters import Counters, Run
 from qworker.errors import EncodeError, InvalidTaskMessage, QWorkerError, TaskError
 from qworker.tasks import execution
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
@@ -52,16 +51,16 @@ class Settler:
     def __init__(self, app: QWorker, ready: ReadyQueue) -> None:
         self._app = app
         self._ready = ready
-        self.listener: Mailbox[Letter]  # set by the worker, which builds both
-        self.tally: Tally | None = None  # set by the worker when somebody may ask
+        self.listener: Mailbox[SettlementOrder]  # set by the worker, which builds both
+        self.counters: Counters | None = None  # set by the worker when somebody may ask
         self.writer: ResultWriter | None = None  # None when results are stored with the ack
 
     # -- the pool's thread --
 
     def ended(self, ends: Sequence[Ended]) -> None:
         """Settle what left the pool; what had not started goes back to the ready queue."""
-        if self.tally is not None:
-            self.tally.count(_run(end) for end in ends if end.why != contract.UNSTARTED)
+        if self.counters is not None:
+            self.counters.count(_run(end) for end in ends if end.why != contract.UNSTARTED)
         letters, unstarted = [], []
         now = self._app.clock.now()
         for request, outcome, why, how in ends:
@@ -77,7 +76,7 @@ class Settler:
             self._ready.put_back(unstarted)
         self._post_many(letters)
 
-    def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> Letter:
+    def _outcome(self, request: Request, outcome: execution.Outcome, now: float) -> SettlementOrder:
         settlement = requests.finish(request, outcome, now)
         if outcome.kind == execution.INVALID:
             meta = self._meta(request, InvalidTaskMessage(outcome.text))
@@ -96,14 +95,14 @@ class Settler:
 
     def started(self, rows: Sequence[tuple[Request, tuple[Any, ...]]]) -> None:
         """Store the state STARTED of running requests."""
-        self._post_many([Letter(request, Store(row), final=False) for request, row in rows])
+        self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
 
     # -- mediator, listener --
 
     def end_here(self, request: Request, why: str, how: str) -> None:
         """Settle a request that is not to run after all."""
-        if self.tally is not None:
-            self.tally.count([Run(request.name, why)])
+        if self.counters is not None:
+            self.counters.count([Run(request.name, why)])
         settlement, meta = requests.end(self._app, request, why, how, self._app.clock.now())
         self.settle(request, settlement, meta)
 
@@ -117,15 +116,17 @@ class Settler:
 
     def park(self, request: Request, due: float) -> None:
         """Return a rate-limited request until epoch second *due*."""
-        self.listener.post_many([Letter(request, Release(request.tag, due))])
+        self.listener.post_many([SettlementOrder(request, Release(request.tag, due))])
 
-    def _letter(self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None) -> Letter:
+    def _letter(
+        self, request: Request | None, settlement: Settlement, meta: dict[str, Any] | None
+    ) -> SettlementOrder:
         if meta is not None and isinstance(settlement, Ack | Bury):
             settlement = settlement._replace(row=self._row(meta))
         if request is not None and request.acked:  # the message is gone: only the result is left to store
             row = settlement.row if isinstance(settlement, Ack | Bury) else None
-            return Letter(request, Store(row) if row is not None else None)
-        return Letter(request, settlement)
+            return SettlementOrder(request, Store(row) if row is not None else None)
+        return SettlementOrder(request, settlement)
 
     def _row(self, meta: dict[str, Any]) -> Any:
         try:
@@ -134,7 +135,7 @@ class Settler:
             logger.error("how task %s ended cannot be stored: %s", meta["task_id"], error)
             return None
 
-    def _post_many(self, letters: list[Letter]) -> None:
+    def _post_many(self, letters: list[SettlementOrder]) -> None:
         """To the Listener; through the writer what has a row, where results have a store of their own."""
         if self.writer is None:
             self.listener.post_many(letters)

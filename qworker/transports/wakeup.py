@@ -1,8 +1,8 @@
-"""Waker: how the listener sleeps until there is news, its store is woken, or time is up.
+"""WakeupPipe: how a thread that sleeps in poll() is woken, by other threads and by signal handlers.
 
-Comes from:  the holders' wait(), with the files by which their brokers tell of news.
-Goes to:     a pipe of this process, beside those files.
-Thread:      the listener's, but for wake().
+Comes from:  any thread, and signal handlers (wake).
+Goes to:     the one thread that sleeps: in sleep(), or in a poll() of its own, beside the files it waits for.
+Thread:      the one that sleeps, but for wake().
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Pipe:
         os.close(self.writer)
 
 
-class Waker:
-    """A pipe that ends a sleep(). Closed at first."""
+class WakeupPipe:
+    """Closed at first: then wake() does nothing, and a sleep lasts as long as it was asked for."""
 
     def __init__(self) -> None:
         self._pipe: _Pipe | None = None
@@ -42,11 +42,12 @@ class Waker:
         self._pipe = None
 
     def fileno(self) -> int:
-        """What can be read after wake(), until hush(); -1 while this is closed."""
-        return -1 if self._pipe is None else self._pipe.reader
+        """What can be read after wake(), until clear(); -1 while this is closed."""
+        pipe = self._pipe
+        return -1 if pipe is None else pipe.reader
 
     def wake(self, word: bytes = b"!") -> None:
-        """End a sleep() early. Any thread; safe in a signal handler."""
+        """End a sleep early, or the next one. Any thread; safe in a signal handler."""
         pipe = self._pipe
         if pipe is not None:
             try:
@@ -54,10 +55,13 @@ class Waker:
             except BlockingIOError:
                 pass  # full: it is awake
 
-    def hush(self) -> bytes:
+    def clear(self) -> bytes:
         """Take in what wake() has said since the last time; b"" when it was not called."""
+        pipe = self._pipe
+        if pipe is None:
+            return b""
         try:
-            return os.read(self.fileno(), 65536)
+            return os.read(pipe.reader, 65536)
         except BlockingIOError:
             return b""
 
@@ -73,5 +77,5 @@ class Waker:
         # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with
         # 0.
         found = {file for file, _ in ready.poll(math.ceil(max(0.0, seconds) * 1000))}
-        words = self.hush() if self.fileno() in found else b""
+        words = self.clear() if self.fileno() in found else b""
         return words, found

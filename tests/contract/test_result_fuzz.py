@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker
-from qworker.components.letter import Letter
+from qworker.components.mailbox import SettlementOrder
 from qworker.components.result_writer import ResultWriter
 from qworker.errors import EncodeError
 from qworker.testing import MemoryStore
@@ -68,15 +68,15 @@ class Desk:
             result_expires=60,
             result_backend_transport_options={"global_keyprefix": f"fuzz-{directory.name}-"},
         )  # fmt: skip
-        self.posted: list[Letter] = []
+        self.posted: list[SettlementOrder] = []
         self.writer = ResultWriter(self.app, lambda name, error: None, self.posted.extend)
         self._numbers = iter(range(1, 10**9))
 
-    def write(self, rows: list[Any]) -> list[Letter]:
+    def write(self, rows: list[Any]) -> list[SettlementOrder]:
         """What goes on, each row having been that of an ack."""
         tags = [next(self._numbers) for _ in rows]
         self.writer.mailbox.post_many(
-            Letter(None, Ack(tag, row)) for tag, row in zip(tags, rows, strict=True)
+            SettlementOrder(None, Ack(tag, row)) for tag, row in zip(tags, rows, strict=True)
         )
         self.writer.step(self.app.clock.monotonic())
         assert self.writer.held() == 0, "nothing waits"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.status.counters import MAX_NAMES, OTHERS, Run, Tally
+from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Leased
 from qworker.worker import Worker
@@ -179,16 +179,16 @@ def wait_for(act: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_names_beyond_the_limit_are_counted_together() -> None:
-    tally = Tally()
-    tally.count(Run(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
-    ends = tally.ends()
+    counters = Counters()
+    counters.count(Run(f"t{number}", "success", 0.01) for number in range(MAX_NAMES + 50))
+    ends = counters.ends()
     assert len(ends) == MAX_NAMES + 1
     assert ends[OTHERS, "success"] == 50
 
 
 def test_run_times_are_counted_into_their_buckets() -> None:
-    tally = Tally()
-    tally.count(
+    counters = Counters()
+    counters.count(
         [
             Run("a", "success", 0.0005),
             Run("a", "success", 0.001),
@@ -196,7 +196,7 @@ def test_run_times_are_counted_into_their_buckets() -> None:
             Run("a", "lost"),
         ]
     )
-    counts, total, seconds = tally.runtimes()
+    counts, total, seconds = counters.runtimes()
     assert (counts[0], counts[-1], total) == (2, 2, 3)
     assert seconds == pytest.approx(7000.0015)
-    assert tally.ends() == {("a", "success"): 2, ("a", "failure"): 1, ("a", "lost"): 1}
+    assert counters.ends() == {("a", "success"): 2, ("a", "failure"): 1, ("a", "lost"): 1}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import signals
-from qworker.components.intake import Receipt
+from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
 from qworker.components.replays import Replays
 from qworker.components.request import Request
@@ -18,18 +18,18 @@ from tests.unit.rooms import ACCEPT, Rooms
 
 
 class Desk:
-    """A Receipt, and what it settles."""
+    """A Intake, and what it settles."""
 
     def __init__(self, **settings: Any) -> None:
         self.rooms = Rooms(**settings)
         self.state = WorkerState(replays=Replays() if "security_key" in settings else None)
         self.settled: list[tuple[Request | None, Settlement, dict[str, Any] | None]] = []
-        self.receipt = Receipt(
+        self.intake = Intake(
             self.rooms.app, self.state, ACCEPT, (30.0, 120.0), lambda *letter: self.settled.append(letter)
         )
 
     def take(self, leased: Leased, epoch: int = 1) -> Request | None:
-        return self.receipt.take(leased, epoch, self.rooms.clock.now())
+        return self.intake.take(leased, epoch, self.rooms.clock.now())
 
     @property
     def settlement(self) -> Settlement:

@@ -10,10 +10,10 @@ import pytest
 
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
-from qworker.components.intake import Receipt
+from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
-from qworker.components.letter import Letter
 from qworker.components.listener import Listener
+from qworker.components.mailbox import SettlementOrder
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
@@ -61,7 +61,7 @@ class Ears:
             self.state,
             self.ready,
             self.schedule,
-            Receipt(self.app, self.state, ACCEPT, (30.0,), self.settler.settle),
+            Intake(self.app, self.state, ACCEPT, (30.0,), self.settler.settle),
             self.window,
             self.early,
             node="w@h",
@@ -121,7 +121,7 @@ class Ears:
         return requests
 
     def post(self, request: Request, settlement: Settlement) -> None:
-        self.listener.mailbox.post_many([Letter(request, settlement)])
+        self.listener.mailbox.post_many([SettlementOrder(request, settlement)])
 
     def waiting(self) -> int:
         """How many messages are in the broker, leased or not."""
@@ -395,7 +395,7 @@ def test_settled_requests_leave_the_ledger_and_are_counted() -> None:
     ears.post(returned, Release(returned.tag, ears.clock.now() + 99))
     ears.post(buried, Bury(buried.tag, "why"))
     stored.acked = True
-    ears.listener.mailbox.post(Letter(stored, None))
+    ears.listener.mailbox.post(SettlementOrder(stored, None))
     ears.turns()
     assert ears.state.requests == {}
     assert ears.state.totals == {"finished": 2, "returned": 1, "buried": 1}
@@ -915,7 +915,7 @@ def test_what_the_broker_is_not_told_by_the_end_is_named(caplog: pytest.LogCaptu
     ears.post(two, Release(two.tag))
     three.acked = True
     three.id = "acked"
-    ears.listener.mailbox.post(Letter(three, None, anew=True))
+    ears.listener.mailbox.post(SettlementOrder(three, None, anew=True))
     away_for(ears, 100)
     ears.listener.closed()
     assert "1 tasks ended and will run again: pushed" in caplog.text
@@ -936,7 +936,7 @@ def test_what_was_acked_and_is_refused_when_it_goes_back_is_named(caplog: pytest
     ears.turns()
     (request,) = ears.take()
     request.acked = True
-    ears.listener.mailbox.post(Letter(request, None, anew=True))
+    ears.listener.mailbox.post(SettlementOrder(request, None, anew=True))
     ears.listener.closed()
     assert "1 tasks were acknowledged before they ran, have not run and are lost: pushed" in caplog.text
 
@@ -971,7 +971,7 @@ def test_a_lease_that_is_lost_at_the_end_is_told(caplog: pytest.LogCaptureFixtur
     one, acked = ears.take()
     ears.post(one, Ack(one.tag))
     acked.acked = True
-    ears.listener.mailbox.post(Letter(acked, None, anew=True))
+    ears.listener.mailbox.post(SettlementOrder(acked, None, anew=True))
     ears.listener.closed()
     assert "1 tasks ended and will run again: pushed" in caplog.text
     assert ears.store.pushes == 2, "nobody has what was acked"

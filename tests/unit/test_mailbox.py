@@ -1,4 +1,4 @@
-"""Letters from any thread to one."""
+"""Orders from any thread to one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Owner:
         self.wakes += 1
 
 
-def test_letters_are_taken_oldest_first_and_once() -> None:
+def test_orders_are_taken_oldest_first_and_once() -> None:
     owner = Owner()
     owner.mailbox.post(1)
     owner.mailbox.post_many([2, 3])
@@ -25,13 +25,13 @@ def test_letters_are_taken_oldest_first_and_once() -> None:
     assert owner.mailbox.take() == []
 
 
-def test_a_letter_wakes_the_owner() -> None:
+def test_an_order_wakes_the_owner() -> None:
     owner = Owner()
     owner.mailbox.post_many([1])
     assert owner.wakes == 1
 
 
-def test_no_letters_wake_nobody() -> None:
+def test_no_orders_wake_nobody() -> None:
     owner = Owner()
     owner.mailbox.post_many([])
     assert owner.wakes == 0
@@ -44,7 +44,7 @@ def test_an_owner_with_a_timer_is_left_alone() -> None:
     assert owner.wakes == 0
 
 
-def test_an_urgent_letter_wakes_also_an_owner_with_a_timer() -> None:
+def test_an_urgent_order_wakes_also_an_owner_with_a_timer() -> None:
     owner = Owner()
     owner.mailbox.armed = True
     owner.mailbox.post(1)
@@ -59,7 +59,7 @@ def test_a_crowd_wakes_also_an_owner_with_a_timer() -> None:
     assert owner.wakes == 3
 
 
-def test_no_letter_is_lost_or_doubled_between_threads() -> None:
+def test_no_order_is_lost_or_doubled_between_threads() -> None:
     owner = Owner()
     threads = [
         threading.Thread(target=lambda start=start: [owner.mailbox.post(start + n) for n in range(2000)])

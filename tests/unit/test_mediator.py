@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.letter import Letter
+from qworker.components.mailbox import SettlementOrder
 from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
@@ -48,7 +48,7 @@ class Desk:
         self.ready = ReadyQueue()
         self.pool = Pool(self.rooms, concurrency)
         self.ended: list[tuple[int, str]] = []
-        self.letters: list[Letter] = []
+        self.letters: list[SettlementOrder] = []
         self.early = EarlyAcks(self.letters.extend, self.ready.wake)
         self.holds_lease = True
         self.fetches = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.letter import Letter
+from qworker.components.mailbox import SettlementOrder
 from qworker.components.result_writer import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
@@ -31,7 +31,7 @@ class Desk:
         self.clock, self.backend = self.rooms.clock, self.rooms.app.backend
         self.failures = failures
         self.batches: list[int] = []
-        self.posted: list[Letter] = []
+        self.posted: list[SettlementOrder] = []
         self.writer = ResultWriter(self.rooms.app, lambda name, error: None, self.posted.extend)
         self._store_rows = self.backend.store_rows
         self.backend.store_rows = self.store_rows  # type: ignore[method-assign]
@@ -46,10 +46,10 @@ class Desk:
     def row(self, tag: int, status: str = "REVOKED", result: Any = None) -> Any:
         return self.backend.row(f"id-{tag}", self.backend.meta(f"id-{tag}", status, result))
 
-    def post(self, tag: int, **fields: Any) -> Letter:
+    def post(self, tag: int, **fields: Any) -> SettlementOrder:
         """Post an ack with a row; return what is to be left of it."""
-        self.writer.mailbox.post(Letter(None, Ack(tag, self.row(tag, **fields))))
-        return Letter(None, Ack(tag))
+        self.writer.mailbox.post(SettlementOrder(None, Ack(tag, self.row(tag, **fields))))
+        return SettlementOrder(None, Ack(tag))
 
     def step(self) -> float | None:
         return self.writer.step(self.clock.monotonic())
@@ -87,10 +87,10 @@ def test_large_results_are_not_stored_all_at_a_time() -> None:
 def test_of_a_state_without_a_settlement_nothing_goes_on() -> None:
     desk = Desk()
     request = desk.rooms.request(1)
-    desk.writer.mailbox.post(Letter(request, Store(desk.row(1, "STARTED")), final=False))
-    desk.writer.mailbox.post(Letter(request, Store(desk.row(1, "SUCCESS"))))  # it was acked before it ran
+    desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(1, "STARTED")), final=False))
+    desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(1, "SUCCESS"))))
     desk.step()
-    assert desk.posted == [Letter(request, None)]
+    assert desk.posted == [SettlementOrder(request, None)]
     assert desk.status(1) == "SUCCESS"
 
 
@@ -218,17 +218,17 @@ def test_what_a_broken_store_takes_in_no_form_becomes_a_dead_letter(caplog: pyte
     desk = Broken(b"")
     request = desk.rooms.request(4)
     desk.post(1)
-    desk.writer.mailbox.post(Letter(None, Bury(2, "it was bad", desk.row(2))))
-    desk.writer.mailbox.post(Letter(request, Store(desk.row(3, "STARTED")), final=False))
-    desk.writer.mailbox.post(Letter(request, Store(desk.row(4, "SUCCESS"))))  # it was acked before it ran
+    desk.writer.mailbox.post(SettlementOrder(None, Bury(2, "it was bad", desk.row(2))))
+    desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(3, "STARTED")), final=False))
+    desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(4, "SUCCESS"))))
     desk.try_on(TRIES)
     first, second, third = desk.posted
     assert isinstance(first.settlement, Bury)
     assert (first.settlement.tag, first.settlement.row) == (1, None)
     assert "ZeroDivisionError" in first.settlement.reason
     assert "secret" not in first.settlement.reason
-    assert second == Letter(None, Bury(2, "it was bad"))
-    assert third == Letter(request, None)
+    assert second == SettlementOrder(None, Bury(2, "it was bad"))
+    assert third == SettlementOrder(request, None)
     assert "id-4 is not stored" in caplog.text
     assert desk.writer.held() == 0
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.letter import Letter
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import REVOKED
@@ -39,11 +38,11 @@ class Desk:
         self.wakes += 1
 
     @property
-    def letters(self) -> list[Letter]:
+    def letters(self) -> list[SettlementOrder]:
         return self.mailbox.take()
 
     @property
-    def letter(self) -> Letter:
+    def letter(self) -> SettlementOrder:
         (letter,) = self.mailbox.take()
         return letter
 
@@ -58,7 +57,7 @@ def test_an_outcome_becomes_a_letter_with_its_row() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
-    assert desk.letter == Letter(one, Ack(1, ROW))
+    assert desk.letter == SettlementOrder(one, Ack(1, ROW))
 
 
 def test_many_ends_are_one_delivery() -> None:
@@ -86,7 +85,7 @@ def test_what_was_lost_comes_again_and_counts() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.ended([Ended(one, None, LOST, "killed by SIGKILL")])
-    assert desk.letter == Letter(one, Release(1, None, counted=True))
+    assert desk.letter == SettlementOrder(one, Release(1, None, counted=True))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_what_was_interrupted_goes_back_and_does_not_count(end: tuple[Outcome | 
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.ended([Ended(one, end[0], end[1])])
-    assert desk.letter == Letter(one, Release(1, redelivered=True))
+    assert desk.letter == SettlementOrder(one, Release(1, redelivered=True))
 
 
 def test_a_task_cancelled_on_request_is_revoked() -> None:
@@ -130,7 +129,7 @@ def test_a_started_task_has_its_state_stored_and_stays() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.started([(one, ROW)])
-    assert desk.letter == Letter(one, Store(ROW), final=False)
+    assert desk.letter == SettlementOrder(one, Store(ROW), final=False)
 
 
 def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
@@ -141,7 +140,7 @@ def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
     writer = desk.settler.writer
     assert writer is not None
     writer.step(0.0)
-    assert desk.letter == Letter(one, Ack(1))
+    assert desk.letter == SettlementOrder(one, Ack(1))
     meta = desk.rooms.app.backend.get("id-1")
     assert meta is not None
     assert meta["status"] == "REVOKED"
@@ -161,7 +160,7 @@ def test_so_does_what_a_task_has_returned() -> None:
     assert writer is not None
     assert writer.held() == 2
     writer.step(0.0)
-    assert desk.letters == [Letter(one, Ack(1))]
+    assert desk.letters == [SettlementOrder(one, Ack(1))]
     assert (backend.get("id-1") or {})["result"] == 5
 
 
@@ -180,9 +179,9 @@ def test_of_a_task_acked_before_it_ran_only_the_result_is_left_to_store() -> Non
     one = desk.rooms.request(1, "once")
     one.acked = True
     desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
-    assert desk.letter == Letter(one, Store(ROW))
+    assert desk.letter == SettlementOrder(one, Store(ROW))
     desk.settler.ended([Ended(one, Outcome(execution.SUCCESS))])
-    assert desk.letter == Letter(one, None)
+    assert desk.letter == SettlementOrder(one, None)
 
 
 def test_a_task_acked_before_it_ran_never_comes_again() -> None:
@@ -199,4 +198,4 @@ def test_a_parked_request_comes_back_when_its_token_does() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.park(one, 1234.5)
-    assert desk.letter == Letter(one, Release(1, 1234.5))
+    assert desk.letter == SettlementOrder(one, Release(1, 1234.5))

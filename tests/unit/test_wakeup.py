@@ -11,27 +11,27 @@ from collections.abc import Iterator
 import pytest
 
 from qworker.transports.sql.poll_backoff import QUICKEST, SLOWEST, Looker
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 ROUNDS = 3000
 
 
 @pytest.fixture
-def waker() -> Iterator[Waker]:
-    waker = Waker()
+def waker() -> Iterator[WakeupPipe]:
+    waker = WakeupPipe()
     waker.open()
     yield waker
     waker.close()
 
 
-def test_what_was_said_before_ends_the_next_sleep_and_no_other(waker: Waker) -> None:
+def test_what_was_said_before_ends_the_next_sleep_and_no_other(waker: WakeupPipe) -> None:
     waker.wake()
     waker.wake(b"n")
     assert waker.sleep(60)[0] == b"!n"
     assert waker.sleep(0)[0] == b""
 
 
-def test_another_thread_ends_a_sleep(waker: Waker) -> None:
+def test_another_thread_ends_a_sleep(waker: WakeupPipe) -> None:
     thread = threading.Thread(target=waker.wake)
     began = time.monotonic()
     thread.start()
@@ -40,7 +40,7 @@ def test_another_thread_ends_a_sleep(waker: Waker) -> None:
     thread.join()
 
 
-def test_it_sleeps_until_one_of_the_files_can_be_read(waker: Waker) -> None:
+def test_it_sleeps_until_one_of_the_files_can_be_read(waker: WakeupPipe) -> None:
     (first_read, first_write), (second_read, second_write) = os.pipe(), os.pipe()
     try:
         os.write(second_write, b"x")
@@ -53,7 +53,7 @@ def test_it_sleeps_until_one_of_the_files_can_be_read(waker: Waker) -> None:
             os.close(end)
 
 
-def test_a_little_is_not_slept_as_nothing(waker: Waker) -> None:
+def test_a_little_is_not_slept_as_nothing(waker: WakeupPipe) -> None:
     """poll() counts whole milliseconds: what is due in 0.4 ms would be asked for again and again."""
     began = time.monotonic()
     waker.sleep(0.0004)
@@ -61,13 +61,13 @@ def test_a_little_is_not_slept_as_nothing(waker: Waker) -> None:
 
 
 def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
-    waker = Waker()
+    waker = WakeupPipe()
     waker.wake()
     waker.open()
     waker.open()
     for _ in range(20):
         waker.wake(b"!" * 65536)
-    assert waker.hush()
+    assert waker.clear()
     waker.close()
     waker.close()
     assert waker.fileno() == -1
@@ -76,7 +76,7 @@ def test_a_full_pipe_and_a_closed_one_take_every_call() -> None:
 
 def test_a_late_call_never_reaches_a_file_that_is_not_its_own() -> None:
     """The number of a closed file is soon another's, such as a pool process's socket."""
-    waker, over = Waker(), threading.Event()
+    waker, over = WakeupPipe(), threading.Event()
 
     def call() -> None:
         while not over.is_set():

@@ -36,11 +36,11 @@ from qworker.components.pool.frames import OUTCOME, STARTED, UP
 from qworker.components.pool.spawner import Spawner
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.components.wake import Wake
 from qworker.errors import QWorkerError
 from qworker.tasks import execution
 from qworker.tasks.execution import Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class ProcessPool(TaskPool):
         self._on_room = on_room
         self._on_crash = on_crash
         self._crew = Crew(settings, self.estimates, clock.monotonic)
-        self._wake = Wake()
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
         self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
         self._stopping = threading.Event()
         self._crashed = False  # written by the pool thread, as all below
@@ -100,7 +101,7 @@ class ProcessPool(TaskPool):
 
     def open(self) -> None:
         """Have the children started; a test that plays the pool thread calls this and step()."""
-        self._poll.register(self._wake, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._spawner.fileno(), select.POLLIN)
         for index in range(self._settings.concurrency):
             self._spawn(index)
@@ -121,7 +122,7 @@ class ProcessPool(TaskPool):
         while self._crew.children() and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
         self._stopping.set()
-        self._wake.ring()
+        self._wakeup.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(1.0)
         self._spawner.close()
@@ -136,7 +137,7 @@ class ProcessPool(TaskPool):
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused, look = self._crew.assign(requests)
         if look:
-            self._wake.ring()
+            self._wakeup.wake()
         return refused
 
     def recall(self) -> list[Request]:
@@ -150,7 +151,7 @@ class ProcessPool(TaskPool):
         how = f"terminated by {signal_name}"
         if request.is_async:  # it shares its process with others, which are none of its business
             cancelled = self._crew.cancel(request, how)
-            self._wake.ring()
+            self._wakeup.wake()
             return cancelled
         child = self._crew.mark_for_kill(request, how, lethal=number in LETHAL)
         if child is None:
@@ -200,8 +201,8 @@ class ProcessPool(TaskPool):
         stored: list[tuple[Request, Row]] = []
         notices = False
         for file, event in self._poll.poll(patience * 1000):
-            if file == self._wake.fileno():
-                self._wake.hush()
+            if file == self._wakeup.fileno():
+                self._wakeup.clear()
                 self._watch_writes()
             elif file == self._spawner.fileno():
                 notices = True

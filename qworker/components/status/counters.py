@@ -1,4 +1,4 @@
-"""Tally: how many runs of each task ended how, and how long they took; kept only where somebody may ask.
+"""Counters: how many runs of each task ended how, and how long they took; kept only where somebody may ask.
 
 Comes from:  Settler, for every request that ends.
 Goes to:     ``metrics.py``.
@@ -36,7 +36,7 @@ class Histogram(NamedTuple):
     seconds: float
 
 
-class Tally:
+class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[tuple[str, str], int] = {}  # under _lock, as all below

@@ -19,7 +19,7 @@ from qworker.components.listener import Listener
 from qworker.components.pool.contract import TaskPool
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.schedule_controller import ScheduleController
-from qworker.components.status.counters import Tally
+from qworker.components.status.counters import Counters
 from qworker.conf import mask_urls
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ class Health:
         ready: ReadyQueue,
         schedule: ScheduleController,
         state: WorkerState,
-        tally: Tally | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self.hostname = hostname
         self.started = time.time()
         self.phase = phase
         self.pool, self.listener, self.ready = pool, listener, ready
-        self.schedule, self.state, self.tally = schedule, state, tally
+        self.schedule, self.state, self.counters = schedule, state, counters
         self._clock = clock
         self._stall_seconds = stall_seconds
         self._looked = clock.monotonic()  # main thread writes, as all below

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from qworker.components.status.counters import BUCKETS, Tally
+from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
 
@@ -44,8 +44,8 @@ def _lines(health: Health) -> Iterable[str]:
     yield from _family("qworker_info", "gauge", "This worker.",
                        [({"version": _version(), "worker": health.hostname}, 1)])  # fmt: skip
     yield from _family("qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready()))
-    if health.tally is not None:
-        yield from _runs(health.tally)
+    if health.counters is not None:
+        yield from _runs(health.counters)
     gauges = (
         ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
         ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", len(health.ready)),
@@ -76,13 +76,13 @@ def _lines(health: Health) -> Iterable[str]:
     yield from _process(health, [pid for pid in info["processes"] if pid != os.getpid()])
 
 
-def _runs(tally: Tally) -> Iterable[str]:
-    ends = sorted(tally.ends().items())
+def _runs(counters: Counters) -> Iterable[str]:
+    ends = sorted(counters.ends().items())
     yield from _family("qworker_tasks_total", "counter", "Tasks that ended, by how they did.",
                        [({"task": name, "outcome": how}, number) for (name, how),
                        number in ends])  # fmt: skip
     name = "qworker_task_runtime_seconds"
-    counts, total, seconds = tally.runtimes()
+    counts, total, seconds = counters.runtimes()
     yield from _head(name, "histogram", "How long tasks ran.")
     for bound, number in zip(BUCKETS, counts, strict=True):
         yield _sample(f"{name}_bucket", {"le": repr(bound)}, number)

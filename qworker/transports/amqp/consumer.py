@@ -48,7 +48,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.owner_files import Holding, runtime_directory
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Holder:
         self._news = self._revocations = False
         """Whether messages, or revocations, have come that the worker was not told of."""
         self._revoked: RevokedStream | None = None
-        self._waker = Waker()
+        self._waker = WakeupPipe()
 
     def _new_holder(self) -> None:
         self._holding = Holding(runtime_directory)
@@ -357,7 +357,7 @@ class Holder:
                 return True  # the next call will say so
             if not link.alive:
                 return True
-            if self._waker.hush() or (left <= 0 and not came):
+            if self._waker.clear() or (left <= 0 and not came):
                 break
         heard, self._news = self._heard, False
         return heard

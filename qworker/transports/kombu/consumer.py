@@ -41,7 +41,7 @@ from qworker.transports.own_headers import (
     REASON,
     REDELIVERED,
 )
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 DEAD = "qworker.dead"
 FULL_SECONDS = 1.0
@@ -87,7 +87,7 @@ class PlainHolder:
         self._order = count()
         self._full_until = 0.0
         self._turn_of_queues = 0
-        self._waker = Waker()
+        self._waker = WakeupPipe()
 
     def _connect(self) -> Any:
         raise NotImplementedError

@@ -24,7 +24,7 @@ from qworker.errors import BrokerUnavailable
 from qworker.transports.redis.connection import Link, checked, pack
 from qworker.transports.redis.layout import USUAL, Layout
 from qworker.transports.redis.url import Endpoint
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 BLOCK_SECONDS = 20
 SILENCE_SECONDS = 10.0
@@ -63,7 +63,7 @@ class Doorbell:
         self._idle: list[Link] = []
         self._lists: tuple[tuple[str, int], ...] = ()
         self._channels: tuple[str, ...] = ()
-        self._waker = Waker()
+        self._waker = WakeupPipe()
         self._heard = self._asked = 0.0
         self.blocks = True
         """Whether the server lets us call BLMOVE (6.2 and later)."""

@@ -2,19 +2,19 @@
 asked.
 
 Comes from:  ``consumer.py``.
-Goes to:     the connection's socket where news come by that, and the Waker.
+Goes to:     the connection's socket where news come by that, and the WakeupPipe.
 Thread:      the listener's, but for wake().
 """
 
 from __future__ import annotations
 
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 QUICKEST, SLOWEST = 0.001, 0.25
 """Pauses between two looks where nothing is said without being asked."""
 
 
-class Looker(Waker):
+class Looker(WakeupPipe):
     """pause: the next pause between two looks; it grows while nothing is found."""
 
     def __init__(self) -> None:

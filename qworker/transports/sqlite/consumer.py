@@ -45,7 +45,7 @@ from qworker.transports.sqlite import (
 from qworker.transports.sqlite.bindings import drop_queues_of
 from qworker.transports.sqlite.damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sqlite.reclaim import reclaim
-from qworker.transports.wakeup import Waker
+from qworker.transports.wakeup import WakeupPipe
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what
@@ -106,7 +106,7 @@ class Holder:
         self._lease_seconds = lease_seconds
         self._uptime = uptime
         self._handle = Handle(self._database, "NORMAL", LOOK_SECONDS)
-        self._waker = Waker()
+        self._waker = WakeupPipe()
         self._turn_of_queues = 0
         self._new_holder()
 
