@@ -1,10 +1,9 @@
 """Components: the stations of a message in a worker, each with a thread or a table of its own.
 
-Modules, in reading order: ``component`` (the shell of a thread), ``mailbox``, ``wake`` (what ends a wait),
+Modules, in reading order: ``component`` (the shell of a thread), ``mailbox`` (and orders to settle),
 ``listener`` (broker I/O) with ``fetch_window``, ``ack_buffer``, ``settlements`` and ``housekeeping``,
 ``intake`` (a message becomes a request), ``replays``, ``request``, ``ledger`` (which requests are here),
 ``schedule_controller``, ``ready_queue``, ``task_bucket`` (rate limits), ``mediator`` (gives requests to the
-pool) with ``early_acks``, ``settler`` (what becomes of a run), ``letter`` (what it asks of the broker),
-``result_writer``, ``orders`` (to end). Packages: ``pool`` (where tasks run), ``status`` (what a worker tells
-of itself).
+pool) with ``early_acks``, ``settler`` (what becomes of a run), ``result_writer``, ``orders`` (to end).
+Packages: ``pool`` (where tasks run), ``status`` (what a worker tells of itself).
 """
