@@ -32,6 +32,7 @@ from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
 from qworker.publishing import connections
 from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.call import Invocation
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
 from qworker.results import awaiting
@@ -40,6 +41,7 @@ from qworker.signals import Signal
 from qworker.tasks import registry
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
+from qworker.tasks.eager import call_eagerly
 from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
 from qworker.tasks.task import AsyncTask
@@ -117,7 +119,7 @@ class QWorker:
         # The settings they came from, and themselves.
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
-        self._publisher = Publisher(self)
+        self._publisher = Publisher(self, call_eagerly)
         self._broker = broker if isinstance(broker, LeaseStore) else None
         self._backend = backend if isinstance(backend, Backend) else None
         self._results_with_broker: bool | None = None
@@ -245,7 +247,9 @@ class QWorker:
     ) -> AsyncResult[Any]:
         """Have a worker call the task *name*, which need not be known here. options: as for
         Task.apply_async."""
-        return self.publisher.call_with(None, name, positional(name, args), keywords(name, kwargs), options)
+        return self.publisher.call_with(
+            Invocation(None, name, positional(name, args), keywords(name, kwargs), options)
+        )
 
     def send_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[Any]]:
         """Make many calls in one round trip: all are stored, or none.

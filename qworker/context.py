@@ -197,6 +197,12 @@ current_context: Callable[[], Context | None] = _current.get
 """Return the context of the running task, None outside of one."""
 
 
+def message_headers(context: Context) -> Mapping[str, Any]:
+    """Return the headers of the message that *context* was made of, as they came; none outside of a
+    worker."""
+    return context._headers
+
+
 def push(context: Context, task: Task[..., Any] | None = None) -> Token[Context | None]:
     """Make *context* the current one; give what this returns to pop()."""
     if task is not None:

@@ -56,6 +56,9 @@ class Settings(Declarations):
     give values; after() once when the values are there.
     """
 
+    revision: object
+    """Another object after each change; None before the settings are first read."""
+
     def __init__(
         self,
         values: Mapping[str, Any] | None = None,
@@ -73,7 +76,7 @@ class Settings(Declarations):
         hidden["_code"] = [from_mapping(values, label)] if values else []
         hidden["_environment"] = from_environment(os.environ if environ is None else environ)
         hidden["_command_line"] = []
-        hidden["_resolution"] = None
+        hidden["_resolution"] = hidden["revision"] = None
 
     # -- giving values
     # -----------------------------------------------------------------------------------------
@@ -243,7 +246,8 @@ class Settings(Declarations):
         _refuse_errors(resolution.problems)
         hidden.update(resolution.extra)
         hidden.update(resolution.values)
-        hidden["_resolution"] = resolution  # last: whoever sees it, in any thread, finds the values in place
+        # Last: whoever sees it, in any thread, finds the values in place.
+        hidden["_resolution"] = hidden["revision"] = resolution
         after, hidden["_after"] = hidden["_after"], None
         if after is not None:
             after()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.canvas.signature import Signature, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
-from qworker.context import Context, current_context
+from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS
@@ -79,6 +79,20 @@ FOR_CELERYS_SAKE = frozenset(
 """Options that are accepted and mean nothing here."""
 
 
+class Invocation(NamedTuple):
+    """A call as its caller asks for it.
+
+    - task: None when only the name is known here.
+    - options: those of apply_async.
+    """
+
+    task: Task[..., Any] | None
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: Mapping[str, Any]
+
+
 class Call(NamedTuple):
     """A call on its way to the broker. due and expires are epoch seconds."""
 
@@ -107,167 +121,169 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
 
 
-def read_call(
-    app: QWorker, task: Task[..., Any] | None, item: Any
-) -> tuple[Task[..., Any] | None, str, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """(task, name, args, kwargs, options) of one item given to apply_many or send_many."""
+def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocation:
+    """What one item asks for that was given to apply_many (of *task*) or to send_many (None)."""
     if isinstance(item, Signature):
         if task is not None and item.task != task.name:
             raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
-        one = task or app.tasks.get(item.task)
-        return one, item.task, item.args, item.kwargs, item.options
+        called = task or app.tasks.get(item.task)
+        return Invocation(called, item.task, item.args, item.kwargs, item.options)
     if task is None:
         if isinstance(item, str):
-            return None, item, (), {}, {}
+            return Invocation(None, item, (), {}, {})
         if isinstance(item, tuple | list) and 1 <= len(item) <= 3 and isinstance(item[0], str):
             name, args, kwargs = (*item, (), {})[:3] if len(item) < 3 else item
-            return None, name, positional(name, args), keywords(name, kwargs), {}
+            return Invocation(None, name, positional(name, args), keywords(name, kwargs), {})
     elif isinstance(item, tuple | list):
-        return task, task.name, tuple(item), {}, {}
+        return Invocation(task, task.name, tuple(item), {}, {})
     elif isinstance(item, Mapping):
-        return task, task.name, (), dict(item), {}
+        return Invocation(task, task.name, (), dict(item), {})
     expected = (
         "(name, args, kwargs)" if task is None else "a tuple of arguments, a mapping of keyword arguments"
     )
     raise PublishError(f"{item!r:.200} is no call: expected {expected}, or a signature")
 
 
-def make_call(
-    router: Router,
-    task: Task[..., Any] | None,
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Mapping[str, Any],
-    app: QWorker,
-) -> Call:
-    """Make the call of *task* (None: one only its name is known of). Raises PublishError for what cannot
-    be."""
+def make_call(app: QWorker, router: Router, invocation: Invocation, request: Context | None = None) -> Call:
+    """Make the call that *invocation* asks for. Raises PublishError for what cannot be.
+
+    - request: the attempt that runs now, when the call is the next attempt of it; None for a new call. The
+      next attempt keeps the id, the root, the group, the chord, the stamps, the expiry and the headers.
+    """
+    task, name, args, kwargs, options = invocation
     _check_priority(name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(name, options)
-
-    def option(key: str) -> Any:
-        value = options.get(key)
-        if value is None and task is not None:
-            value = getattr(task, key)
-        return destination.options.get(key) if value is None else value
-
-    asked = {
-        key: options.get(key) or getattr(task, key, None) for key in ("queue", "exchange", "routing_key")
-    }
-    asked["priority"] = (
-        options.get("priority") if options.get("priority") is not None else getattr(task, "priority", None)
-    )
-    context = current_context()
-    if asked["priority"] is None and context is not None and app.conf.task_inherit_parent_priority:
-        asked["priority"] = (context.delivery_info or {}).get("priority")
-    destination = router.route(name, {**options, **asked}, args, kwargs, task)
+    if request is None:
+        defaults = _first_defaults(app, task)
+    else:
+        if not _KEPT.isdisjoint(options):
+            options = {key: value for key, value in options.items() if key not in _KEPT}
+        defaults = _next_defaults(request, task, options)
+    asked = {**defaults, **{key: value for key, value in options.items() if value is not None}}
+    for key in _ADDRESS:  # a route that is a function finds them all
+        asked[key] = options.get(key) or defaults.get(key)
+    asked.setdefault("priority", None)
+    destination = router.route(name, asked, args, kwargs, task)
+    if destination.options:
+        for key in _OF_ROUTE & destination.options.keys():
+            asked.setdefault(key, destination.options[key])
     now = app.clock.now()
     due = _due(name, options, now, app.conf.timezone)
-    expires = _moment(name, "expires", option("expires"), now, app.conf.timezone)
-    parent = context if context is not None and context.id is not None else None
-    shadow = options.get("shadow")
-    if shadow is None and task is not None and task.renames:
-        shadow = task.shadow_name(args, kwargs, dict(options))
+    expires = _moment(name, "expires", asked.get("expires"), now, app.conf.timezone)
+    if "shadow" not in asked and task is not None and task.renames:
+        asked["shadow"] = task.shadow_name(args, kwargs, dict(options))
+    hard, soft = _limits(name, options)
     message = TaskMessage(
         task=name,
-        id=options.get("task_id") or task_id(),
+        id=asked.get("task_id") or task_id(),
         args=args,
         kwargs=kwargs,
-        callbacks=_signatures(name, options, "link"),
-        errbacks=_signatures(name, options, "link_error"),
-        chain=options.get("chain"),
-        chord=options.get("chord"),
+        callbacks=_signatures(name, options, "link") or defaults.get("link"),
+        errbacks=_signatures(name, options, "link_error") or defaults.get("link_error"),
+        chain=asked.get("chain"),
+        chord=asked.get("chord"),
         eta=None if due is None else isoformat(due),
         expires=None if expires is None else isoformat(expires),
-        shadow=shadow,
-        group=options.get("group_id"),
-        group_index=options.get("group_index"),
-        timelimit=_limits(name, options),
-        root_id=options.get("root_id") or (parent.root_id if parent else None),
-        parent_id=options.get("parent_id") or (parent.id if parent else None),
-        ignore_result=bool(option("ignore_result")),
-        replaced_task_nesting=options.get("replaced_task_nesting") or 0,
-        stamped_headers=options.get("stamped_headers"),
-        stamps=options.get("stamps") or {},
-        argsrepr=options.get("argsrepr"),
-        kwargsrepr=options.get("kwargsrepr"),
-        headers=_headers(name, options.get("headers")),
-        reply_to=options.get("reply_to") or app.reply_to,
+        shadow=asked.get("shadow"),
+        group=asked.get("group_id"),
+        group_index=asked.get("group_index"),
+        retries=asked.get("retries", 0),
+        timelimit=(hard or defaults.get("time_limit"), soft or defaults.get("soft_time_limit")),
+        root_id=asked.get("root_id"),
+        parent_id=asked.get("parent_id"),
+        ignore_result=bool(asked.get("ignore_result")),
+        replaced_task_nesting=asked.get("replaced_task_nesting") or 0,
+        stamped_headers=asked.get("stamped_headers"),
+        stamps=asked.get("stamps") or {},
+        argsrepr=asked.get("argsrepr"),
+        kwargsrepr=asked.get("kwargsrepr"),
+        headers=_headers(name, options.get("headers"), defaults.get("headers")),
+        reply_to=asked.get("reply_to"),
         priority=destination.priority,
-        serializer=option("serializer") or app.conf.task_serializer,
-        compression=option("compression"),
+        serializer=asked.get("serializer") or app.conf.task_serializer,
+        compression=asked.get("compression"),
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
 
 
-def next_call(
-    router: Router,
-    task: Task[..., Any],
-    request: Context,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Mapping[str, Any],
-    app: QWorker,
-) -> Call:
-    """Make the next attempt of *request*: its id, root, group, chord, stamps, expiry and headers; one retry
-    more."""
-    _check_priority(task.name, options, app.conf.task_queue_max_priority)
-    retry_policy = _retry_policy(task.name, options)
-    now = app.clock.now()
-    due = _due(task.name, options, now, app.conf.timezone)
-    kept = retry_headers(request._headers, due, request.retries + 1, request.id)
-    came_by = request.delivery_info or {}
-    asked = {
-        "queue": options.get("queue") or came_by.get("routing_key"),
-        "priority": came_by.get("priority") if options.get("priority") is None else options["priority"],
-    }
-    if options.get("queue") is None and (options.get("routing_key") or options.get("exchange")):
-        asked = {
-            **asked,
-            "queue": None,
-            "exchange": options.get("exchange"),
-            "routing_key": options.get("routing_key"),
-        }
-    destination = router.route(task.name, asked, args, kwargs, task)
-    expires = _moment(
-        task.name, "expires", options.get("expires") or kept.get("expires"), now, app.conf.timezone
-    )
+_ADDRESS = ("queue", "exchange", "routing_key")
+_OF_TASK = (
+    "queue", "exchange", "routing_key", "priority", "expires", "ignore_result", "serializer", "compression",
+)  # fmt: skip
+"""Options of a task that are those of each call of it."""
+
+_OF_ROUTE = frozenset(["expires", "ignore_result", "serializer", "compression"])
+"""Options that a route may give, where neither the call nor the task does."""
+
+_KEPT = frozenset(
+    ["task_id", "root_id", "parent_id", "group_id", "group_index", "chain", "chord", "reply_to", "argsrepr",
+     "kwargsrepr", "replaced_task_nesting", "stamped_headers", "stamps"]
+)  # fmt: skip
+"""Options that the next attempt of a task has from the attempt before, whatever its caller says."""
+
+
+def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]:
+    """The options of a new call whose caller does not give them: the task's, and those by the caller's own
+    request."""
+    defaults: dict[str, Any] = {}
+    if task is not None:
+        for key in _OF_TASK:
+            value = getattr(task, key)
+            if value is not None:
+                defaults[key] = value
+    reply_to = app.reply_to
+    if reply_to is not None:
+        defaults["reply_to"] = reply_to
+    parent = current_context()
+    if parent is None:
+        return defaults
+    if parent.id is not None:
+        defaults["root_id"], defaults["parent_id"] = parent.root_id, parent.id
+    if "priority" not in defaults and app.conf.task_inherit_parent_priority:
+        defaults["priority"] = (parent.delivery_info or {}).get("priority")
+    return defaults
+
+
+def _next_defaults(
+    request: Context, task: Task[..., Any] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of the next attempt of *request* whose caller gives only *options*."""
+    kept = retry_headers(message_headers(request), None, request.retries + 1, request.id)
+    delivered = request.delivery_info or {}
+    addressed = options.get("exchange") or options.get("routing_key")
+    hard, soft = kept.get("timelimit") or (None, None)
     stamps = kept.get("stamps") or {}
-    custom = {key: value for key, value in kept.items() if key not in HEADERS and key not in stamps}
-    custom.pop("compression", None)
-    hard, soft = _limits(task.name, options)
-    kept_hard, kept_soft = (*(kept.get("timelimit") or ()), None, None)[:2]
-    message = TaskMessage(
-        task=task.name,
-        id=str(request.id),
-        args=args,
-        kwargs=kwargs,
-        callbacks=_signatures(task.name, options, "link") or request.callbacks,
-        errbacks=_signatures(task.name, options, "link_error") or request.errbacks,
-        chain=request.chain,
-        chord=request.chord,
-        eta=kept["eta"],
-        expires=None if expires is None else isoformat(expires),
-        shadow=options.get("shadow") or kept.get("shadow"),
-        group=kept.get("group"),
-        group_index=kept.get("group_index"),
-        retries=kept["retries"],
-        timelimit=(hard or kept_hard, soft or kept_soft),
-        root_id=kept.get("root_id"),
-        parent_id=kept["parent_id"],
-        ignore_result=bool(options.get("ignore_result", kept.get("ignore_result"))),
-        replaced_task_nesting=kept.get("replaced_task_nesting") or 0,
-        stamped_headers=kept.get("stamped_headers"),
-        stamps=stamps,
-        headers={**custom, **_headers(task.name, options.get("headers"))},
-        reply_to=request.reply_to,
-        priority=destination.priority,
-        serializer=options.get("serializer") or task.serializer or app.conf.task_serializer,
-        compression=options.get("compression") or task.compression,
-    )
-    return Call(message, destination, due, expires, options.get("retry"), retry_policy, False)
+    return {
+        "task_id": str(request.id),
+        "root_id": kept.get("root_id"),
+        "parent_id": kept["parent_id"],
+        "retries": kept["retries"],
+        "group_id": kept.get("group"),
+        "group_index": kept.get("group_index"),
+        "chain": request.chain,
+        "chord": request.chord,
+        "link": request.callbacks,
+        "link_error": request.errbacks,
+        "expires": kept.get("expires"),
+        "shadow": kept.get("shadow"),
+        "time_limit": hard,
+        "soft_time_limit": soft,
+        "ignore_result": kept.get("ignore_result"),
+        "replaced_task_nesting": kept.get("replaced_task_nesting"),
+        "stamped_headers": kept.get("stamped_headers"),
+        "stamps": stamps,
+        "headers": {
+            key: value
+            for key, value in kept.items()
+            if key not in HEADERS and key not in stamps and key != "compression"
+        },
+        "reply_to": request.reply_to,
+        "queue": None if addressed else delivered.get("routing_key"),
+        "priority": delivered.get("priority"),
+        "serializer": getattr(task, "serializer", None),
+        "compression": getattr(task, "compression", None),
+    }
 
 
 def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> float | None:
@@ -361,12 +377,13 @@ def _retry_policy(name: str, options: Mapping[str, Any]) -> Mapping[str, Any] | 
     return policy
 
 
-def _headers(name: str, headers: Any) -> Mapping[str, Any]:
+def _headers(name: str, headers: Any, kept: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """*kept*, those of the attempt before, with *headers* over them."""
     if headers is None:
-        return {}
+        return kept or {}
     if not isinstance(headers, Mapping) or not all(isinstance(key, str) for key in headers):
         raise PublishError(f"calling {name}: headers={headers!r:.200} must be a mapping with text as keys")
-    return headers
+    return {**kept, **headers} if kept else headers
 
 
 def _signatures(name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _joined: ContextVar[tuple[QWorker, Sink] | None] = ContextVar("qworker_joined", default=None)
 
 
-def sink(app: QWorker) -> Sink:
+def sender(app: QWorker) -> Sink:
     """Where calls of *app* are published to now: its broker, or what publishing_in() has put in its place."""
     joined = _joined.get()
     return app.broker if joined is None or joined[0] is not app else joined[1]

@@ -7,6 +7,7 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,7 +75,7 @@ class EagerResult(AsyncResult[R]):
         return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])
 
 
-def call_eagerly(task: Task[..., Any], message: TaskMessage, options: dict[str, Any]) -> AsyncResult[Any]:
+def call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
     """Run the call that *message* makes, on arguments that have been through the serializer as they would
     have been."""
     wire = encode(message)

@@ -15,6 +15,7 @@ from qworker.canvas.signature import Signature
 from qworker.errors import MaxRetriesExceeded, Retry
 from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.call import Invocation
 
 if TYPE_CHECKING:
     from qworker.context import Context
@@ -76,7 +77,7 @@ def _publish(
             *attempt, task_id=request.id, retries=request.retries + 1, headers=headers, **options
         )
     else:
-        task.app.publisher.next_attempt(task, request, *attempt, options)
+        task.app.publisher.next_attempt(Invocation(task, task.name, *attempt, options), request)
 
 
 def _arguments(

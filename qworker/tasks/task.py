@@ -19,6 +19,7 @@ from qworker.conf.absent import refuse
 from qworker.context import Context, current_context, get_current_app, pop, push
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
 from qworker.tasks import next_attempt
@@ -164,11 +165,11 @@ class Task(Generic[P, R]):
         arguments, named = positional(self.name, args), keywords(self.name, kwargs)
         if not options:
             return publisher.call(self, arguments, named)
-        if (
-            options.get("retries") is not None
-        ):  # retry(), by way of a subclass that has an apply_async of its own
-            return publisher.next_attempt(self, self.request, arguments, named, options)
-        return publisher.call_with(self, self.name, arguments, named, options)
+        invocation = Invocation(self, self.name, arguments, named, options)
+        # retry(), by way of a subclass that has an apply_async of its own
+        if options.get("retries") is not None:
+            return publisher.next_attempt(invocation, self.request)
+        return publisher.call_with(invocation)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """delay() for asyncio: the event loop goes on while the broker takes the message."""

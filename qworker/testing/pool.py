@@ -24,7 +24,7 @@ from qworker.components.pool.contract import (
     PoolSettings,
     TaskPool,
 )
-from qworker.components.pool.preparation import prepare_request, tracks_start
+from qworker.components.pool.preparation import prepare, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError
@@ -123,7 +123,9 @@ class InlinePool(TaskPool):
 
     def _execute(self, request: Request) -> None:
         try:
-            prepared = prepare_request(self._app, self._accept, self._settings.hostname, request)
+            prepared = prepare(
+                self._app, self._accept, self._settings.hostname, request.headers, request.leased
+            )
         except MessageError as error:
             outcome = execution.invalid(error)
         else:

@@ -524,6 +524,18 @@ def test_what_the_next_attempt_cannot_have(flaky: Any, options: dict[str, Any], 
     assert store.tries == 0
 
 
+def test_a_next_attempt_stays_what_it_is_whatever_its_caller_says(flaky: Any) -> None:
+    task, store, _ = flaky
+    context = request_of(task)
+    token = push(context)
+    task.retry(throw=False, countdown=1, root_id="other", parent_id="other", group_id="g", reply_to="q")
+    pop(token)
+    (sent,) = store.sent
+    assert (sent.headers["id"], sent.headers["parent_id"]) == (context.id, context.id)
+    assert (sent.headers["root_id"], sent.headers["group"]) == (context.root_id, context.group)
+    assert "reply_to" not in sent.properties
+
+
 def test_a_priority_that_the_message_came_with_is_cut_down(flaky: Any) -> None:
     task, store, _ = flaky
     context = request_of(task)

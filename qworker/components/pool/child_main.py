@@ -42,6 +42,7 @@ from qworker.message import protocol
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
 from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Leased
 
 logger = logging.getLogger(__name__)
 
@@ -118,25 +119,16 @@ class Child:
     def _start(self, job: Job) -> None:
         if CRASHING:
             crash_point("token taken")
-        sequence, tag, queue, priority, deliveries, redelivered, text, property_text, body_bytes = job
+        sequence, tag, queue, priority, deliveries, redelivered, text, properties, body = job
+        leased = Leased(tag, queue, priority, None, deliveries, redelivered, 0, text, properties, body)
         app = self._app
         try:
-            prepared = prepare(
-                app,
-                self._accept,
-                self._hostname,
-                protocol.parse_headers(text),
-                property_text,
-                body_bytes,
-                queue=queue,
-                priority=priority,
-                redelivered=redelivered,
-                deliveries=deliveries,
-            )
+            headers = protocol.parse_headers(text)
+            prepared = prepare(app, self._accept, self._hostname, headers, leased)
         except MessageError as error:
             self._tell(sequence, execution.invalid(error))
             return
-        task, context, body, soft, _ = prepared
+        task, context, arguments, soft, _ = prepared
         if tracks_start(prepared):
             row = execution.started(app, task, context)
             if row is not None:
@@ -154,7 +146,7 @@ class Child:
             if soft:
                 signal.signal(SIGNAL, self.interrupt)  # a task before this one may have had its own
                 self._limit.begin(soft)
-            outcome = execution.execute(app, task, context, body, self._over)
+            outcome = execution.execute(app, task, context, arguments, self._over)
         except BaseException as error:  # noqa: BLE001
             # A signal's, which came just as the body began or ended.
             last = error

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.context import Context
 from qworker.message import protocol
+from qworker.transports.lease import Leased
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.components.request import Request
     from qworker.tasks.task import Task
 
 
@@ -30,59 +30,36 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    app: QWorker,
-    accept: frozenset[str],
-    hostname: str,
-    headers: Mapping[str, Any],
-    properties_text: str | None,
-    body_bytes: bytes,
-    *,
-    queue: str,
-    priority: int,
-    redelivered: bool,
-    deliveries: int,
+    app: QWorker, accept: frozenset[str], hostname: str, headers: Mapping[str, Any], leased: Leased
 ) -> Prepared:
     """Decode the body and make the context.
 
+    - accept: the content types that a body may have.
+    - headers: those of *leased*, parsed.
+
     Raises MessageError when the message is no good (NotRegistered for an unknown task).
     """
-    properties = protocol.parse_properties(properties_text)
+    properties = protocol.parse_properties(leased.properties)
     task = app.tasks[headers["task"]]
     # The listener has verified it: whatever it told and stored of a message came after that, too.
-    body = protocol.decode_body(body_bytes, headers, properties, accept, limit=app.conf.message_max_bytes)
+    limit = app.conf.message_max_bytes
+    body = protocol.decode_body(leased.body, headers, properties, accept, limit=limit)
     context = Context.from_message(
         headers,
         body,
         properties=properties,
         delivery_info={
             "exchange": "",
-            "routing_key": queue,
-            "priority": priority,
-            "redelivered": redelivered,
+            "routing_key": leased.queue,
+            "priority": leased.priority,
+            "redelivered": leased.redelivered,
         },
         hostname=hostname,
-        deliveries=deliveries + 1,
+        deliveries=leased.deliveries + 1,
         task=task,
     )
     hard, soft = headers["timelimit"] or (None, None)
     return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
-
-
-def prepare_request(app: QWorker, accept: frozenset[str], hostname: str, request: Request) -> Prepared:
-    """prepare() for a pool that runs in the worker's own process."""
-    leased = request.leased
-    return prepare(
-        app,
-        accept,
-        hostname,
-        request.headers,
-        leased.properties,
-        leased.body,
-        queue=leased.queue,
-        priority=leased.priority,
-        redelivered=leased.redelivered,
-        deliveries=leased.deliveries,
-    )
 
 
 def tracks_start(prepared: Prepared) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
-from qworker.components.pool.preparation import Prepared, prepare_request, tracks_start
+from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.quarantine import Quarantine
 from qworker.components.pool.running_file import Marks
 from qworker.components.ready_queue import Slots
@@ -195,7 +195,9 @@ class ThreadPool(TaskPool):
     def _run(self) -> None:
         while (request := self._work.get()) is not None:
             try:
-                prepared = prepare_request(self._app, self._accept, self._settings.hostname, request)
+                prepared = prepare(
+                    self._app, self._accept, self._settings.hostname, request.headers, request.leased
+                )
             except (MessageError, MemoryError, RecursionError) as error:
                 self._end(request, execution.invalid(error))
                 continue
