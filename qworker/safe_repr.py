@@ -163,7 +163,7 @@ def _leaf(value: Any) -> str:
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001
-        # Repr() is the user's code: whatever it raises, the task goes on.
+        # The user's code is in repr(): whatever it raises, the task goes on.
         let_pass(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"

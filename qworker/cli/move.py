@@ -1,7 +1,7 @@
 """`qworker move`: what waits in one broker goes to another.
 
 Comes from:  people who change their broker.
-Goes to:     `moving`.
+Goes to:     `transports/transfer.py`.
 Thread:      main.
 """
 

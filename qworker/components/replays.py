@@ -1,6 +1,6 @@
 """Replays: which signed messages this worker holds or has finished, so that a copy of one is not run.
 
-Comes from:  Intake asks; the ledger (`worker_state`) tells what enters and leaves.
+Comes from:  Intake asks; the ledger tells what enters and leaves.
 Goes to:     nothing.
 Thread:      listener.
 

@@ -1,7 +1,7 @@
 """Messages as others write them: Celery's protocol 1, and kombu's envelope around either protocol.
 
 Comes from:  protocol (re-exported there), transports that are read by kombu channels.
-Goes to:     `wire.Wire`, or the dict kombu's virtual channels pass about.
+Goes to:     `reading.Wire`, or the dict kombu's virtual channels pass about.
 Thread:      any; pure.
 """
 

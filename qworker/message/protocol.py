@@ -3,7 +3,7 @@
 Comes from:  publishing (TaskMessage or HeaderTemplate → Wire), transports (Wire → headers, Body).
 Goes to:     transports; the listener and the child.
 Thread:      any; pure.
-Reading is in `wire` and `foreign`; their names are here too, so that this is the one room to import from.
+Reading is in `reading` and `kombu_envelope`; their names are here too, so that others import from here alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Comes from:  protocol (bodies), backends (results).
 Goes to:     the wire and the result store.
 Thread:      any.
-JSON is `json_dialect`'s; every other content type is kombu's, imported when one is first met.
+JSON is `kombu_json`'s; every other content type is kombu's, imported when one is first met.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Comes from:  Mediator (free_slots, submit), Worker (start, quiet, stop), Listener (terminate).
 Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
-Thread:      each method says which may call it; on_outcomes is called on the pool's own thread.
+Thread:      each method says which may call it; `on_ended` is called on the pool's own thread.
 """
 
 from __future__ import annotations

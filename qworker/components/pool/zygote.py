@@ -1,7 +1,7 @@
 """The zygote: a process that does nothing but fork the pool's children.
 
 Comes from:  its keeper (``zygote_keeper.py``), which Worker forks before any thread, socket or database.
-Goes to:     ``child.main`` in the children it forks.
+Goes to:     ``child_main.main`` in the children it forks.
 Thread:      single-threaded on both sides of each fork; the parent talks to it from the pool thread.
 
 Forking while threads run is unsafe, and a pool that heals itself forks at any time. The zygote has no

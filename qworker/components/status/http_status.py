@@ -1,7 +1,7 @@
 """HttpStatus: answers probes and Prometheus on a port of its own.
 
 Comes from:  ``worker_http_address``; Worker starts it first and stops it last.
-Goes to:     Health, which reads snapshots, so that probes never ask the broker; Metrics, which lets
+Goes to:     Health, which reads snapshots, so that probes never ask the broker; ``metrics.py``, which lets
              QueueDepths ask it.
 Thread:      http, and one for each connection, of which there are few and none for long.
 

@@ -1,7 +1,7 @@
 """RabbitMQ: a LeaseStore whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``control/dead_letters.py`` to
+Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``dead_letters.py`` to
              administrate.
 Thread:      as LeaseStore; one connection publishes, one belongs to the listener; neither crosses a fork.
 

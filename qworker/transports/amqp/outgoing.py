@@ -1,6 +1,6 @@
 """Outgoing: a message on its way to RabbitMQ, and where it goes first.
 
-Comes from:  ``broker.py`` (push), ``republishing.py``, ``control/dead_letters.py``, ``revocations.py``.
+Comes from:  ``broker.py`` (push), ``republishing.py``, ``dead_letters.py``, ``revocations.py``.
 Goes to:     ``publisher.py``.
 Thread:      any; pure.
 """

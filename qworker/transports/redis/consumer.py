@@ -1,7 +1,7 @@
 """The leasing side of the Redis broker: who holds which message.
 
 Comes from:  the Listener.
-Goes to:     the scripts; ``results/waiting.py`` for waiting, ``reclaim.py`` for what the dead held.
+Goes to:     the scripts; ``waiting.py`` for waiting, ``reclaim.py`` for what the dead held.
 Thread:      listener only, but for wake().
 """
 

@@ -1,6 +1,6 @@
 """The Lua that runs inside Redis: claiming, settling, renewing and giving back, each in one step.
 
-Comes from:  ``consumer.py``, ``reclaim.py``, ``control/dead_letters.py``.
+Comes from:  ``consumer.py``, ``reclaim.py``, ``dead_letters.py``.
 Goes to:     the server, by ``connection.Script``.
 Thread:      any; constants.
 

@@ -1,7 +1,7 @@
 """Settlements as the script SETTLE takes them: a letter for each, flattened.
 
 Comes from:  ``consumer.py``.
-Goes to:     the arguments of ``redis_scripts.SETTLE``.
+Goes to:     the arguments of ``scripts.SETTLE``.
 Thread:      any; pure.
 """
 

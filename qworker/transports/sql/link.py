@@ -328,6 +328,6 @@ def blind(file: int) -> None:
 
 
 def leased(row: Row) -> Leased:
-    """A Leased of the columns that sql_schema.COLUMNS names."""
+    """A Leased of the columns that schema.COLUMNS names."""
     tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body = row
     return Leased(tag, queue, -urgency, due, deliveries, redelivered == 1, parked, headers, properties, body)

@@ -45,8 +45,10 @@ class Count(NamedTuple):
 
 
 class Received:
-    """A message, with what PlainHolder and plain_messages.read() ask of kombu's. renew_at: the monotonic time
-    at which it is to be hidden from others for longer."""
+    """A message, with what ``kombu/consumer.py`` and ``kombu/messages.py`` ask of kombu's.
+
+    renew_at: the monotonic time at which it is to be hidden from others for longer.
+    """
 
     def __init__(self, queue: SqsQueue, found: dict[str, Any], renew_at: float) -> None:
         content = _content(queue.channel, found)
