@@ -26,10 +26,10 @@ from qworker.components.listener import Listener
 from qworker.components.mediator import Mediator
 from qworker.components.orders import COLD, DRAINING, RUNNING, SOFT, Orders
 from qworker.components.pool.choice import make_pool, make_zygote
-from qworker.components.pool.contract import INTERRUPTED, Ended, PoolSettings, TaskPool
+from qworker.components.pool.contract import PoolSettings, TaskPool
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.replays import Replays
-from qworker.components.request import REVOKED, Request
+from qworker.components.request import Request
 from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
@@ -40,6 +40,7 @@ from qworker.components.task_bucket import TaskBucket
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
 from qworker.tasks.options import rate_per_second
+from qworker.tasks.outcome import INTERRUPTED, REVOKED, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -146,6 +147,7 @@ class Worker:
             accept,
             tuple(conf.task_unknown_delays),
             self.settler.settle,
+            self.settler.refuse,
             conf.worker_eta_window,
         )
         self.mediator = Mediator(
@@ -153,7 +155,7 @@ class Worker:
             self._crashed,
             self.ready,
             self.pool,
-            self.settler.end_here,
+            self.settler.ended,
             early,
             lambda: self.listener.holds_lease(),
             app.broker.wake,
@@ -221,7 +223,7 @@ class Worker:
         lowest = self.app.broker.lowest_first
         if not limited:
             return ReadyQueue(lowest)
-        return TaskBucket(limited, self.app.clock, lambda one, due: self.settler.park(one, due), lowest)
+        return TaskBucket(limited, self.app.clock, lambda one, due: self.settler.postpone(one, due), lowest)
 
     # -- what components and others ask of it --
 
@@ -243,7 +245,7 @@ class Worker:
     def _revoked(self, request: Request) -> None:
         """A revocation hit a request that is here. Listener thread."""
         if self.schedule.schedule.remove(request):
-            self.settler.end_here(request, REVOKED, "revoked")
+            self.settler.ended([(request, Outcome(REVOKED, text="revoked"))])
             return
         # If it is in the pool but has not started, it comes back here, and the mediator will not pass it on.
         self.ready.put_back(self.pool.recall())
@@ -319,7 +321,7 @@ class Worker:
             self.phase = COLD
         cut = self.pool.stop(time.monotonic() + KILL_SECONDS)
         self._abandoned = len(cut)
-        self.settler.ended([Ended(request, None, INTERRUPTED, "the worker ends") for request in cut])
+        self.settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
         if self.writer is not None:
             self._end(self.writer, conf.result_store_patience)
         # The orders are looked at once more: who has become impatient does not wait for a broker that is away

@@ -4,6 +4,6 @@ Modules, in reading order: ``component`` (the shell of a thread), ``mailbox`` (a
 ``listener`` (broker I/O) with ``fetch_window``, ``ack_buffer``, ``settlements`` and ``housekeeping``,
 ``intake`` (a message becomes a request), ``replays``, ``request``, ``ledger`` (which requests are here),
 ``schedule_controller``, ``ready_queue``, ``task_bucket`` (rate limits), ``mediator`` (gives requests to the
-pool) with ``early_acks``, ``settler`` (what becomes of a run), ``result_writer``, ``orders`` (to end).
-Packages: ``pool`` (where tasks run), ``status`` (what a worker tells of itself).
+pool) with ``early_acks``, ``outcomes`` (what each way to end means) and ``settler``, ``result_writer``,
+``orders`` (to end). Packages: ``pool`` (where tasks run), ``status`` (what a worker tells of itself).
 """

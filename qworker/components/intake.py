@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals
 from qworker.components import request as requests
 from qworker.components.ledger import WorkerState
-from qworker.components.request import Request
-from qworker.errors import MessageError, NotRegistered, QWorkerError, TaskExpired, TaskRevoked, WorkerLost
+from qworker.components.request import Request, Stranger
+from qworker.errors import MessageError, NotRegistered
 from qworker.message import protocol
 from qworker.naming import near
-from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
+from qworker.tasks.outcome import COPY, EXPIRED, POISONED, REVOKED, UNKNOWN, UNREADABLE, Outcome
+from qworker.transports.lease import Leased, Release, Settlement
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
-
-Settle = Callable[[Request | None, Settlement, dict[str, Any] | None], None]
-"""Called with a settlement and what to store with it."""
 
 
 class Intake:
@@ -42,7 +41,8 @@ class Intake:
         state: WorkerState,
         accept: frozenset[str],
         unknown_delays: tuple[float, ...],
-        settle: Settle,
+        settle: Callable[[Settlement], None],
+        refuse: Callable[[Request | Stranger, Outcome], None],
         ahead: float = 0.0,
     ) -> None:
         self._app = app
@@ -50,6 +50,7 @@ class Intake:
         self._accept = accept
         self._unknown_delays = unknown_delays
         self._settle = settle
+        self._refuse = refuse
         self._ahead = ahead
 
     def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
@@ -60,33 +61,36 @@ class Intake:
             self._unknown(leased, error, wall)
             return None
         except MessageError as error:
-            self._refuse(leased, requests.refusal(error))
+            stranger = Stranger(leased, error, {})
+            self._refuse(stranger, Outcome(UNREADABLE, text=requests.refusal(error)))
             return None
         known = self._state.done.pop(request.key, None)
         if known is not None:  # it ran here, under a lease that was lost since
-            self._settle(None, known, None)
+            self._settle(known)
             return None
         running = self._state.requests.get(request.key)
         if running is not None:  # it is running here still: let that run settle this delivery
             running.epoch = epoch
             return None
         if self._state.is_copy(request):
-            self._drop(request)
+            # The broker forgets it. Nothing is lost by that: the signature is that of what ran here, or will.
+            reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
+            self._refuse(request, Outcome(COPY, text=reason))
             return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
             how = f"it was running at each of {leased.deliveries} deaths of its process or worker"
-            self._end(request, WorkerLost(how), Bury(leased.tag, how))
+            self._refuse(request, Outcome(POISONED, text=how))
             return None
         revocation = self._state.revoked.get(request.id)
         if revocation is not None:
-            self._end(request, TaskRevoked("revoked"), Ack(leased.tag))
+            self._drop(request, Outcome(REVOKED, text="revoked"))
             return None
         if request.expires is not None and request.expires <= wall:
-            self._end(request, TaskExpired(), Ack(leased.tag))
+            self._drop(request, Outcome(EXPIRED, text="expired"))
             return None
         if request.eta is not None and request.eta > wall and leased.due is None:
             # Sent by one who does not tell brokers of due times: it waits there all the same.
-            self._settle(None, Release(leased.tag, request.eta), None)
+            self._settle(Release(leased.tag, request.eta))
             return None
         self._state.enter(request)
         if signals.task_received.receivers:
@@ -99,26 +103,10 @@ class Intake:
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 
-    def _end(self, request: Request, error: QWorkerError, settlement: Settlement) -> None:
-        logger.info("Task %s[%s] is not run: %s", request.name, request.id, error)
-        if isinstance(error, TaskRevoked) and signals.task_revoked.receivers:
-            expired = isinstance(error, TaskExpired)
-            signals.task_revoked.send(
-                request.task, request=request, terminated=False, signum=None, expired=expired
-            )
-        if isinstance(settlement, Ack):
-            self._state.leave(request, finished=True)
-        properties = request.leased.properties
-        self._settle(None, settlement, requests.result_meta(self._app, request.headers, properties, error))
-
-    def _drop(self, request: Request) -> None:
-        """Have the broker forget a copy. Nothing is lost by that: the signature is that of what ran here, or
-        will."""
-        reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
-        logger.warning("Task %s[%s] is not run: %s", request.name, request.id, reason)
-        if signals.task_rejected.receivers:
-            signals.task_rejected.send(self._app, message=request.leased, exc=reason)
-        self._settle(None, Ack(request.tag), None)
+    def _drop(self, request: Request, outcome: Outcome) -> None:
+        """Have the broker forget *request*: its message is not to come again."""
+        self._state.leave(request, finished=True)
+        self._refuse(request, outcome)
 
     def _unknown(self, leased: Leased, error: NotRegistered, wall: float) -> None:
         name = error.name
@@ -132,27 +120,12 @@ class Intake:
             )  # fmt: skip
             # What is due soon is fetched ahead of time, and would be counted again at once.
             due = max(leased.due or 0.0, wall + delay) + self._ahead
-            self._settle(None, Release(leased.tag, due, parked=True), None)
+            self._settle(Release(leased.tag, due, parked=True))
             return
         full = NotRegistered(name, near(name, list(self._app.tasks)))
-        meta = None
-        try:
+        headers: dict[str, Any] = {}
+        with suppress(MessageError):
             headers = protocol.receive(
                 leased.headers, leased.properties, leased.body, self._accept, self._app.signer
             )[0]
-            meta = requests.result_meta(self._app, headers, leased.properties, full)
-        except MessageError:
-            pass
-        logger.error("%s; message %d in %s goes to the dead letters", full, leased.tag, leased.queue)
-        self._settle(None, Bury(leased.tag, requests.refusal(full)), meta)
-
-    def _refuse(self, leased: Leased, reason: str) -> None:
-        logger.error(
-            "message %d in %s cannot be run: %s; it goes to the dead letters",
-            leased.tag,
-            leased.queue,
-            reason,
-        )
-        if signals.task_rejected.receivers:
-            signals.task_rejected.send(self._app, message=leased, exc=reason)
-        self._settle(None, Bury(leased.tag, reason), None)
+        self._refuse(Stranger(leased, full, headers), Outcome(UNKNOWN, text=requests.refusal(full)))

@@ -18,20 +18,18 @@ from collections.abc import Callable, Sequence
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.pool.contract import TaskPool
+from qworker.components.pool.contract import OnEnded, TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.components.request import EXPIRED, REVOKED, Request
+from qworker.components.request import Request
+from qworker.tasks.outcome import EXPIRED, REVOKED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
 PATIENCE = 10.0
 BATCH = 64
 
-EndHere = Callable[[Request, str, str], None]
-"""Called with a request that is not to run, why (a constant of request.py) and how."""
-
 
 class Mediator(ThreadComponent):
-    """end_here: takes requests that are revoked or expired. early: has those acked that are before they run.
+    """on_ended: takes requests that are revoked or expired. early: has those acked that are before they run.
     may_start: tells whether what is on lease is surely still ours, so that nobody else runs it too.
     fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait
     of a step, in seconds."""
@@ -44,7 +42,7 @@ class Mediator(ThreadComponent):
         on_crash: Callable[[str, BaseException], None],
         ready: ReadyQueue,
         pool: TaskPool,
-        end_here: EndHere,
+        on_ended: OnEnded,
         early: EarlyAcks,
         may_start: Callable[[], bool],
         fetch_more: Callable[[], None],
@@ -53,7 +51,7 @@ class Mediator(ThreadComponent):
         super().__init__(clock, on_crash)
         self._ready = ready
         self._pool = pool
-        self._end_here = end_here
+        self._on_ended = on_ended
         self._early = early
         self._may_start = may_start
         self._fetch_more = fetch_more
@@ -163,9 +161,9 @@ class Mediator(ThreadComponent):
         places: _Places | None = None
         for request in requests:
             if request.revocation is not None:
-                self._end_here(request, REVOKED, "revoked")
+                self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
             elif request.expires is not None and request.expires <= wall:
-                self._end_here(request, EXPIRED, "expired")
+                self._on_ended([(request, Outcome(EXPIRED, text="expired"))])
             elif request.acked or (places is None and request.acks_late and not self._early):
                 runnable.append(request)
             else:

@@ -3,6 +3,6 @@
 Modules, in reading order: ``task`` (the object that is called), ``options`` (every option once),
 ``definition`` (a function becomes a task), ``annotations``, ``models`` (pydantic's), ``decorators`` and
 ``shared`` (``@app.task``, ``@shared_task``), ``registry``, ``loading`` (their modules), ``execution`` and
-``async_execution`` (a run), ``next_attempt`` (retries), ``followup`` (links), ``coroutines``, ``eager`` (a
-run in the caller's process).
+``async_execution`` (a run), ``outcome`` (how it ended), ``next_attempt`` (retries), ``followup`` (links),
+``coroutines``, ``eager`` (a run in the caller's process).
 """

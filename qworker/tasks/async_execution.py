@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.context import Context
 from qworker.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from qworker.tasks.execution import Outcome, Run
+from qworker.tasks.execution import Run
+from qworker.tasks.outcome import Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -23,7 +23,8 @@ from qworker.publishing.call import check_options
 from qworker.results.result import AsyncResult
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.coroutines import run_to_end
-from qworker.tasks.execution import INTERRUPTED, Interrupted, Outcome, execute
+from qworker.tasks.execution import Interrupted, execute
+from qworker.tasks.outcome import INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -15,7 +15,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
 from qworker.context import Context, pop, push
@@ -35,6 +35,20 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.middleware import compose
 from qworker.safe_repr import safe_repr, storable
 from qworker.tasks import followup
+from qworker.tasks.outcome import (
+    EXPECTED,
+    FAILURE,
+    IGNORED,
+    INTERRUPTED,
+    INVALID,
+    REJECTED,
+    REQUEUED,
+    RETRY,
+    SUCCESS,
+    TERMINATED,
+    Outcome,
+)
+from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -46,37 +60,9 @@ logger = logging.getLogger(__name__)
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
-SUCCESS, FAILURE, RETRY, IGNORED, REJECTED, INVALID, INTERRUPTED, TERMINATED = (
-    "success",
-    "failure",
-    "retry",
-    "ignored",
-    "rejected",
-    "invalid",
-    "interrupted",
-    "terminated",
-)
-
 
 class Interrupted(SoftTimeLimitExceeded):
     """The worker ends and waits no longer. A task may catch it and end in its own way; else it goes back."""
-
-
-class Outcome(NamedTuple):
-    """How a run ended. All fields are plain values, so that it can cross a process.
-
-    kind: one of the constants above. runtime: seconds. text: repr of the result or of the exception.
-    row: the result for the worker to store before the ack; None when there is nothing to store. expected: the
-    exception is one of the task's ``throws``.
-    """
-
-    kind: str
-    runtime: float = 0.0
-    text: str = ""
-    traceback: str | None = None
-    requeue: bool = False
-    row: tuple[Any, ...] | None = None
-    expected: bool = False
 
 
 class ExceptionInfo:
@@ -116,7 +102,7 @@ def execute(
 def invalid(error: BaseException) -> Outcome:
     """The outcome of a message that cannot be run."""
     text = str(error) if isinstance(error, MessageError) else repr(error)
-    return Outcome(INVALID, text=storable(text))
+    return Outcome(INVALID, 0.0, storable(text))
 
 
 def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseException) -> Outcome:
@@ -125,7 +111,7 @@ def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseE
     return run.tell(run.raised, error)
 
 
-def started(app: QWorker, task: Task[..., Any], context: Context) -> tuple[Any, ...] | None:
+def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow | None:
     """The row of the state STARTED, for the worker to store. Never fails the run."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
     try:
@@ -193,7 +179,7 @@ class Run:
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
             except Exception:
                 logger.exception("nor could its failure be stored")
-            return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row)
+            return Outcome(FAILURE, self.runtime, safe_repr(error), text, row)
 
     def returned(self, value: Any) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -211,7 +197,7 @@ class Run:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
-        return Outcome(SUCCESS, self.runtime, text, None, False, row)
+        return Outcome(SUCCESS, self.runtime, text, None, row)
 
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -260,7 +246,7 @@ class Run:
         if signals.task_retry.receivers:
             signals.task_retry.send(task, request=context, reason=directive, einfo=info)
         self._hook(task.on_retry, cause, context.id, context.args, context.kwargs, info)
-        return Outcome(RETRY, self.runtime, storable(str(directive)), text, False, row)
+        return Outcome(RETRY, self.runtime, storable(str(directive)), text, row)
 
     def _rejected(self, error: Reject) -> Outcome:
         self.status, self.value = states.REJECTED, error
@@ -268,7 +254,8 @@ class Run:
         if not error.requeue:  # it will never run: who waits for it is told
             row = self._tell_failure(error, _format(error))
         error.__traceback__ = None
-        return Outcome(REJECTED, self.runtime, safe_repr(error.reason), requeue=error.requeue, row=row)
+        kind = REQUEUED if error.requeue else REJECTED
+        return Outcome(kind, self.runtime, safe_repr(error.reason), row=row)
 
     def _failed(self, error: BaseException) -> Outcome:
         task, context = self.task, self.context
@@ -276,13 +263,13 @@ class Run:
         text = _format(error)
         row = self._tell_failure(error, text)
         self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
-        expected = isinstance(error, task.throws)
+        kind = EXPECTED if isinstance(error, task.throws) else FAILURE
         if not context.is_eager:
             # The traceback's frames hold everything the body held: let go of it.
             error.__traceback__ = None
-        return Outcome(FAILURE, self.runtime, safe_repr(error), text, False, row, expected)
+        return Outcome(kind, self.runtime, safe_repr(error), text, row)
 
-    def _tell_failure(self, error: BaseException, text: str) -> tuple[Any, ...] | None:
+    def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
         """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is
         not to be stored."""
         task, context = self.task, self.context
@@ -336,7 +323,7 @@ class Run:
 
     def _store(
         self, status: str, result: Any, text: str | None = None, describe: bool = True
-    ) -> tuple[Any, ...] | None:
+    ) -> ResultRow | None:
         """The row of the state, for the worker to store before the ack. describe: and what was asked for.
 
         An eager call has no worker: it stores here, once, and only if it is to.

@@ -1,7 +1,7 @@
 """InlinePool: a TaskPool without threads or processes, for tests that decide when what happens.
 
 Comes from:  Mediator (or a test), which submits requests.
-Goes to:     execution, in the thread that calls submit() or run(); Ended requests to the worker.
+Goes to:     execution, in the thread that calls submit() or run(); requests and their outcomes to the worker.
 Thread:      one: whoever calls.
 
 Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). What a test cannot
@@ -14,22 +14,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qworker.components.pool.contract import (
-    TERMINATED,
-    UNSTARTED,
-    Ended,
-    OnEnded,
-    OnRoom,
-    OnStored,
-    PoolSettings,
-    TaskPool,
-)
+from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.preparation import prepare, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
+from qworker.tasks.outcome import TERMINATED, UNSTARTED, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -78,9 +70,9 @@ class InlinePool(TaskPool):
         return count
 
     def end(self, request: Request, why: str, how: str = "") -> None:
-        """Let *request* leave without an outcome: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
+        """Let *request* leave without a run: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
         self._take_out(request)
-        self._on_ended([Ended(request, None, why, how)])
+        self._on_ended([(request, Outcome(why, text=how))])
         self._on_room()
 
     # -- what a pool does --
@@ -140,9 +132,9 @@ class InlinePool(TaskPool):
             else:
                 outcome = execution.execute(self._app, prepared.task, prepared.context, prepared.body)
         self._take_out(request)
-        if not request.is_async:
+        if not request.is_async and outcome.runtime is not None:
             self.estimates.learn(request.name, outcome.runtime)
-        self._on_ended([Ended(request, outcome)])
+        self._on_ended([(request, outcome)])
         self._on_room()
 
     def terminate(self, request: Request, signal_name: str) -> bool:

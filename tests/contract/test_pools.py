@@ -20,22 +20,14 @@ import pytest
 
 from qworker import QWorker
 from qworker.components.pool.choice import make_zygote
-from qworker.components.pool.contract import (
-    INTERRUPTED,
-    LOST,
-    TERMINATED,
-    TIME_LIMIT,
-    UNSTARTED,
-    Ended,
-    PoolSettings,
-    TaskPool,
-)
+from qworker.components.pool.contract import Ended, PoolSettings, TaskPool
 from qworker.components.pool.process_pool import ProcessPool
 from qworker.components.pool.spawner import ZygoteSpawner
 from qworker.components.pool.thread_pool import ThreadPool
 from qworker.components.request import Request, receive
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.message.protocol import TaskMessage, encode
+from qworker.tasks.outcome import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Outcome
 from qworker.testing import InlinePool
 from qworker.transports.lease import Leased
 
@@ -277,20 +269,19 @@ class Rig:
         until(lambda: not self.pool.submit([request]))
         return request
 
-    def end_of(self, request: Request) -> Ended:
+    def end_of(self, request: Request) -> Outcome:
         """How *request* ended."""
-        return until(lambda: next((end for end in self.ends if end.request is request), None))
+        return until(lambda: next((outcome for one, outcome in self.ends if one is request), None))
 
-    def run(self, task: str, *args: Any, **fields: Any) -> Ended:
-        while (end := self.end_of(self.submit(task, *args, **fields))).why == UNSTARTED:
+    def run(self, task: str, *args: Any, **fields: Any) -> Outcome:
+        while (end := self.end_of(self.submit(task, *args, **fields))).kind == UNSTARTED:
             pass  # on a busy machine a child may be slow to begin: the mediator would try again
         return end
 
-    def result(self, end: Ended) -> Any:
+    def result(self, outcome: Outcome) -> Any:
         """What is in the row that goes with the ack."""
-        assert end.outcome is not None, end
-        assert end.outcome.row is not None
-        return self.app.backend.decode(end.outcome.row[2])["result"]
+        assert outcome.row is not None, outcome
+        return self.app.backend.decode(outcome.row[2])["result"]
 
     def path(self, name: str) -> str:
         return str(self.directory / name)
@@ -342,9 +333,9 @@ def processes(rig_of: Make) -> Rig:
 
 def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
     end = rig.run("add", 2, 3)
-    assert end.outcome is not None
-    assert (end.outcome.kind, rig.result(end)) == ("success", 5)
-    assert end.outcome.runtime > 0
+    assert (end.kind, rig.result(end)) == ("success", 5)
+    assert end.runtime is not None
+    assert end.runtime > 0
     until(lambda: rig.pool.in_flight() == 0)
 
 
@@ -356,13 +347,12 @@ def test_a_task_runs_and_its_outcome_comes_back_with_the_row(rig: Rig) -> None:
         ("SystemExit", "failure"),
         ("KeyboardInterrupt", "failure"),
         ("Ignore", "ignored"),
-        ("Reject", "rejected"),
+        ("Reject", "requeued"),
     ],
 )
 def test_whatever_a_task_raises_the_pool_goes_on(rig: Rig, task: str, kind: str, outcome: str) -> None:
     end = rig.run(task, kind)
-    assert end.outcome is not None
-    assert end.outcome.kind == outcome
+    assert end.kind == outcome
     if outcome == "failure":
         assert rig.result(end)["exc_type"] == kind
     assert rig.result(rig.run("add", 1, 1)) == 2
@@ -377,8 +367,7 @@ def test_async_tasks_run(rig: Rig) -> None:
 def test_an_async_task_that_is_cancelled_by_others_than_the_worker_has_failed(rig: Rig, how: str) -> None:
     """Were it taken for the worker's own doing, it would go back uncounted, and come again for ever."""
     end = rig.run("acancel", how)
-    assert end.outcome is not None
-    assert end.outcome.kind == "failure"
+    assert end.kind == "failure"
     stored = rig.result(end)
     assert stored["exc_type"] == "CancelledError"
     assert "not by the worker" in stored["exc_message"][0]
@@ -387,8 +376,7 @@ def test_an_async_task_that_is_cancelled_by_others_than_the_worker_has_failed(ri
 
 def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
     end = rig.run("add", body=b"[[1, 2")
-    assert end.outcome is not None
-    assert (end.outcome.kind, bool(end.outcome.text)) == ("invalid", True)
+    assert (end.kind, bool(end.text)) == ("invalid", True)
     assert rig.result(rig.run("add", 1, 1)) == 2
 
 
@@ -399,9 +387,9 @@ def test_the_task_knows_its_request(rig: Rig) -> None:
 
 
 def test_the_started_state_is_told_before_the_end(rig: Rig) -> None:
-    end = rig.run("tracked")
+    rig.run("tracked")
     ((request, row),) = rig.stored
-    assert request is end.request
+    assert request is rig.ends[-1][0]
     assert row[:2] == (request.id, "STARTED")
 
 
@@ -415,15 +403,15 @@ def test_every_one_of_many_ends_once(rig: Rig) -> None:
         """As the mediator does, which also gets back what a child that stalled had not begun."""
         nonlocal waiting
         while rig.ends:
-            end = rig.ends.pop(0)
-            waiting.append(end.request) if end.why == UNSTARTED else ended.append(end)
+            request, outcome = rig.ends.pop(0)
+            waiting.append(request) if outcome.kind == UNSTARTED else ended.append((request, outcome))
         waiting = rig.pool.submit(waiting)
         return len(ended) == total
 
     until(feed)
-    assert sorted(end.request.tag for end in ended) == list(range(1, total + 1))
-    assert all(end.outcome is not None and end.outcome.kind == "success" for end in ended)
-    sums = {end.request.tag: rig.result(end) for end in ended if end.request.name == "add"}
+    assert sorted(request.tag for request, _ in ended) == list(range(1, total + 1))
+    assert all(outcome.kind == "success" for _, outcome in ended)
+    sums = {request.tag: rig.result(outcome) for request, outcome in ended if request.name == "add"}
     assert sums == {tag: tag for tag in range(1, 301)}
     until(lambda: rig.pool.in_flight() == 0)
 
@@ -550,7 +538,7 @@ def test_what_the_stop_cuts_short_is_returned(busy: Rig) -> None:
     began = time.monotonic()
     assert busy.pool.stop(began + 0.5) == [request]
     assert time.monotonic() - began < 4
-    assert [end for end in busy.ends if end.request is request] == []
+    assert [one for one, _ in busy.ends if one is request] == []
     Path(busy.path("never")).touch()  # a thread cannot be killed: let it go
 
 
@@ -559,8 +547,7 @@ def test_async_tasks_are_interrupted_when_the_worker_waits_no_longer(busy: Rig) 
     busy.begun("never")
     busy.pool.interrupt()
     end = busy.end_of(request)
-    assert end.outcome is not None
-    assert end.outcome.kind == "interrupted"
+    assert end.kind == "interrupted"
 
 
 @pytest.mark.parametrize("how", ["stop", "exit", "interrupt"])
@@ -584,8 +571,7 @@ def test_one_async_task_is_terminated_and_no_other(busy: Rig) -> None:
     assert busy.pool.terminate(request, "SIGTERM")
     busy.pool.terminate(request, "SIGTERM")  # twice is once, and too late where it has ended by now
     end = busy.end_of(request)
-    assert end.outcome is not None
-    assert end.outcome.kind == "terminated"
+    assert end.kind == "terminated"
     for name in ("go", "go2", "go3"):
         Path(busy.path(name)).touch()
     assert [busy.result(busy.end_of(one)) for one in beside] == ["there"] * 3
@@ -638,14 +624,14 @@ def test_a_suspect_shares_its_process_with_nobody(processes: Rig) -> None:
     assert processes.pool.submit([processes.request("hurt", "exit", deliveries=3)]) == []
     Path(processes.path("go")).touch()
     assert processes.result(processes.end_of(suspect)) == "there"
-    assert suspect.pid not in {end.request.pid for end in processes.ends if end.request is not suspect}
+    assert suspect.pid not in {one.pid for one, _ in processes.ends if one is not suspect}
 
 
 def test_an_interruption_that_the_worker_did_not_order_counts_as_a_death(processes: Rig) -> None:
     """A signal from elsewhere: were it taken for the worker's, the task would come again for ever."""
     end = processes.run("hurt", "interrupt")
-    assert (end.outcome, end.why) == (None, LOST)
-    assert "the worker did not send" in end.how
+    assert end.kind == LOST
+    assert "the worker did not send" in end.text
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
@@ -698,7 +684,7 @@ def test_the_hard_limit_kills_and_the_pool_heals(processes: Rig) -> None:
     pids = processes.pool.info()["processes"]
     began = time.monotonic()
     end = processes.run("wait_for", processes.path("never"), timelimit=(0.1, None))
-    assert (end.outcome, end.why) == (None, TIME_LIMIT)
+    assert end.kind == TIME_LIMIT
     assert 0.1 <= time.monotonic() - began < 5
     until(lambda: len(processes.pool.info()["processes"]) == 2)
     assert set(processes.pool.info()["processes"]) != set(pids)
@@ -727,15 +713,15 @@ def test_a_task_that_takes_its_process_along_is_lost_and_the_pool_heals(
     processes: Rig, how: str, words: str
 ) -> None:
     end = processes.run("hurt", how)
-    assert (end.outcome, end.why) == (None, LOST)
-    assert words in end.how
+    assert end.kind == LOST
+    assert words in end.text
     assert processes.result(processes.run("add", 1, 1)) == 2
     until(lambda: len(processes.pool.info()["processes"]) == 2)
 
 
 def test_a_task_that_closes_its_files_is_lost_and_the_pool_heals(processes: Rig) -> None:
     end = processes.run("hurt", "close")
-    assert (end.outcome, end.why) == (None, LOST)
+    assert end.kind == LOST
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
@@ -743,7 +729,7 @@ def test_a_task_that_forks_ends_once(processes: Rig) -> None:
     request = processes.submit("hurt", "fork")
     assert processes.result(processes.end_of(request)) == "parent"
     processes.run("add", 1, 1)
-    assert len([end for end in processes.ends if end.request is request]) == 1
+    assert len([one for one, _ in processes.ends if one is request]) == 1
 
 
 def test_every_child_is_killed_at_once_and_the_pool_heals(processes: Rig) -> None:
@@ -752,7 +738,7 @@ def test_every_child_is_killed_at_once_and_the_pool_heals(processes: Rig) -> Non
         processes.begun(f"go{n}")
     for pid in processes.pool.info()["processes"]:
         os.kill(pid, signal.SIGKILL)
-    assert [processes.end_of(request).why for request in running] == [LOST, LOST]
+    assert [processes.end_of(request).kind for request in running] == [LOST, LOST]
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
@@ -762,8 +748,8 @@ def test_an_idle_child_that_is_killed_is_replaced_and_nobody_notices(processes: 
         os.kill(pid, signal.SIGKILL)
     for n in range(20):
         end = processes.run("add", n, 1)
-        if end.outcome is None:  # it was sent to a child that was dying: as if it had been lost, or not begun
-            assert end.why in (LOST, UNSTARTED)
+        if end.row is None:  # it was sent to a child that was dying: as if it had been lost, or not begun
+            assert end.kind in (LOST, UNSTARTED)
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
@@ -791,7 +777,7 @@ def test_terminate_ends_the_task_by_its_signal(processes: Rig) -> None:
     processes.begun("never")
     assert processes.pool.terminate(request, "SIGTERM")
     end = processes.end_of(request)
-    assert (end.outcome, end.why) == (None, TERMINATED)
+    assert end.kind == TERMINATED
     assert processes.result(processes.run("add", 1, 1)) == 2
 
 
@@ -802,7 +788,7 @@ def test_who_shared_the_child_of_a_terminated_task_goes_back(rig_of: Make) -> No
     request = rig.submit("wait_for", rig.path("never2"))
     rig.begun("never2")
     rig.pool.terminate(request, "SIGKILL")
-    assert (rig.end_of(request).why, rig.end_of(beside).why) == (TERMINATED, INTERRUPTED)
+    assert (rig.end_of(request).kind, rig.end_of(beside).kind) == (TERMINATED, INTERRUPTED)
 
 
 def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: Rig) -> None:
@@ -811,9 +797,7 @@ def test_sync_tasks_are_interrupted_when_the_worker_waits_no_longer(processes: R
     processes.begun("never")
     processes.begun("soon")
     processes.pool.interrupt()
-    outcome = processes.end_of(careless).outcome
-    assert outcome is not None
-    assert outcome.kind == "interrupted"
+    assert processes.end_of(careless).kind == INTERRUPTED
     assert processes.result(processes.end_of(careful)) == "cleaned up"
 
 
@@ -827,7 +811,7 @@ def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
     taken = len(behind) - len(rig.pool.submit([long, *behind]))
     assert taken == 3, "they were to be in one frame"
     ends = [rig.end_of(request) for request in behind]
-    assert [end.why for end in ends] == [UNSTARTED] * 3  # the mediator has them again, for another child
+    assert [end.kind for end in ends] == [UNSTARTED] * 3  # the mediator has them again, for another child
     assert rig.pool.in_flight() == 1, "the long one still runs"
     assert rig.result(rig.end_of(long)) == "slept"
 
@@ -850,7 +834,7 @@ def test_a_task_that_kills_its_process_group_takes_nobody_with_it(processes: Rig
     beside = processes.submit("wait_for", processes.path("go"))
     processes.begun("go")
     zygote = zygote_of(processes)
-    assert processes.run("hurt", "kill group").why == LOST
+    assert processes.run("hurt", "kill group").kind == LOST
     assert zygote_of(processes) == zygote
     Path(processes.path("go")).touch()
     assert processes.result(processes.end_of(beside)) == "there"
@@ -867,10 +851,10 @@ def test_a_task_that_takes_the_zygote_is_lost_and_the_pool_goes_on(processes: Ri
     processes.begun("never")
     for _ in range(3):
         end = processes.run("hurt", "kill parent")
-        assert end.why == LOST
-        assert "the process that forks children has died" in end.how
+        assert end.kind == LOST
+        assert "the process that forks children has died" in end.text
         assert processes.result(processes.run("add", 1, 1)) == 2
-    assert processes.end_of(beside).why == LOST
+    assert processes.end_of(beside).kind == LOST
     until(lambda: len(processes.pool.info()["processes"]) == 2)
 
 
@@ -894,7 +878,7 @@ def test_the_pool_crashes_with_a_reason_when_its_children_cannot_be_born(
         os.kill(zygote.pid, signal.SIGKILL)
         until(lambda: rig.crashes)
     assert "the process that forks the pool's children has died" in str(rig.crashes[0])
-    assert rig.end_of(request).why == LOST, "it is counted, lest it come again for ever"
+    assert rig.end_of(request).kind == LOST, "it is counted, lest it come again for ever"
     assert not rig.pool.alive
     assert rig.pool.free_slots() == (0, 0)
     rig.close()

@@ -16,8 +16,8 @@ import pytest
 
 from qworker import QWorker
 from qworker.components.fetch_window import MAX_WINDOW
-from qworker.components.pool.contract import LOST, TIME_LIMIT
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
+from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Envelope, LeaseStore
 from qworker.transports.sqlite.broker import SQLiteStore

@@ -24,21 +24,19 @@ from qworker.errors import (
 )
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.execution import (
+from qworker.tasks.execution import MAX_TRACEBACK, Interrupted, execute, invalid, started
+from qworker.tasks.outcome import (
+    EXPECTED,
     FAILURE,
     IGNORED,
     INTERRUPTED,
     INVALID,
-    MAX_TRACEBACK,
     REJECTED,
+    REQUEUED,
     RETRY,
     SUCCESS,
     TERMINATED,
-    Interrupted,
     Outcome,
-    execute,
-    invalid,
-    started,
 )
 from qworker.testing import FakeClock, MemoryStore
 
@@ -127,7 +125,7 @@ def test_success(kind: str) -> None:
 def test_failure(kind: str) -> None:
     bench = Bench()
     outcome = bench.do(raiser(ValueError("no", 7)), kind)
-    assert (outcome.kind, outcome.text, outcome.expected) == (FAILURE, "ValueError('no', 7)", False)
+    assert (outcome.kind, outcome.text) == (FAILURE, "ValueError('no', 7)")
     assert bench.stored is not None
     assert bench.stored["status"] == "FAILURE"
     assert bench.stored["result"] == {
@@ -163,7 +161,7 @@ def test_wrong_arguments_are_a_failure(kind: str) -> None:
 def test_an_expected_failure_is_marked_as_such(kind: str) -> None:
     bench = Bench()
     outcome = bench.do(raiser(KeyError("k")), kind, throws=(LookupError,))
-    assert (outcome.kind, outcome.expected, bench.state) == (FAILURE, True, "FAILURE")
+    assert (outcome.kind, bench.state) == (EXPECTED, "FAILURE")
 
 
 @ASYNC
@@ -178,7 +176,7 @@ def test_ignore_leaves_the_state_alone(kind: str) -> None:
 def test_reject_with_requeue_leaves_the_state_alone(kind: str) -> None:
     bench = Bench()
     outcome = bench.do(raiser(Reject("not mine", requeue=True)), kind)
-    assert (outcome.kind, outcome.requeue, outcome.text, bench.stored) == (REJECTED, True, "'not mine'", None)
+    assert (outcome.kind, outcome.text, bench.stored) == (REQUEUED, "'not mine'", None)
 
 
 @ASYNC
@@ -186,7 +184,7 @@ def test_reject_with_requeue_leaves_the_state_alone(kind: str) -> None:
 def test_reject_for_good_is_a_failure_to_who_waits(kind: str, reason: Any) -> None:
     bench = Bench()
     outcome = bench.do(raiser(Reject(reason, requeue=False)), kind)
-    assert (outcome.kind, outcome.requeue, outcome.text) == (REJECTED, False, repr(reason))
+    assert (outcome.kind, outcome.text) == (REJECTED, repr(reason))
     assert bench.state == "FAILURE"
     with pytest.raises(Reject) as caught:
         bench.app.AsyncResult("id-1").get(timeout=0)
@@ -204,7 +202,7 @@ def test_a_reject_of_ones_own_kind_is_one(kind: str) -> None:
 
     bench = Bench()
     outcome = bench.do(raiser(Busy("it")), kind)
-    assert (outcome.kind, outcome.requeue, outcome.text) == (REJECTED, True, "'it is busy'")
+    assert (outcome.kind, outcome.text) == (REQUEUED, "'it is busy'")
     bench = Bench()
     assert bench.do(raiser(Enough()), kind).kind == IGNORED
     assert bench.stored is None
@@ -485,7 +483,7 @@ def test_the_result_is_described_only_for_a_log_that_is_kept(caplog: pytest.LogC
 
 
 def test_a_message_that_cannot_be_run_has_an_outcome_too() -> None:
-    assert invalid(InvalidTaskMessage("the body is cut off")) == Outcome(INVALID, text="the body is cut off")
+    assert invalid(InvalidTaskMessage("the body is cut off")) == Outcome(INVALID, 0.0, "the body is cut off")
 
 
 def test_a_failure_holds_nothing_that_the_body_held() -> None:

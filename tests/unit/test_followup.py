@@ -10,7 +10,12 @@ from qworker import QWorker, Signature, Task
 from qworker.context import Context
 from qworker.errors import BrokerUnavailable, Reject
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
-from qworker.tasks.execution import FAILURE, SUCCESS, Outcome, execute
+from qworker.tasks.execution import execute
+from qworker.tasks.outcome import (
+    FAILURE,
+    SUCCESS,
+    Outcome,
+)
 from tests.unit.stores import KeepingStore, Sent, make_app
 
 

@@ -11,8 +11,11 @@ import pytest
 from qworker import signals
 from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
+from qworker.components.mailbox import Mailbox
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.replays import Replays
 from qworker.components.request import Request
+from qworker.components.settler import Settler
 from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
 from tests.unit.rooms import ACCEPT, Rooms
 
@@ -23,24 +26,33 @@ class Desk:
     def __init__(self, **settings: Any) -> None:
         self.rooms = Rooms(**settings)
         self.state = WorkerState(replays=Replays() if "security_key" in settings else None)
-        self.settled: list[tuple[Request | None, Settlement, dict[str, Any] | None]] = []
+        settler = Settler(self.rooms.app, ReadyQueue())
+        settler.listener = self.mailbox = Mailbox(lambda: None)
+        self.settled: list[Settlement] = []
         self.intake = Intake(
-            self.rooms.app, self.state, ACCEPT, (30.0, 120.0), lambda *letter: self.settled.append(letter)
+            self.rooms.app, self.state, ACCEPT, (30.0, 120.0), settler.settle, settler.refuse
         )
 
     def take(self, leased: Leased, epoch: int = 1) -> Request | None:
-        return self.intake.take(leased, epoch, self.rooms.clock.now())
+        request = self.intake.take(leased, epoch, self.rooms.clock.now())
+        for order in self.mailbox.take():
+            assert order.request is None
+            assert order.settlement is not None
+            self.settled.append(order.settlement)
+        return request
 
     @property
     def settlement(self) -> Settlement:
-        ((request, settlement, _),) = self.settled
-        assert request is None
-        return settlement
+        """The only one, without its row."""
+        (settlement,) = self.settled
+        return settlement._replace(row=None) if isinstance(settlement, Ack | Bury) else settlement
 
     @property
     def meta(self) -> dict[str, Any] | None:
-        ((_, _, meta),) = self.settled
-        return meta
+        """What is in that row."""
+        (settlement,) = self.settled
+        row = None if isinstance(settlement, Release) else settlement.row
+        return None if row is None else dict(self.rooms.app.backend.decode(row[2]))
 
 
 @pytest.fixture
@@ -225,7 +237,7 @@ def test_one_that_ended_here_under_a_lost_lease_is_settled_as_it_ended() -> None
     ack = Ack(7, ("id-7", "SUCCESS", b"{}", None))
     desk.state.finished_elsewhere(desk.rooms.request(7), ack)
     assert desk.take(desk.rooms.leased(7, redelivered=True)) is None
-    assert (desk.settlement, desk.meta) == (ack, None)
+    assert desk.settled == [ack]
     assert desk.take(desk.rooms.leased(7)) is not None  # once: the next one of that tag is another matter
 
 

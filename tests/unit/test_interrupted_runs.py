@@ -13,7 +13,13 @@ from qworker.context import Context
 from qworker.errors import EncodeError, SoftTimeLimitExceeded
 from qworker.interrupts import interrupt
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers
-from qworker.tasks.execution import FAILURE, RETRY, SUCCESS, Outcome, execute
+from qworker.tasks.execution import execute
+from qworker.tasks.outcome import (
+    FAILURE,
+    RETRY,
+    SUCCESS,
+    Outcome,
+)
 from qworker.transports.lease import Envelope
 from tests.unit.stores import KeepingStore
 

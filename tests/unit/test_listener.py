@@ -61,7 +61,7 @@ class Ears:
             self.state,
             self.ready,
             self.schedule,
-            Intake(self.app, self.state, ACCEPT, (30.0,), self.settler.settle),
+            Intake(self.app, self.state, ACCEPT, (30.0,), self.settler.settle, self.settler.refuse),
             self.window,
             self.early,
             node="w@h",

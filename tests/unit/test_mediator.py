@@ -12,7 +12,8 @@ from qworker.components.mailbox import SettlementOrder
 from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.components.request import EXPIRED, REVOKED, Request
+from qworker.components.request import Request
+from qworker.tasks.outcome import EXPIRED, REVOKED
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
 from tests.unit.rooms import Rooms, tags
@@ -57,7 +58,7 @@ class Desk:
             lambda name, error: None,
             self.ready,
             self.pool,
-            lambda request, why, how: self.ended.append((request.tag, why)),
+            lambda ends: self.ended.extend((request.tag, outcome.kind) for request, outcome in ends),
             self.early,
             lambda: self.holds_lease,
             self.fetch_more,

@@ -14,11 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from qworker.components.pool.child_handle import ASYNC_GRACE_SECONDS, CANCEL_SECONDS
 from qworker.components.pool.children import STALLED_SECONDS
-from qworker.components.pool.contract import UNSTARTED
 from qworker.components.pool.process_pool import MAX_QUICK_DEATHS
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
-from qworker.tasks.execution import INTERRUPTED, TERMINATED
+from qworker.tasks.outcome import (
+    INTERRUPTED,
+    LOST,
+    TERMINATED,
+    UNSTARTED,
+)
 from tests.unit.rooms import tags
 from tests.unit.virtual_children import Pool, VirtualChild
 
@@ -50,7 +54,7 @@ def test_what_a_dead_child_was_running_is_lost_and_the_rest_goes_back(one: Pool)
     one.work()
     one.spawner.die(one.children[0], signal.SIGSEGV)
     one.step()
-    assert [end.how for end in one.ended if end.why == "lost"] == ["killed by SIGSEGV"]
+    assert [outcome.text for _, outcome in one.ended if outcome.kind == LOST] == ["killed by SIGSEGV"]
     assert sorted(one.ends()) == [(1, "lost"), (2, "unstarted"), (3, "unstarted"), (4, "unstarted")]
     assert one.pool.in_flight() == 0
 
@@ -587,15 +591,15 @@ class AtRandom(RuleBasedStateMachine):
 
     def collect(self) -> None:
         self.note_starts()
-        for request, outcome, why, _ in self.pool.ended:
+        for request, outcome in self.pool.ended:
             assert request.tag in self.submitted, "ended twice, or never submitted"
             del self.submitted[request.tag]
-            if why == UNSTARTED:
+            if outcome.kind == UNSTARTED:
                 self.take_back(request)
             else:
                 assert request.tag not in self.ended
-                self.ended[request.tag] = why or (outcome.kind if outcome else "")
-                if outcome is not None:
+                self.ended[request.tag] = outcome.kind
+                if outcome.runtime is not None:
                     assert request.tag in self.finished_by_child
         self.pool.ended.clear()
 
@@ -703,7 +707,7 @@ class AtRandom(RuleBasedStateMachine):
 
     @invariant()
     def the_pool_knows_what_it_holds(self) -> None:
-        told = {end.request.tag for end in self.pool.ended}
+        told = {request.tag for request, _ in self.pool.ended}
         held = sorted(tag for handle in self.pool.crew.children() for tag in tags(handle.requests()))
         assert held == sorted(self.submitted.keys() - told)
         assert self.pool.pool.in_flight() == len(held)

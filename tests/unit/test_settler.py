@@ -1,4 +1,4 @@
-"""How ends become letters, with the result along, ahead, or alone."""
+"""How ends become orders, with the result along, ahead, or alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.pool.contract import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Ended
 from qworker.components.ready_queue import ReadyQueue, Slots
-from qworker.components.request import REVOKED
 from qworker.components.result_writer import ResultWriter
 from qworker.components.settler import Settler
-from qworker.tasks import execution
-from qworker.tasks.execution import Outcome
+from qworker.tasks.outcome import (
+    INTERRUPTED,
+    INVALID,
+    LOST,
+    REVOKED,
+    SUCCESS,
+    TERMINATED,
+    TIME_LIMIT,
+    UNSTARTED,
+    Outcome,
+)
 from qworker.transports.lease import Ack, Bury, Release, Store
 from tests.unit.rooms import Rooms, tags
 
@@ -21,7 +28,7 @@ ROW = ("id-1", "SUCCESS", b"{}", None)
 
 
 class Desk:
-    """A Settler; *foreign*: results have a store of their own, so that some letters wait for it."""
+    """A Settler; *foreign*: results have a store of their own, so that some orders wait for it."""
 
     def __init__(self, foreign: bool = False) -> None:
         self.rooms = Rooms()
@@ -38,13 +45,13 @@ class Desk:
         self.wakes += 1
 
     @property
-    def letters(self) -> list[SettlementOrder]:
+    def orders(self) -> list[SettlementOrder]:
         return self.mailbox.take()
 
     @property
-    def letter(self) -> SettlementOrder:
-        (letter,) = self.mailbox.take()
-        return letter
+    def order(self) -> SettlementOrder:
+        (order,) = self.mailbox.take()
+        return order
 
     def status(self, row: Any) -> tuple[str, str]:
         """The state and the exception in a row."""
@@ -53,19 +60,19 @@ class Desk:
         return meta["status"], meta["result"]["exc_type"]
 
 
-def test_an_outcome_becomes_a_letter_with_its_row() -> None:
+def test_an_outcome_becomes_an_order_with_its_row() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
-    assert desk.letter == SettlementOrder(one, Ack(1, ROW))
+    desk.settler.ended([(one, Outcome(SUCCESS, row=ROW))])
+    assert desk.order == SettlementOrder(one, Ack(1, ROW))
 
 
 def test_many_ends_are_one_delivery() -> None:
     desk = Desk()
     requests = desk.rooms.requests(5)
-    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS)) for one in requests])
+    desk.settler.ended([(one, Outcome(SUCCESS)) for one in requests])
     assert desk.wakes == 1
-    assert [letter.request for letter in desk.letters] == requests
+    assert [order.request for order in desk.orders] == requests
 
 
 @pytest.mark.parametrize(
@@ -75,8 +82,8 @@ def test_many_ends_are_one_delivery() -> None:
 def test_what_the_worker_ended_has_its_result_along(why: str, status: tuple[str, str]) -> None:
     desk = Desk()
     one = desk.rooms.request(1, timelimit=(9, None))
-    desk.settler.ended([Ended(one, None, why, "how")])
-    settlement = desk.letter.settlement
+    desk.settler.ended([(one, Outcome(why, text="how"))])
+    settlement = desk.order.settlement
     assert isinstance(settlement, Ack)
     assert desk.status(settlement.row) == status
 
@@ -84,25 +91,22 @@ def test_what_the_worker_ended_has_its_result_along(why: str, status: tuple[str,
 def test_what_was_lost_comes_again_and_counts() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, None, LOST, "killed by SIGKILL")])
-    assert desk.letter == SettlementOrder(one, Release(1, None, counted=True))
+    desk.settler.ended([(one, Outcome(LOST, text="killed by SIGKILL"))])
+    assert desk.order == SettlementOrder(one, Release(1, None, counted=True))
 
 
-@pytest.mark.parametrize(
-    "end", [(None, INTERRUPTED), (Outcome(execution.INTERRUPTED, text="the worker ends"), "")]
-)
-def test_what_was_interrupted_goes_back_and_does_not_count(end: tuple[Outcome | None, str]) -> None:
+def test_what_was_interrupted_goes_back_and_does_not_count() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, end[0], end[1])])
-    assert desk.letter == SettlementOrder(one, Release(1, redelivered=True))
+    desk.settler.ended([(one, Outcome(INTERRUPTED, text="the worker ends"))])
+    assert desk.order == SettlementOrder(one, Release(1, redelivered=True))
 
 
 def test_a_task_cancelled_on_request_is_revoked() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, Outcome(execution.TERMINATED, text="terminated on request"))])
-    settlement = desk.letter.settlement
+    desk.settler.ended([(one, Outcome(TERMINATED, text="terminated on request"))])
+    settlement = desk.order.settlement
     assert isinstance(settlement, Ack)
     assert desk.status(settlement.row) == ("REVOKED", "Terminated")
 
@@ -110,16 +114,16 @@ def test_a_task_cancelled_on_request_is_revoked() -> None:
 def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
     desk = Desk()
     desk.ready.put_many(desk.rooms.requests(1, first=9))
-    desk.settler.ended([Ended(one, None, UNSTARTED) for one in desk.rooms.requests(2)])
+    desk.settler.ended([(one, Outcome(UNSTARTED)) for one in desk.rooms.requests(2)])
     assert tags(desk.ready.get_many(Slots(9, 9))) == [1, 2, 9]
-    assert desk.letters == []
+    assert desk.orders == []
 
 
 def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, Outcome(execution.INVALID, text="the body is cut off"))])
-    settlement = desk.letter.settlement
+    desk.settler.ended([(one, Outcome(INVALID, 0.0, "the body is cut off"))])
+    settlement = desk.order.settlement
     assert isinstance(settlement, Bury)
     assert settlement.reason == "invalid: the body is cut off"
     assert desk.status(settlement.row) == ("FAILURE", "InvalidTaskError")
@@ -129,18 +133,18 @@ def test_a_started_task_has_its_state_stored_and_stays() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     desk.settler.started([(one, ROW)])
-    assert desk.letter == SettlementOrder(one, Store(ROW), final=False)
+    assert desk.order == SettlementOrder(one, Store(ROW), final=False)
 
 
 def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
     desk = Desk(foreign=True)
     one = desk.rooms.request(1)
-    desk.settler.end_here(one, REVOKED, "revoked")
-    assert desk.letters == []
+    desk.settler.ended([(one, Outcome(REVOKED, text="revoked"))])
+    assert desk.orders == []
     writer = desk.settler.writer
     assert writer is not None
     writer.step(0.0)
-    assert desk.letter == SettlementOrder(one, Ack(1))
+    assert desk.order == SettlementOrder(one, Ack(1))
     meta = desk.rooms.app.backend.get("id-1")
     assert meta is not None
     assert meta["status"] == "REVOKED"
@@ -154,21 +158,32 @@ def test_so_does_what_a_task_has_returned() -> None:
     row = backend.row("id-1", backend.meta("id-1", "SUCCESS", 5))
     assert started is not None
     desk.settler.started([(one, started)])
-    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=row))])
-    assert desk.letters == []
+    desk.settler.ended([(one, Outcome(SUCCESS, row=row))])
+    assert desk.orders == []
     writer = desk.settler.writer
     assert writer is not None
     assert writer.held() == 2
     writer.step(0.0)
-    assert desk.letters == [SettlementOrder(one, Ack(1))]
+    assert desk.orders == [SettlementOrder(one, Ack(1))]
     assert (backend.get("id-1") or {})["result"] == 5
 
 
 def test_what_has_nothing_to_store_does_not_wait_for_that_store() -> None:
     desk = Desk(foreign=True)
     one = desk.rooms.request(1)
-    desk.settler.ended([Ended(one, None, LOST, "how"), Ended(one, Outcome(execution.SUCCESS))])
-    assert [letter.settlement for letter in desk.letters] == [Release(1, None, counted=True), Ack(1)]
+    desk.settler.ended([(one, Outcome(LOST, text="how")), (one, Outcome(SUCCESS))])
+    assert [order.settlement for order in desk.orders] == [Release(1, None, counted=True), Ack(1)]
+
+
+def test_what_was_not_let_in_is_settled_without_a_request() -> None:
+    desk = Desk()
+    desk.settler.refuse(desk.rooms.request(1), Outcome(REVOKED, text="revoked"))
+    order = desk.order
+    assert order.request is None
+    assert isinstance(order.settlement, Ack)
+    assert desk.status(order.settlement.row) == ("REVOKED", "TaskRevokedError")
+    desk.settler.settle(Release(2, 1234.5))
+    assert desk.order == SettlementOrder(None, Release(2, 1234.5))
 
 
 # -- tasks that are acked before they run --
@@ -178,24 +193,24 @@ def test_of_a_task_acked_before_it_ran_only_the_result_is_left_to_store() -> Non
     desk = Desk()
     one = desk.rooms.request(1, "once")
     one.acked = True
-    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS, row=ROW))])
-    assert desk.letter == SettlementOrder(one, Store(ROW))
-    desk.settler.ended([Ended(one, Outcome(execution.SUCCESS))])
-    assert desk.letter == SettlementOrder(one, None)
+    desk.settler.ended([(one, Outcome(SUCCESS, row=ROW))])
+    assert desk.order == SettlementOrder(one, Store(ROW))
+    desk.settler.ended([(one, Outcome(SUCCESS))])
+    assert desk.order == SettlementOrder(one, None)
 
 
 def test_a_task_acked_before_it_ran_never_comes_again() -> None:
     desk = Desk()
     one = desk.rooms.request(1, "once")
     one.acked = True
-    desk.settler.ended([Ended(one, None, LOST, "killed by SIGKILL")])
-    settlement = desk.letter.settlement
+    desk.settler.ended([(one, Outcome(LOST, text="killed by SIGKILL"))])
+    settlement = desk.order.settlement
     assert isinstance(settlement, Store)
     assert desk.status(settlement.row) == ("FAILURE", "WorkerLostError")
 
 
-def test_a_parked_request_comes_back_when_its_token_does() -> None:
+def test_a_postponed_request_comes_back_when_its_token_does() -> None:
     desk = Desk()
     one = desk.rooms.request(1)
-    desk.settler.park(one, 1234.5)
-    assert desk.letter == SettlementOrder(one, Release(1, 1234.5))
+    desk.settler.postpone(one, 1234.5)
+    assert desk.order == SettlementOrder(one, Release(1, 1234.5))

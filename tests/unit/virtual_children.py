@@ -30,7 +30,10 @@ from qworker.components.pool.frames import (
 from qworker.components.pool.process_pool import ProcessPool
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.tasks.execution import SUCCESS, Outcome
+from qworker.tasks.outcome import (
+    SUCCESS,
+    Outcome,
+)
 from tests.unit.rooms import Rooms, tags
 
 FIRST_PID = 1 << 30
@@ -293,8 +296,8 @@ class Pool:
             child.work()
 
     def ends(self) -> list[tuple[int, str]]:
-        """``(tag, how)`` of what has ended since: the outcome's kind, or why there is none."""
-        ended = [(one.request.tag, one.outcome.kind if one.outcome else one.why) for one in self.ended]
+        """``(tag, kind)`` of what has ended since."""
+        ended = [(request.tag, outcome.kind) for request, outcome in self.ended]
         self.ended.clear()
         return ended
 

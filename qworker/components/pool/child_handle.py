@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qworker.components.pool.contract import TERMINATED, TIME_LIMIT
 from qworker.components.pool.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
 from qworker.components.request import Request
+from qworker.tasks.outcome import TERMINATED, TIME_LIMIT, Outcome
 
 MAX_JOBS = 128
 """In one child, however short they are."""
@@ -29,6 +29,8 @@ later."""
 CANCEL_SECONDS = 5.0
 """So long an async task that is cancelled on request may take to end; then its process is killed."""
 
+OVERDUE = Outcome(TIME_LIMIT, text="the hard time limit passed")
+
 
 class Assigned(NamedTuple):
     """A request in a child's hands, with the seconds it is expected to take."""
@@ -39,13 +41,12 @@ class Assigned(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then: why (a
-    constant of contract.py) and how."""
+    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then; *outcome* says
+    why."""
 
     at: float
     request: Request
-    why: str
-    how: str
+    outcome: Outcome
 
 
 class ChildHandle:
@@ -74,8 +75,8 @@ class ChildHandle:
         self.retiring = False
         self.alone = False
         """It is kept for a request that is to run there alone, or runs one."""
-        self.end: tuple[str, Request | None, str] | None = None
-        """Why we killed it: (why, for whose sake, how)."""
+        self.killed: tuple[Outcome, Request | None] | None = None
+        """Why we killed it, and for whose sake: for that of nobody (None) it is the outcome of all."""
         self.born = monotonic()
         self.jobs: dict[int, Assigned] = {}
         self.async_jobs = 0
@@ -264,8 +265,7 @@ class ChildHandle:
                 self._cancelled[sequence] = Limit(
                     self._monotonic() + CANCEL_SECONDS,
                     request,
-                    TERMINATED,
-                    f"{how}: it did not let itself be cancelled",
+                    Outcome(TERMINATED, text=f"{how}: it did not let itself be cancelled"),
                 )
                 try:
                     os.write(self._order_writer, pack_tokens([sequence]))
@@ -282,18 +282,17 @@ class ChildHandle:
     def next_limit(self) -> Limit | None:
         """The next time at which something that runs here must have ended; None when nothing must."""
         limits = list(self._cancelled.values())
-        how = "the hard time limit passed"
         first = True
         for request, _, since in self.jobs.values():
             limit = request.time_limit
             if request.is_async:
                 if limit is not None:
-                    limits.append(Limit(since + limit + ASYNC_GRACE_SECONDS, request, TIME_LIMIT, how))
+                    limits.append(Limit(since + limit + ASYNC_GRACE_SECONDS, request, OVERDUE))
             elif first:
                 first = False  # the sync jobs run one after the other: only the first one is running
                 if limit is not None:
                     # It started after its predecessor's outcome at the latest: never too early a kill.
-                    limits.append(Limit(max(since, self.heard) + limit, request, TIME_LIMIT, how))
+                    limits.append(Limit(max(since, self.heard) + limit, request, OVERDUE))
         return min(limits, default=None, key=lambda limit: limit.at)
 
     # -- pool thread --

@@ -41,6 +41,7 @@ from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
+from qworker.tasks.outcome import EXPECTED, FAILURE, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Leased
 
@@ -184,9 +185,9 @@ class Child:
         for (sequence,) in TOKEN.iter_unpack(orders):
             self._loop.cancel(sequence, Terminated("terminated on request"))
 
-    def _tell(self, sequence: int, outcome: execution.Outcome) -> None:
+    def _tell(self, sequence: int, outcome: Outcome) -> None:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
-        broken = _out_of_files() if outcome.kind == execution.FAILURE else None
+        broken = _out_of_files() if outcome.kind in (FAILURE, EXPECTED) else None
         self._send((OUTCOME, sequence, tuple(outcome), retire or broken is not None))
         if broken is not None:  # what follows would only fail for that: what has not started runs elsewhere
             logger.error("%s: too many files are open in this process, so it ends", outcome.text)

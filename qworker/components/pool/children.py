@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qworker.components.pool.child_handle import ChildHandle
-from qworker.components.pool.contract import LOST, TERMINATED, PoolSettings
+from qworker.components.pool.contract import PoolSettings
 from qworker.components.pool.quarantine import Quarantine
 from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.tasks.execution import Outcome
+from qworker.tasks.outcome import LOST, TERMINATED, Outcome
 
 STALLED_SECONDS = 0.005
 """A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
@@ -31,6 +31,8 @@ MAX_SLACK_SECONDS = 0.004
 """With this and STALLED_SECONDS, nothing short waits for longer than 10 ms behind what turns out long."""
 UNKNOWN_SECONDS = 1.0
 """What a task that has never run here is taken to last."""
+
+STUCK = Outcome(LOST, text="it did not begin what it was given")
 
 
 class Watched(NamedTuple):
@@ -180,7 +182,7 @@ class Crew:
         """A run ended; None when the request is no longer the child's."""
         with self._lock:
             request = child.finished(sequence, now)
-            if request is not None and not request.is_async:
+            if request is not None and not request.is_async and outcome.runtime is not None:
                 self._estimates.learn(request.name, outcome.runtime)
             child.retiring = child.retiring or retire or child.worn_out
             if self._quarantine:
@@ -217,16 +219,16 @@ class Crew:
                     unbegun = child.recall()
                     recalled.extend(unbegun)
                     if limit.request in unbegun:  # the child had nothing else to do: it is frozen, or stuck
-                        child.end = child.end or (LOST, None, "it did not begin what it was given")
+                        child.killed = child.killed or (STUCK, None)
                         overdue.append(child)
                         continue
                     limit = child.next_limit()
                 if limit is not None and limit.at <= now:
-                    child.end = child.end or (limit.why, limit.request, limit.how)
+                    child.killed = child.killed or (limit.outcome, limit.request)
                     overdue.append(child)
                 elif not child.up and now - child.born > self._settings.alive_timeout:
                     how = f"it did not come up within {self._settings.alive_timeout:g} s"
-                    child.end = child.end or (LOST, None, how)
+                    child.killed = child.killed or (Outcome(LOST, text=how), None)
                     overdue.append(child)
         return Watched(recalled, overdue, trying)
 
@@ -275,7 +277,7 @@ class Crew:
         with self._lock:
             child = self._holder(request)
             if child is not None and lethal:
-                child.end = child.end or (TERMINATED, request, how)
+                child.killed = child.killed or (Outcome(TERMINATED, text=how), request)
         return child
 
     def _holder(self, request: Request) -> ChildHandle | None:

@@ -2,7 +2,7 @@
 
 Comes from:  Mediator (free_slots, submit), Worker (start, quiet, stop), Listener (terminate).
 Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
-Thread:      each method says which may call it; `on_ended` is called on the pool's own thread.
+Thread:      each method says which may call it. The callbacks are called on the pool's own threads.
 """
 
 from __future__ import annotations
@@ -10,37 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from qworker.components.pool.runtimes import Estimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.tasks.execution import Outcome
-
-LOST, TIME_LIMIT, TERMINATED, INTERRUPTED, UNSTARTED = (
-    "lost",
-    "time limit",
-    "terminated",
-    "interrupted",
-    "unstarted",
-)
-"""Why a request left the pool without an outcome: its process died; it was killed for its hard limit, or by
-request; it was killed for the sake of another or of the shutdown; it had not begun."""
-
-
-class Ended(NamedTuple):
-    """A request that left the pool: with its outcome, or without one, and then why (a constant above) and
-    how."""
-
-    request: Request
-    outcome: Outcome | None
-    why: str = ""
-    how: str = ""
-
+from qworker.tasks.outcome import Outcome
+from qworker.transports.lease import ResultRow
 
 OnRoom = Callable[[], None]
+"""Called when there may be room that was not there before."""
+Ended = tuple[Request, Outcome]
+"""A request that left the pool, and how; UNSTARTED: it is given back."""
 OnEnded = Callable[[Sequence[Ended]], None]
-OnStored = Callable[[Sequence[tuple[Request, tuple[Any, ...]]]], None]
+OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
+"""Called with rows of running requests that are to be stored now."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,7 @@ class TaskPool(ABC):
 
         seconds: that each sync one of them is expected to take; the first of them is then sure to be
         accepted. 0: this is not known, and it may be refused. None: only processes that run none are counted.
-        Thread: mediator.
+        Called by who has the mediator's turn: the mediator, the pool's own thread or the listener.
         """
 
     @abstractmethod
@@ -83,7 +67,7 @@ class TaskPool(ABC):
         """Take *requests* in order; return those that found no room: of each kind, sync and async, the first
         one that did not and all after it.
 
-        Thread: mediator.
+        Called by who has the mediator's turn, as free_slots() is.
         """
 
     @abstractmethod

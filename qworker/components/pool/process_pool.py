@@ -1,7 +1,7 @@
 """ProcessPool: children that run tasks and are replaced when they die.
 
 Comes from:  Mediator, which submits requests.
-Goes to:     children (``child_main.py``) over sockets; Ended requests to the worker.
+Goes to:     children (``child_main.py``) over sockets; requests and their outcomes to the worker.
 Thread:      the pool thread reads outcomes, enforces limits, sees deaths and has children replaced. The other
              threads reach the children through the Crew.
 """
@@ -21,25 +21,15 @@ from qworker import signals
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.pool.child_handle import ChildHandle, describe_exit
 from qworker.components.pool.children import Crew
-from qworker.components.pool.contract import (
-    INTERRUPTED,
-    LOST,
-    UNSTARTED,
-    Ended,
-    OnEnded,
-    OnRoom,
-    OnStored,
-    PoolSettings,
-    TaskPool,
-)
+from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.frames import OUTCOME, STARTED, UP
 from qworker.components.pool.spawner import Spawner
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
-from qworker.tasks import execution
-from qworker.tasks.execution import Outcome
+from qworker.tasks.outcome import INTERRUPTED, LOST, UNSTARTED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import ResultRow
 from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
@@ -50,7 +40,8 @@ QUICK_DEATH_SECONDS = 1.0
 MAX_QUICK_DEATHS = 5
 """Per child of the pool: so many deaths at birth in a row, with none ever up, and the worker gives up."""
 
-Row = tuple[Any, ...]
+NOT_STARTED = Outcome(UNSTARTED)
+STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker did not send")
 
 
 class ProcessPool(TaskPool):
@@ -198,7 +189,7 @@ class ProcessPool(TaskPool):
     def step(self, patience: float) -> None:
         """One turn, after waiting up to *patience* seconds for something to happen."""
         ended: list[Ended] = []
-        stored: list[tuple[Request, Row]] = []
+        stored: list[tuple[Request, ResultRow]] = []
         notices = False
         for file, event in self._poll.poll(patience * 1000):
             if file == self._wakeup.fileno():
@@ -222,7 +213,7 @@ class ProcessPool(TaskPool):
         watched = self._crew.watch(now)
         for child in watched.overdue:
             child.kill(signal.SIGKILL)
-        ended.extend(Ended(request, None, UNSTARTED) for request in watched.recalled)
+        ended.extend((request, NOT_STARTED) for request in watched.recalled)
         if watched.trying:
             self._has_room = True
             self._watch_writes()
@@ -251,7 +242,9 @@ class ProcessPool(TaskPool):
             if child.waits_to_write:
                 self._poll.modify(file, select.POLLIN | select.POLLOUT)
 
-    def _receive(self, child: ChildHandle, ended: list[Ended], stored: list[tuple[Request, Row]]) -> None:
+    def _receive(
+        self, child: ChildHandle, ended: list[Ended], stored: list[tuple[Request, ResultRow]]
+    ) -> None:
         frames = child.receive()
         if frames is None:
             self._forget(child)  # the spawner will say how it ended
@@ -266,13 +259,9 @@ class ProcessPool(TaskPool):
                 request = self._crew.finished(child, sequence, outcome, retire, now)
                 if request is None:
                     continue
-                if outcome.kind == execution.INTERRUPTED and not child.interrupted:
-                    # Not by us: were it to go back uncounted, it might do so for ever.
-                    ended.append(
-                        Ended(request, None, LOST, "interrupted by a signal that the worker did not send")
-                    )
-                else:
-                    ended.append(Ended(request, outcome))
+                if outcome.kind == INTERRUPTED and not child.interrupted:
+                    outcome = STRAY_INTERRUPT  # were it to go back uncounted, it might do so for ever
+                ended.append((request, outcome))
             elif kind == STARTED:
                 job = child.jobs.get(content[0])
                 if job is not None:
@@ -287,7 +276,7 @@ class ProcessPool(TaskPool):
         if self._by_file.pop(child.fileno(), None) is not None:
             self._poll.unregister(child.fileno())
 
-    def _hear_spawner(self, ended: list[Ended], stored: list[tuple[Request, Row]]) -> None:
+    def _hear_spawner(self, ended: list[Ended], stored: list[tuple[Request, ResultRow]]) -> None:
         for kind, number, value in self._spawner.receive():
             if kind == "up":
                 child = self._crew.named(number)
@@ -303,12 +292,12 @@ class ProcessPool(TaskPool):
             if child is not None:
                 self._bury(child, describe_exit(value), ended, stored)
 
-    def _bury_all(self, how: str, ended: list[Ended], stored: list[tuple[Request, Row]]) -> None:
+    def _bury_all(self, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]) -> None:
         for child in self._crew.children():
             self._bury(child, how, ended, stored)
 
     def _bury(
-        self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, Row]]
+        self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]
     ) -> None:
         """A child is dead: take what it had said, what it had not started, and what it was running."""
         while child.fileno() in self._by_file:
@@ -320,14 +309,14 @@ class ProcessPool(TaskPool):
         if CRASHING:
             crash_point("child buried")
         child.close()
-        why, culprit, how = child.end or (LOST, None, how)
-        ended.extend(Ended(request, None, UNSTARTED) for request in unstarted)
-        if child.retiring and child.end is None and not self._crew.accepting:
+        outcome, target = child.killed or (Outcome(LOST, text=how), None)
+        how = outcome.text
+        ended.extend((request, NOT_STARTED) for request in unstarted)
+        if child.retiring and child.killed is None and not self._crew.accepting:
             self._cut.extend(running)  # we killed it to stop: the worker gives them back
         else:
-            for request in running:
-                innocent = culprit is not None and request is not culprit
-                ended.append(Ended(request, None, INTERRUPTED if innocent else why, how))
+            beside = Outcome(INTERRUPTED, text=how)
+            ended.extend((one, outcome if target in (None, one) else beside) for one in running)
         if not child.retiring:
             self.deaths += 1
             logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)

@@ -1,7 +1,7 @@
 """ThreadPool: tasks run in threads of the worker itself (``--pool threads``; ``solo`` is one thread).
 
 Comes from:  Mediator, which submits requests.
-Goes to:     execution, on the pool's threads; Ended requests to the worker.
+Goes to:     execution, on the pool's threads; requests and their outcomes to the worker.
 Thread:      the pool's own threads; what they share is under one lock that is never held while calling out.
 
 For work that waits (network, files) and for systems that cannot fork. A thread cannot be killed: hard and
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.quarantine import Quarantine
@@ -28,7 +28,7 @@ from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.execution import Outcome
+from qworker.tasks.outcome import Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -238,7 +238,7 @@ class ThreadPool(TaskPool):
         self._on_room()
 
     def _end(self, request: Request, outcome: Outcome) -> None:
-        if not request.is_async:
+        if not request.is_async and outcome.runtime is not None:
             self.estimates.learn(request.name, outcome.runtime)
         self._remove(request)
-        self._on_ended([Ended(request, outcome)])
+        self._on_ended([(request, outcome)])

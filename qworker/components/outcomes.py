@@ -1,0 +1,355 @@
+"""Outcomes: what each way to end means for the message, the stored state, the signal, the log, the metrics.
+
+Comes from:  Settler, with a request (or a message of which none could be made) and its Outcome.
+Goes to:     back to it: the settlement for the broker.
+Thread:      any: it is a table, and functions of what they are given.
+
+OUTCOMES is the specification of the worker, and it is executed: whoever changes a row changes what happens.
+What goes back to the broker has not ended: nothing is stored of it and no signal is sent, whatever its row
+says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+from qworker import signals, states
+from qworker.components.request import Request, Stranger
+from qworker.errors import (
+    EncodeError,
+    InvalidTaskMessage,
+    MessageError,
+    QWorkerError,
+    TaskError,
+    TaskExpired,
+    TaskRevoked,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLost,
+)
+from qworker.message import protocol
+from qworker.message.exceptions import exception_to_dict
+from qworker.publishing.retry import backoff_delay
+from qworker.tasks.outcome import (
+    COPY,
+    EXPECTED,
+    EXPIRED,
+    FAILURE,
+    IGNORED,
+    INTERRUPTED,
+    INVALID,
+    LOST,
+    POISONED,
+    REJECTED,
+    REQUEUED,
+    RETRY,
+    REVOKED,
+    SUCCESS,
+    TERMINATED,
+    TIME_LIMIT,
+    UNKNOWN,
+    UNREADABLE,
+    UNSTARTED,
+    Outcome,
+)
+from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+MAX_REDELIVERY_SECONDS = 30.0
+"""The longest pause before a message that a death or its own task put back is delivered again."""
+
+# -- what the broker is told: functions of the request, the outcome and the epoch seconds of now --
+
+
+def ack(request: Request, outcome: Outcome, now: float) -> Settlement:
+    return Ack(request.leased.tag, outcome.row)
+
+
+def bury(request: Request | Stranger, outcome: Outcome, now: float) -> Settlement:
+    """A dead letter, whose reason is what the outcome says."""
+    return Bury(request.tag, outcome.text, outcome.row)
+
+
+def bury_failed(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """A dead letter, whose reason begins with the kind of the end."""
+    return Bury(request.tag, f"{OUTCOMES[outcome.kind].label}: {outcome.text}", outcome.row)
+
+
+def ack_or_bury(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """As the task's option ``acks_on_failure_or_timeout`` says."""
+    return (ack if request.task.acks_on_failure_or_timeout else bury_failed)(request, outcome, now)
+
+
+def ack_or_bury_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """As that option says; the reason names the limit."""
+    if request.task.acks_on_failure_or_timeout:
+        return Ack(request.tag)
+    return Bury(request.tag, f"the hard time limit of {request.time_limit:g} s passed")
+
+
+def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """The task asked for it: each time after a longer pause."""
+    due = _again_at(now, request.leased.parked + 1)
+    return Release(request.tag, due, parked=True, redelivered=True)
+
+
+def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """After a death: counted, each time after a longer pause; a dead letter after too many."""
+    if request.acked or not request.task.reject_on_worker_lost:
+        return Ack(request.tag)
+    deaths = request.leased.deliveries + 1
+    if deaths < (request.task.max_deliveries or 1):
+        return Release(request.tag, _again_at(now, deaths), counted=True)
+    return Bury(request.tag, str(_worker_lost(request, outcome)), counted=True)
+
+
+def give_back(request: Request, outcome: Outcome, now: float) -> Settlement:
+    """At once, and uncounted; what was acked before it ran cannot go back."""
+    return Ack(request.tag) if request.acked else Release(request.tag, redelivered=True)
+
+
+def keep(request: Request, outcome: Outcome, now: float) -> None:
+    """The broker is told nothing: the request waits again, here."""
+
+
+def _again_at(now: float, times: int) -> float | None:
+    """Epoch second at which a message that is put back for the time number *times* is due again.
+
+    The first time at once (None), then after 1, 2, 4… seconds, so that what comes back for ever does not keep
+    a worker busy.
+    """
+    if times == 1:
+        return None
+    return now + backoff_delay(1.0, times - 2, MAX_REDELIVERY_SECONDS, False, lambda: 0.0)
+
+
+# -- the error that is stored --
+
+
+def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
+    limit = request.task.max_deliveries or 1
+    return WorkerLost(f"{outcome.text} (delivery {request.leased.deliveries + 1} of at most {limit})")
+
+
+def _too_long(request: Request, outcome: Outcome) -> TimeLimitExceeded:
+    return TimeLimitExceeded(request.time_limit)
+
+
+def _unknown(stranger: Stranger, outcome: Outcome) -> MessageError:
+    return stranger.error
+
+
+def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
+    """The error whose text is the outcome's."""
+    return lambda request, outcome: error(outcome.text)
+
+
+# -- the signal --
+
+
+def tell_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
+    if signals.task_failure.receivers:
+        signals.task_failure.send(
+            request.task,
+            task_id=request.id,
+            exception=error,
+            args=None,
+            kwargs=None,
+            traceback=None,
+            einfo=None,
+        )
+
+
+def tell_rejected(
+    app: QWorker, request: Request | Stranger, outcome: Outcome, error: QWorkerError | None
+) -> None:
+    if signals.task_rejected.receivers:
+        signals.task_rejected.send(app, message=request.leased, exc=outcome.text)
+
+
+def tell_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorkerError | None) -> None:
+    if signals.task_revoked.receivers:
+        signals.task_revoked.send(
+            request.task,
+            request=request,
+            terminated=outcome.kind == TERMINATED,
+            signum=None,
+            expired=outcome.kind == EXPIRED,
+        )
+
+
+# -- what the log line says --
+
+
+def _plain(request: Request, outcome: Outcome) -> tuple[Any, ...]:
+    return request.headers.get("shadow") or request.name, request.id, outcome.text
+
+
+def _timed(request: Request, outcome: Outcome) -> tuple[Any, ...]:
+    return request.headers.get("shadow") or request.name, request.id, outcome.runtime, outcome.text
+
+
+def _traced(request: Request, outcome: Outcome) -> tuple[Any, ...]:
+    return *_timed(request, outcome), f"\n{outcome.traceback}" if outcome.traceback else ""
+
+
+def _of_message(stranger: Stranger, outcome: Outcome) -> tuple[Any, ...]:
+    return stranger.tag, stranger.leased.queue, outcome.text
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of OUTCOMES.
+
+    message: what the broker is told; a function of this module.
+    level, said, fields: of the log line, with what fills its places. "": there is none.
+    label: what metrics and the reasons of dead letters call it. None: it is not counted.
+    event: what monitors of the cluster are told, by Celery's names. None: nothing. Nobody sends it yet.
+    state, error: what is stored when the run has brought no result of its own. None: nothing.
+    signal: sends the signal. None: there is none, or the child has sent it.
+    """
+
+    message: Callable[[Any, Outcome, float], Settlement | None]
+    level: int = logging.INFO
+    said: str = ""
+    fields: Callable[[Any, Outcome], tuple[Any, ...]] = _plain
+    _: KW_ONLY
+    label: str | None = None
+    event: str | None = None
+    state: str | None = None
+    error: Callable[[Any, Outcome], QWorkerError] | None = None
+    signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
+
+
+OUTCOMES: dict[str, Rule] = {
+    # Its own code ended it.
+    SUCCESS: Rule(
+        ack, logging.INFO, "Task %s[%s] succeeded in %.6fs: %s", _timed,
+        label="success", event="task-succeeded",
+    ),
+    RETRY: Rule(
+        ack, logging.INFO, "Task %s[%s] will be retried after %.6fs: %s", _timed,
+        label="retry", event="task-retried",
+    ),
+    FAILURE: Rule(
+        ack_or_bury, logging.ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
+        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
+    ),
+    EXPECTED: Rule(
+        ack_or_bury, logging.INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
+        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
+    ),
+    IGNORED: Rule(
+        ack, logging.INFO, "Task %s[%s] was ignored after %.6fs: %s", _timed,
+        label="ignored",
+    ),
+    REJECTED: Rule(
+        bury_failed, logging.WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
+        label="rejected", event="task-rejected",
+    ),
+    REQUEUED: Rule(
+        put_back, logging.WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
+        label="rejected", event="task-rejected",
+    ),
+    # The worker ended it, or a process did.
+    INVALID: Rule(
+        bury_failed, logging.ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
+        label="invalid", event="task-failed",
+        state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected,
+    ),
+    LOST: Rule(
+        deliver_again, logging.ERROR, "Task %s[%s] lost its process: %s",
+        label="lost", event="task-failed",
+        state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+    ),
+    TIME_LIMIT: Rule(
+        ack_or_bury_overdue, logging.ERROR, "Task %s[%s] was killed: %s",
+        label="time limit", event="task-failed",
+        state=states.FAILURE, error=_too_long, signal=tell_failure,
+    ),
+    TERMINATED: Rule(
+        ack, logging.WARNING, "Task %s[%s] was terminated: %s",
+        label="terminated", event="task-revoked",
+        state=states.REVOKED, error=_as(Terminated), signal=tell_revoked,
+    ),
+    INTERRUPTED: Rule(
+        give_back, logging.INFO, "Task %s[%s] was interrupted and goes back: %s",
+        label="interrupted", event="task-failed",
+        state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+    ),
+    UNSTARTED: Rule(keep),
+    # It is not run at all.
+    REVOKED: Rule(
+        ack, logging.INFO, "Task %s[%s] was revoked: %s",
+        label="revoked", event="task-revoked",
+        state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked,
+    ),
+    EXPIRED: Rule(
+        ack, logging.INFO, "Task %s[%s] expired: %s",
+        label="expired", event="task-revoked",
+        state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked,
+    ),
+    POISONED: Rule(
+        bury, logging.INFO, "Task %s[%s] is not run: %s",
+        event="task-failed", state=states.FAILURE, error=_as(WorkerLost),
+    ),
+    COPY: Rule(ack, logging.WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
+    UNKNOWN: Rule(
+        bury, logging.ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
+        event="task-failed", state=states.FAILURE, error=_unknown,
+    ),
+    UNREADABLE: Rule(
+        bury, logging.ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
+        signal=tell_rejected,
+    ),
+}  # fmt: skip
+"""Every kind of Outcome, and what follows from it."""
+
+
+def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float) -> Settlement | None:
+    """Do what OUTCOMES says of *outcome*; return what the broker is to be told, with the result that is to be
+    stored along, or None: nothing, since the request waits again.
+
+    now: epoch seconds.
+    """
+    rule = OUTCOMES[outcome.kind]
+    if rule.said and logger.isEnabledFor(rule.level):
+        logger.log(rule.level, rule.said, *rule.fields(request, outcome))
+    settlement = rule.message(request, outcome, now)
+    if (rule.state is None and rule.signal is None) or not isinstance(settlement, Ack | Bury):
+        return settlement
+    error = None if rule.error is None else rule.error(request, outcome)
+    if rule.state is not None and error is not None and settlement.row is None:
+        settlement = settlement._replace(row=_row(app, request, rule.state, error))
+    if rule.signal is not None:
+        rule.signal(app, request, outcome, error)
+    return settlement
+
+
+def _row(app: QWorker, request: Request | Stranger, state: str, error: QWorkerError) -> ResultRow | None:
+    """The result of a task that the worker itself ends with *error*; None when it is ignored, or unknown."""
+    headers = request.headers
+    task = app.tasks.get(headers.get("task", ""))
+    if not headers or headers.get("ignore_result") or (task is not None and task.ignore_result):
+        return None
+    meta: dict[str, Any] = app.backend.meta(
+        headers["id"],
+        state,
+        exception_to_dict(error),
+        properties=protocol.parse_properties(request.leased.properties),
+    )
+    for name, header in (("group_id", "group"), ("parent_id", "parent_id")):
+        if headers.get(header):
+            meta[name] = headers[header]
+    try:
+        return app.backend.row(headers["id"], meta)
+    except EncodeError as why:
+        logger.error("how task %s ended cannot be stored: %s", headers["id"], why)
+        return None

@@ -1,0 +1,61 @@
+"""Outcome: how a run ended, or why there was none. It is the same value from the child to the settlement.
+
+Comes from:  execution (what the task's code did), the pool (deaths and limits), Mediator and Intake (what is
+             not to run).
+Goes to:     ``components/outcomes.py``, where a table says what follows from each kind.
+Thread:      any. All fields are plain values, so that an outcome can cross a process.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qworker.transports.lease import ResultRow
+
+SUCCESS = "success"
+RETRY = "retry"
+"""The next attempt is published."""
+FAILURE = "failure"
+EXPECTED = "expected failure"
+"""The exception is one of the task's ``throws``."""
+IGNORED = "ignored"
+REJECTED = "rejected"
+REQUEUED = "requeued"
+"""The task raised ``Reject(requeue=True)``."""
+INVALID = "invalid"
+"""The child could not decode the message."""
+INTERRUPTED = "interrupted"
+"""The shutdown cut the run short, or the process was killed for the sake of another task."""
+TERMINATED = "terminated"
+"""The run was ended by a revocation."""
+TIME_LIMIT = "time limit"
+"""The process was killed, since the hard time limit had passed."""
+LOST = "lost"
+"""The process died."""
+UNSTARTED = "unstarted"
+"""The pool gives the request back: the run had not begun."""
+REVOKED = "revoked"
+EXPIRED = "expired"
+POISONED = "poisoned"
+"""Too many processes or workers died while they ran it."""
+COPY = "copy"
+"""A signed message that this worker has, or had, already."""
+UNKNOWN = "unknown"
+"""Nobody here knows the task, after all the pauses for it."""
+UNREADABLE = "unreadable"
+"""No request can be made of the message."""
+
+
+class Outcome(NamedTuple):
+    """kind: one of the constants above.
+
+    runtime: seconds; None when the run did not come to an end of its own. text: repr of the result or of the
+    exception, or in words how it ended. row: the result for the worker to store before the ack; None when the
+    run has brought none.
+    """
+
+    kind: str
+    runtime: float | None = None
+    text: str = ""
+    traceback: str | None = None
+    row: ResultRow | None = None
