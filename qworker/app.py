@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overlo
 from weakref import WeakKeyDictionary
 
 from qworker import signals
-from qworker.backends import Backend, stores
+from qworker.backends import Backend
+from qworker.backends.stores import Stores
 from qworker.canvas.signature import Signature
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings, absent, configuring
 from qworker.conf.absent import refuse
-from qworker.conf.configuring import announce
 from qworker.context import add_app, all_apps, get_current_task, set_default_app
 from qworker.control import program
 from qworker.control.client import Control
@@ -37,7 +37,7 @@ from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
 from qworker.results import awaiting
 from qworker.results.result import AsyncResult
-from qworker.signals import Signal
+from qworker.signals import Signal, announce
 from qworker.tasks import registry
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
@@ -111,7 +111,7 @@ class QWorker:
         self.on_after_finalize = Signal("on_after_finalize")
         self.on_after_fork = Signal("on_after_fork")
         self.finalized = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # held while something of the app is made
         self._task_class = task_class(task_cls or self.task_cls)
         self._tasks = TaskRegistry()
         self._modules = TaskModules()
@@ -120,9 +120,11 @@ class QWorker:
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
         self._publisher = Publisher(self, call_eagerly)
-        self._broker = broker if isinstance(broker, LeaseStore) else None
-        self._backend = backend if isinstance(backend, Backend) else None
-        self._results_with_broker: bool | None = None
+        self.stores = Stores(
+            self,
+            broker if isinstance(broker, LeaseStore) else None,
+            backend if isinstance(backend, Backend) else None,
+        )
         self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
         self._watcher: Watcher | None = None
         if config_source is not None:
@@ -184,7 +186,7 @@ class QWorker:
 
     def add_task(self, task: TaskBase[..., Any]) -> TaskBase[..., Any]:
         """Take *task* in; raises ConfigurationError when another one has its name."""
-        with self._lock:
+        with self.lock:
             other = dict.get(self._tasks, task.name)
             if other is not None and other.origin() != task.origin():
                 raise ConfigurationError(
@@ -206,7 +208,7 @@ class QWorker:
     def finalize(self) -> None:
         """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call
         again."""
-        with self._lock:
+        with self.lock:
             self.conf.resolve()  # its receivers may come back here
             if self.finalized:
                 return
@@ -282,7 +284,7 @@ class QWorker:
 
     def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
         """Add a middleware inside of those that are there. Call it before the first task is sent or run."""
-        with self._lock:
+        with self.lock:
             self._added.append(make_middleware(middleware))
             self._middleware = (None, ())
             self._publisher.forget()
@@ -321,16 +323,22 @@ class QWorker:
     @property
     def broker(self) -> LeaseStore:
         """Where messages are kept; opened at first use."""
-        return self._broker or stores.broker(self)
+        return self.stores.broker
 
     @property
     def backend(self) -> Backend:
         """Where results are kept; opened at first use."""
-        return self._backend or stores.backend(self)
+        return self.stores.backend
 
-    results_with_broker = property(stores.results_with_broker)
-    reply_to = property(stores.reply_to)
-    close = stores.close
+    @property
+    def results_with_broker(self) -> bool:
+        """Whether results are kept in the broker's own store."""
+        return self.stores.results_with_broker
+
+    def close(self) -> None:
+        """Let go of the broker and the result store; the next use opens them again."""
+        self.stores.close()
+        self._waiters.clear()
 
     waiter = awaiting.waiter
     watcher = property(awaiting.watcher)
@@ -396,7 +404,7 @@ class QWorker:
 
 def _after_fork() -> None:
     for app in all_apps():
-        app._lock = threading.RLock()  # a thread that the child does not have may have held it
+        app.lock = threading.RLock()  # a thread that the child does not have may have held it
         app._watcher = None  # the promises are the parent's to keep
         app.on_after_fork.send(app)
 

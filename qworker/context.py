@@ -203,6 +203,32 @@ def message_headers(context: Context) -> Mapping[str, Any]:
     return context._headers
 
 
+def calls_within(context: Context) -> bool:
+    """Tell whether the message of *context* has calls in it: callbacks, errbacks, a chain or a chord."""
+    return any(context._embed.values())
+
+
+def context_of(task: Task[..., Any]) -> Context | None:
+    """Return the context that *task* is running for; None when another task is running, or none."""
+    context = _current.get()
+    if context is None or (context._task is not task and context.task != task.name):
+        return None
+    return context
+
+
+def enter_by(context: Context, task: Task[..., Any]) -> None:
+    """Note that a worker runs *task* through its own ``__call__``."""
+    context._entered_by = task
+
+
+def is_entered(context: Context | None, task: Task[..., Any]) -> bool:
+    """Tell whether this call of *task* is the one that enter_by() noted for *context*; it is so only once."""
+    if context is None or context._entered_by is not task:
+        return False
+    context._entered_by = None
+    return True
+
+
 def push(context: Context, task: Task[..., Any] | None = None) -> Token[Context | None]:
     """Make *context* the current one; give what this returns to pop()."""
     if task is not None:

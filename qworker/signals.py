@@ -14,8 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.conf.absent import SIGNALS
-from qworker.errors import ConfigurationError
+from qworker.errors import ConfigurationError, NotAvailable
 from qworker.interrupts import let_pass
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,17 @@ class Signal:
                 answer = error
             answers.append((receiver, answer))
         return answers
+
+
+def announce(app: QWorker, signal: Signal) -> None:
+    """Send *signal*, one of the own signals of *app*.
+
+    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be
+    overlooked. Whatever else it raises is logged, as with every signal.
+    """
+    for _, answer in signal.send(app, source=app.conf):
+        if isinstance(answer, NotAvailable):
+            raise answer
 
 
 def _wants(wanted: Any, sender: Any) -> bool:

@@ -18,51 +18,69 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
 
 
-def broker(app: QWorker) -> LeaseStore:
-    """Open the broker of *app*, or return what is open."""
-    with app._lock:
-        if app._broker is None:
-            app._broker = open_store(app.conf.broker_url, app.conf)
-        return app._broker
+class Stores:
+    """The stores of *app*. broker, backend: made already; None opens what the settings name."""
 
+    def __init__(
+        self, app: QWorker, broker: LeaseStore | None = None, backend: Backend | None = None
+    ) -> None:
+        self._app = app
+        self._broker = broker
+        self._backend = backend
+        self._results_with_broker: bool | None = None
 
-def backend(app: QWorker) -> Backend:
-    """Open the result store of *app*, or return what is open."""
-    with app._lock:
-        if app._backend is None:
-            url = app.conf.broker_url
-            embedded = url is None or (url.startswith("sqlite:") and ";" not in url)
-            results = app.conf.result_backend or (app.broker.url if embedded else "disabled://")
-            app._backend = open_backend(results, app.conf, app.clock)
-        return app._backend
+    @property
+    def broker(self) -> LeaseStore:
+        """The broker."""
+        return self._broker or self._open_broker()
 
+    def _open_broker(self) -> LeaseStore:
+        app = self._app
+        with app.lock:
+            if self._broker is None:
+                self._broker = open_store(app.conf.broker_url, app.conf)
+            return self._broker
 
-def results_with_broker(app: QWorker) -> bool:
-    """Whether results are kept in the broker's own store, so that a worker stores them together with the
-    ack."""
-    if app._results_with_broker is None:
-        store = app.broker
-        app._results_with_broker = "results" not in store.lacks and app.backend.same_store(store.url)
-    return app._results_with_broker
+    @property
+    def backend(self) -> Backend:
+        """The result store."""
+        return self._backend or self._open_backend()
 
+    def _open_backend(self) -> Backend:
+        app = self._app
+        with app.lock:
+            if self._backend is None:
+                url = app.conf.broker_url
+                embedded = url is None or (url.startswith("sqlite:") and ";" not in url)
+                results = app.conf.result_backend or (self.broker.url if embedded else "disabled://")
+                self._backend = open_backend(results, app.conf, app.clock)
+            return self._backend
 
-def reply_to(app: QWorker) -> str | None:
-    """The queue in which this process gets its results; None unless they are sent (``rpc://``), and inside of
-    a task.
+    @property
+    def results_with_broker(self) -> bool:
+        """Whether results are kept in the broker's own store, so that a worker stores them together with the
+        ack."""
+        if self._results_with_broker is None:
+            broker = self.broker
+            self._results_with_broker = "results" not in broker.lacks and self.backend.same_store(broker.url)
+        return self._results_with_broker
 
-    Raises BrokerUnavailable when there has to be one, and cannot be made.
-    """
-    conf = app.conf
-    if conf.result_backend != "rpc://" or conf.task_always_eager or current_context() is not None:
-        return None
-    return app.backend.reply_to()
+    @property
+    def reply_to(self) -> str | None:
+        """The queue in which this process gets its results; None unless they are sent (``rpc://``), and
+        inside of a task.
 
+        Raises BrokerUnavailable when there has to be one, and cannot be made.
+        """
+        conf = self._app.conf
+        if conf.result_backend != "rpc://" or conf.task_always_eager or current_context() is not None:
+            return None
+        return self.backend.reply_to()
 
-def close(app: QWorker) -> None:
-    """Let go of the broker and the result store; the next use opens them again."""
-    with app._lock:
-        for opened in (app._broker, app._backend):
-            if opened is not None:
-                opened.close()
-        app._broker = app._backend = app._results_with_broker = None
-        app._waiters.clear()
+    def close(self) -> None:
+        """Let go of both; the next use opens them again."""
+        with self._app.lock:
+            for opened in (self._broker, self._backend):
+                if opened is not None:
+                    opened.close()
+            self._broker = self._backend = self._results_with_broker = None

@@ -1,8 +1,8 @@
-"""Configuring: how an app is given its settings, and tells that it has them.
+"""Configuring: how an app is given its settings.
 
 Comes from:  the user's module, as methods of the app.
 Goes to:     ``app.conf``, which reads the sources when a setting is first looked at.
-Thread:      whoever configures; the announcements come on the thread that looks first.
+Thread:      whoever configures.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.errors import ConfigurationError, NotAvailable
-from qworker.signals import Signal
+from qworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -50,14 +49,3 @@ def add_defaults(app: QWorker, values: Mapping[str, Any] | Callable[[], Mapping[
     """Give defaults of your own: every other source wins over them. A function is called when they are
     needed."""
     app.conf.add_defaults(values)
-
-
-def announce(app: QWorker, signal: Signal) -> None:
-    """Send one of the app's own signals.
-
-    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be
-    overlooked. Whatever else it raises is logged, as with every signal.
-    """
-    for _, answer in signal.send(app, source=app.conf):
-        if isinstance(answer, NotAvailable):
-            raise answer

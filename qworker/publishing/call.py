@@ -232,7 +232,7 @@ def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]
             value = getattr(task, key)
             if value is not None:
                 defaults[key] = value
-    reply_to = app.reply_to
+    reply_to = app.stores.reply_to
     if reply_to is not None:
         defaults["reply_to"] = reply_to
     parent = current_context()

@@ -262,7 +262,7 @@ def waiter(app: QWorker) -> LoopWaiter:
 
 def watcher(app: QWorker) -> Watcher:
     """What keeps the promises made by ``result.then``."""
-    with app._lock:
+    with app.lock:
         if app._watcher is None:
             app._watcher = Watcher(app)
         return app._watcher

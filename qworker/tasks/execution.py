@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
-from qworker.context import Context, pop, push
+from qworker.context import Context, calls_within, enter_by, pop, push
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -153,7 +153,8 @@ class Run:
     def call(self, body: Body) -> Any:
         task, function = self.task, self.task.run
         if task.own_call:
-            self.context._entered_by = function = task
+            function = task
+            enter_by(self.context, task)
         if self.app.middleware:
             chain = compose(
                 self.app.middleware, "execute", lambda context: function(*context.args, **context.kwargs)
@@ -187,7 +188,7 @@ class Run:
         task, context = self.task, self.context
         row = None
         try:
-            if any(context._embed.values()):
+            if calls_within(context):
                 followup.succeeded(self.app, context, value)
             if not (context.ignore_result or task.ignore_result):
                 row = self._store(states.SUCCESS, value)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from qworker.canvas.signature import Signature
 from qworker.conf import absent
 from qworker.conf.absent import refuse
-from qworker.context import Context, current_context, get_current_app, pop, push
+from qworker.context import Context, context_of, current_context, get_current_app, is_entered, pop, push
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
@@ -76,7 +77,7 @@ class Task(Generic[P, R]):
     retry_backoff: float | bool = False
     retry_backoff_max: float = 600.0
     retry_jitter: bool = True
-    retry_kwargs: dict[str, Any] = {}
+    retry_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     MaxRetriesExceededError = MaxRetriesExceeded
     """For ``except self.MaxRetriesExceededError``."""
@@ -120,11 +121,7 @@ class Task(Generic[P, R]):
         A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``: a worker runs its
         tasks through it.
         """
-        context = current_context()
-        if (
-            context is not None and context._entered_by is self
-        ):  # a worker's run, on its way through a __call__
-            context._entered_by = None
+        if is_entered(current_context(), self):  # a worker's run, on its way through a __call__
             return cast(R, self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
         try:
@@ -253,10 +250,7 @@ class Task(Generic[P, R]):
     def request(self) -> Context:
         """The request this task is running for; an empty one (called_directly is True) when it runs for
         none."""
-        context = current_context()
-        if context is None or (context._task is not self and context.task != self.name):
-            return Context(task=self.name)
-        return context
+        return context_of(self) or Context(task=self.name)
 
     def retry(
         self,
@@ -382,9 +376,7 @@ class AsyncTask(Task[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
         """Run the task here, in this event loop."""
-        context = current_context()
-        if context is not None and context._entered_by is self:
-            context._entered_by = None
+        if is_entered(current_context(), self):
             return cast(R, await self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
         try:

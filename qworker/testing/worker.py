@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends import open_backend
+from qworker.backends.stores import Stores
 from qworker.components.component import ThreadComponent
 from qworker.components.orders import COLD
 from qworker.components.pool.contract import TaskPool
@@ -146,12 +147,11 @@ def stepping(app: QWorker, **options: Any) -> Iterator[StepWorker]:
 
     Afterwards the app has its own again. options: as for StepWorker.
     """
-    own = (app.clock, app._broker, app._backend, app._results_with_broker)
-    clock = FakeClock()
-    app.clock, app._broker, app._results_with_broker = clock, MemoryStore(clock), None
-    app._backend = open_backend("cache+memory://", app.conf, clock)
+    own_clock, own_stores, clock = app.clock, app.stores, FakeClock()
+    app.clock = clock
+    app.stores = Stores(app, MemoryStore(clock), open_backend("cache+memory://", app.conf, clock))
     try:
         with StepWorker(app, **options) as worker:
             yield worker
     finally:
-        app.clock, app._broker, app._backend, app._results_with_broker = own
+        app.clock, app.stores = own_clock, own_stores

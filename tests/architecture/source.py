@@ -112,8 +112,6 @@ def room(module: str) -> str:
 
 
 OPEN = {
-    ("qworker.conf.configuring", "qworker.signals"),
-    ("qworker.publishing.publisher", "qworker.tasks.eager"),
     ("qworker.transports.sql.result_rows", "qworker.backends.base"),
 }
 """Imports that still have to go."""

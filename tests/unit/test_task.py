@@ -536,6 +536,12 @@ def test_a_next_attempt_stays_what_it_is_whatever_its_caller_says(flaky: Any) ->
     assert "reply_to" not in sent.properties
 
 
+def test_no_task_changes_the_options_of_all(flaky: Any) -> None:
+    with pytest.raises(TypeError):
+        flaky[0].retry_kwargs["max_retries"] = 1
+    assert not Task.retry_kwargs
+
+
 def test_a_priority_that_the_message_came_with_is_cut_down(flaky: Any) -> None:
     task, store, _ = flaky
     context = request_of(task)
