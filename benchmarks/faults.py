@@ -185,7 +185,7 @@ class Cell:
         for worker in self.workers:
             for pid in (worker.pid, *descendants(worker.pid), *_orphans(self.directory)):
                 kill(pid)
-            worker.wait()
+            worker.consumer.wait()
 
 
 def _orphans(directory: Path) -> list[int]:

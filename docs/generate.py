@@ -22,7 +22,7 @@ from qworker.conf import SETTINGS
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
-from qworker.transports.capabilities import OTHER, PROMISES
+from qworker.transports.capabilities import CAPABILITIES, OTHER
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
@@ -174,11 +174,11 @@ def transports_page() -> str:
         "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
         "|---|---|" + "---|" * len(_PROMISED),
     ]
-    for row in PROMISES:
+    for row in CAPABILITIES:
         marks = " | ".join("in part or not" if lack in row.lacks else "yes" for lack, _ in _PROMISED)
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
-    for row in (*PROMISES, OTHER):
+    for row in (*CAPABILITIES, OTHER):
         lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
         for field, words in (("accepted", "accepted means"), ("redelivered", "redelivered"), *_PROMISED):
             lines.append(f"| {words} | {getattr(row, field)} |")

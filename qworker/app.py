@@ -46,7 +46,7 @@ from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
 from qworker.tasks.task import AsyncTask
 from qworker.tasks.task import Task as TaskBase
-from qworker.transports.lease import LeaseStore
+from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.message.signing import Signer
@@ -78,7 +78,7 @@ class QWorker:
         self,
         main: str | None = None,
         *,
-        broker: str | Sequence[str] | LeaseStore | None = None,
+        broker: str | Sequence[str] | Broker | None = None,
         backend: str | Backend | None = None,
         include: Iterable[str] = (),
         config_source: Any = None,
@@ -94,7 +94,7 @@ class QWorker:
         given: dict[str, Any] = {
             name: url
             for name, url in urls.items()
-            if url is not None and not isinstance(url, LeaseStore | Backend)
+            if url is not None and not isinstance(url, Broker | Backend)
         }
         if modules := tuple(include):
             given["include"] = modules
@@ -122,7 +122,7 @@ class QWorker:
         self._publisher = Publisher(self, call_eagerly)
         self.stores = Stores(
             self,
-            broker if isinstance(broker, LeaseStore) else None,
+            broker if isinstance(broker, Broker) else None,
             backend if isinstance(backend, Backend) else None,
         )
         self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
@@ -321,7 +321,7 @@ class QWorker:
         return publishing_in(self, connection)
 
     @property
-    def broker(self) -> LeaseStore:
+    def broker(self) -> Broker:
         """Where messages are kept; opened at first use."""
         return self.stores.broker
 

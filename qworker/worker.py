@@ -139,7 +139,7 @@ class Worker:
             conf.worker_prefetch_multiplier,
             lambda: len(early) + (0 if self.writer is None else self.writer.held()),
         )
-        self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.wake)
+        self.schedule = ScheduleController(app.clock, self._crashed, self.ready, app.broker.consumer.wake)
         accept = frozenset(conf.accept_content)
         intake = Intake(
             app,
@@ -158,7 +158,7 @@ class Worker:
             self.settler.ended,
             early,
             lambda: self.listener.holds_lease(),
-            app.broker.wake,
+            app.broker.consumer.wake,
         )
         self.listener = Listener(
             app,
@@ -213,7 +213,7 @@ class Worker:
             frame_seconds=conf.worker_frame_seconds,
             max_tasks_per_child=conf.worker_max_tasks_per_child,
             max_memory_per_child=conf.worker_max_memory_per_child,
-            running_path=self.app.broker.running_path(),
+            running_path=self.app.broker.consumer.running_path(),
             alive_timeout=conf.worker_proc_alive_timeout,
         )
 

@@ -56,7 +56,7 @@ def prepare() -> None:
     _empty_redis()
     if _IN_DATABASE:
         own_database.make()
-    app.broker.queues()
+    app.broker.admin.queues()
 
 
 def send(task: str, *args: Any) -> None:

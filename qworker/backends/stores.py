@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from qworker.backends import Backend, open_backend
 from qworker.context import current_context
-from qworker.transports import open_store
-from qworker.transports.lease import LeaseStore
+from qworker.transports import open_broker
+from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -38,7 +38,7 @@ class Stores:
         app = self._app
         with app.lock:
             if self._broker is None:
-                self._broker = open_store(app.conf.broker_url, app.conf)
+                self._broker = open_broker(app.conf.broker_url, app.conf)
             return self._broker
 
     @property

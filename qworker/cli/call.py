@@ -154,7 +154,7 @@ def warn_without_worker(app: QWorker, queue: str | None) -> None:
     """Says on standard error that nobody works on the queue a task was just sent to."""
     if "workers" in app.broker.lacks:
         return
-    names = {name for worker in app.broker.workers() for name in _queues_of(worker)}
+    names = {name for worker in app.broker.admin.workers() for name in _queues_of(worker)}
     if queue is not None and queue not in names:
         other = "" if queue == app.conf.task_default_queue else f" -Q {queue}"
         click.echo(f"No worker works on queue {queue!r} now. Start one with: qworker start{other}", err=True)

@@ -41,7 +41,7 @@ def dead() -> None:
 def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
     found = open_app(app)
-    letters = found.app.broker.dead(queue, limit)
+    letters = found.app.broker.admin.dead(queue, limit)
     if as_json:
         print_json([_fields(letter) for letter in letters])
         return
@@ -114,7 +114,7 @@ def discard(tags: tuple[int, ...], everything: bool, yes: bool, app: str | None)
     chosen = _existing(application, tags)
     if chosen is None:
         confirm("Delete all dead letters?", yes)
-    click.echo(f"Deleted {count(application.broker.dead_discard(chosen), 'dead letter')}.")
+    click.echo(f"Deleted {count(application.broker.admin.dead_discard(chosen), 'dead letter')}.")
 
 
 def _which(tags: tuple[int, ...], everything: bool) -> None:
@@ -127,7 +127,7 @@ def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
     letter."""
     if not tags:
         return None
-    known = {letter.tag for letter in app.broker.dead(None, ALL)}
+    known = {letter.tag for letter in app.broker.admin.dead(None, ALL)}
     missing = [tag for tag in tags if tag not in known]
     if missing:
         raise ConfigurationError(_no_such(missing[0]))
@@ -139,7 +139,7 @@ def _no_such(tag: int) -> str:
 
 
 def _find(app: QWorker, tag: int) -> Dead:
-    for letter in app.broker.dead(None, ALL):
+    for letter in app.broker.admin.dead(None, ALL):
         if letter.tag == tag:
             return letter
     raise ConfigurationError(_no_such(tag))

@@ -15,7 +15,7 @@ from qworker.cli.output import age, count, print_json, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import mask_urls
 from qworker.errors import ConfigurationError, LeaseLost
-from qworker.transports.lease import LeaseStore
+from qworker.transports.lease import Broker
 
 
 @click.group(cls=SuggestingGroup)
@@ -35,7 +35,7 @@ def list_(app: str | None, as_json: bool) -> None:
     now = found.app.clock.now()
     rows = [
         {"queue": info.queue, "delayed": info.delayed, "next_due": _next_due(store, info.queue)}
-        for info in store.queues()
+        for info in store.admin.queues()
         if info.delayed
     ]
     if as_json:
@@ -47,15 +47,15 @@ def list_(app: str | None, as_json: bool) -> None:
         print_table(("queue", "delayed", "next due in"), lines, right="delayed")
 
 
-def _next_due(store: LeaseStore, queue: str) -> float | None:
+def _next_due(store: Broker, queue: str) -> float | None:
     try:
-        return store.next_due([queue])
+        return store.admin.next_due([queue])
     except LeaseLost:  # some tell only holders of leases
-        store.enlist("qworker-delayed", [queue], 0)
+        store.consumer.register("qworker-delayed", [queue], 0)
         try:
-            return store.next_due([queue])
+            return store.admin.next_due([queue])
         finally:
-            store.resign()
+            store.consumer.deregister()
 
 
 def _in(due: object, now: float) -> str:
@@ -73,10 +73,10 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     workers of these queues first: they would put the messages aside again.
     """
     store = open_app(app).app.broker
-    queues = [queue] if queue is not None else [info.queue for info in store.queues() if info.delayed]
+    queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
         click.echo("Nothing is due later.")
         return
     confirm(f"Hand the delayed messages of {', '.join(queues)} back as plain messages?", yes)
-    flushed = sum(store.flush_delayed(name) for name in queues)
+    flushed = sum(store.admin.flush_delayed(name) for name in queues)
     click.echo(f"Handed {count(flushed, 'message')} back.")

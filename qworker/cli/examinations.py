@@ -121,11 +121,11 @@ def broker(found: Found) -> Iterator[Finding]:
     """Whether the broker can be used, what is in it, and who works on it."""
     store = found.app.broker
     now = found.app.clock.now()
-    infos = {info.queue: info for info in store.queues()}
+    infos = {info.queue: info for info in store.admin.queues()}
     yield Finding(
         "ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready"
     )
-    workers = store.workers()
+    workers = store.admin.workers()
     worked_on = {queue for worker in workers for queue in _list(worker["queues"])}
     if workers:
         yield Finding(
@@ -149,7 +149,7 @@ def broker(found: Found) -> Iterator[Finding]:
                 f"queue {queue!r} is behind: its oldest message waits for {waited}",
                 "start more workers",
             )
-    for info in store.queues():
+    for info in store.admin.queues():
         if info.dead:
             advice = "see why: qworker dead list"
             yield Finding("warning", f"{count(info.dead, 'dead letter')} of queue {info.queue!r}", advice)

@@ -88,11 +88,11 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     where = mask_urls(store.url)
     try:
         if "workers" in store.lacks:
-            store.queues()
+            store.admin.queues()
             told = f"{where} answers; it does not tell which workers there are"
             advice = ": set worker_http_address, or give --pidfile" if pid is None else ""
             return Check("broker", pid is not None, told + advice)
-        workers = store.workers()
+        workers = store.admin.workers()
     except BrokerUnavailable as error:
         return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
     names = [str(one["name"]) for one in workers if pid is None or one["pid"] == pid]

@@ -17,8 +17,8 @@ from qworker.cli.output import count, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import Settings, mask_urls
 from qworker.errors import ConfigurationError
-from qworker.transports import open_store
-from qworker.transports.lease import LeaseStore, QueueInfo
+from qworker.transports import open_broker
+from qworker.transports.lease import Broker, QueueInfo
 from qworker.transports.transfer import Report, move, same_place, waiting
 
 _LINE_EVERY = 10_000
@@ -54,7 +54,7 @@ def move_(
     conf = open_app(app, tasks=False).app.conf
     if same_place(from_url, to_url):
         raise ConfigurationError(f"{mask_urls(from_url)} and {mask_urls(to_url)} are the same place")
-    with closing(open_store(from_url, conf)) as source, closing(open_store(to_url, conf)) as target:
+    with closing(open_broker(from_url, conf)) as source, closing(open_broker(to_url, conf)) as target:
         infos = waiting(source, queues)
         _show(infos, dead)
         _warn(source, target)
@@ -62,7 +62,7 @@ def move_(
         letters = sum(info.dead for info in infos) if dead else 0
         if dry_run:
             return 0
-        target.queues()  # whether it can be reached is known before anything is taken
+        target.admin.queues()  # whether it can be reached is known before anything is taken
         leased = any(info.leased for info in infos)  # perhaps by a move that was killed: that comes back
         if not (total or letters or leased or "counts" in source.lacks):
             click.echo("There is nothing to move.")
@@ -74,8 +74,8 @@ def move_(
 
 
 def _run(
-    source: LeaseStore,
-    target: LeaseStore,
+    source: Broker,
+    target: Broker,
     queues: tuple[str, ...] | None,
     dead: bool,
     total: int,
@@ -112,10 +112,10 @@ def _show(infos: list[QueueInfo], dead: bool) -> None:
         click.echo(f"{count(letters, 'dead letter')} will stay; --dead moves them too.", err=True)
 
 
-def _warn(source: LeaseStore, target: LeaseStore) -> None:
+def _warn(source: Broker, target: Broker) -> None:
     if "workers" in source.lacks:
         click.echo("This broker does not tell whether workers are running; stop them first.", err=True)
-    elif workers := source.workers():
+    elif workers := source.admin.workers():
         names = ", ".join(str(worker["name"]) for worker in workers[:5])
         verb = "is" if len(workers) == 1 else "are"
         text = f"Warning: {count(len(workers), 'worker')} {verb} running on the old broker ({names}): "

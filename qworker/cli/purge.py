@@ -26,7 +26,7 @@ def purge(
 ) -> None:
     """Remove the messages that wait in queues. What is being run and what is dead stays."""
     store = open_app(app).app.broker
-    known = {info.queue: info.ready + info.delayed for info in store.queues()}
+    known = {info.queue: info.ready + info.delayed for info in store.admin.queues()}
     chosen = [name for name in queues or known if name not in exclude_queues]
     waiting = sum(known.get(name, 0) for name in chosen)
     if not waiting:
@@ -34,7 +34,7 @@ def purge(
         return
     what = f"{count(waiting, 'message')} of {', '.join(chosen)}"
     confirm(f"Remove {what} from {mask_urls(store.url)}, for good?", yes)
-    removed = sum(store.purge(name) for name in chosen)
+    removed = sum(store.admin.purge(name) for name in chosen)
     click.echo(f"Removed {count(removed, 'message')}.")
 
 

@@ -23,12 +23,12 @@ def queues(app: str | None, as_json: bool) -> None:
     found = open_app(app)
     store = found.app.broker
     now = found.app.clock.now()
-    workers = store.workers()
+    workers = store.admin.workers()
     # What the broker does not tell is left empty: a 0 would be a lie.
     unknown = {"delayed", "leased", "oldest"} if "counts" in store.lacks else set()
     unknown |= {"workers"} if "workers" in store.lacks else set()
     rows = []
-    for info in store.queues():
+    for info in store.admin.queues():
         working = sum(info.queue in _names(worker["queues"]) for worker in workers)
         oldest = None if info.oldest is None else max(now - info.oldest, 0.0)
         row = {**info._asdict(), "oldest_age": oldest, "workers": working}

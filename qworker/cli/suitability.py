@@ -16,7 +16,14 @@ from qworker.cli.discovery import Found
 from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
 from qworker.errors import ConfigurationError
-from qworker.transports.capabilities import DELIVERY_COUNT, ETA, FANOUT, PRIORITY, Promises, promises_of
+from qworker.transports.capabilities import (
+    DELIVERY_COUNT,
+    ETA,
+    FANOUT,
+    PRIORITY,
+    Capabilities,
+    capabilities_of,
+)
 
 PAGE = "docs/reference/transports.md"
 _DEFAULT = "default"
@@ -28,7 +35,7 @@ _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel", "unix")
 def problems(found: Found) -> list[Problem]:
     """What does not go together, the worst first."""
     conf = found.app.conf
-    promises = promises_of(conf.broker_url)
+    promises = capabilities_of(conf.broker_url)
     checks = (
         _stores(found),
         _features(found, promises),
@@ -55,7 +62,7 @@ def _stores(found: Found) -> Iterator[Problem]:
             return  # results are kept beside the messages where nothing else is said
 
 
-def _features(found: Found, promises: Promises) -> Iterator[Problem]:
+def _features(found: Found, promises: Capabilities) -> Iterator[Problem]:
     """A feature that is used and that the broker has not."""
     source = found.app.conf.source("broker_url")
     used = {PRIORITY: _with_priority(found), ETA: _with_retries(found), DELIVERY_COUNT: _acked_late(found)}

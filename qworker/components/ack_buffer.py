@@ -22,7 +22,7 @@ from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore, Release, Store
+from qworker.transports.lease import Ack, Broker, Bury, Envelope, Release, Store
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ class AckBuffer:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: Broker,
         settlements: Settlements,
         state: WorkerState,
         early: EarlyAcks,
         flush_seconds: float,
         flush_count: int,
     ) -> None:
-        self.mailbox: Mailbox[SettlementOrder] = Mailbox(store.wake)
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(store.consumer.wake)
         self._store = store
         self._settlements = settlements
         self._state = state
@@ -126,15 +126,15 @@ class AckBuffer:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(epoch, current) if current else set()
         if self._hurry:
-            self._store.confirm()  # an ack that got lost on its way would have the task run twice
+            self._store.consumer.confirm()  # an ack that got lost on its way would have the task run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
         self._orders, self._hurry = [order for order in orders if order.anew], False
         self._settled(orders, lost, epoch)
         if self._orders:
-            self._store.extend()  # while the broker is away nothing is sent
-            self._store.confirm()
+            self._store.consumer.extend()  # while the broker is away nothing is sent
+            self._store.consumer.confirm()
             self._send_anew()
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
@@ -185,7 +185,7 @@ class AckBuffer:
         orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
-            self._store.push(
+            self._store.sender.push(
                 [
                     Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
                     for one in (request.leased for request in requests)

@@ -1,6 +1,6 @@
 """Listener: takes messages from the broker and gives it their acks.
 
-Comes from:  the broker (LeaseStore), and the mailbox: settlements from whoever ended a request.
+Comes from:  the broker (Broker), and the mailbox: settlements from whoever ended a request.
 Goes to:     EtaSchedule for what is due soon, ReadyQueue for what is due; settlements back to the broker.
 Thread:      listener; owns the leasing side of the store, so every lease, ack, release and dead letter is
              made here.
@@ -35,7 +35,7 @@ from qworker.control.client import heard
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import LeaseStore, Release
+from qworker.transports.lease import Broker, Release
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -56,7 +56,7 @@ class Listener(ThreadComponent):
         self,
         app: QWorker,
         on_crash: Callable[[str, BaseException], None],
-        store: LeaseStore,
+        store: Broker,
         state: WorkerState,
         ready: ReadyQueue,
         schedule: ScheduleController,
@@ -83,7 +83,7 @@ class Listener(ThreadComponent):
             conf.worker_ack_flush_count,
         )
         self.mailbox: Mailbox[SettlementOrder] = self._acks.mailbox
-        self._store = store
+        self._consumer = store.consumer
         self._state = state
         self._ready = ready
         self._schedule = schedule
@@ -143,16 +143,16 @@ class Listener(ThreadComponent):
     def opened(self) -> None:
         """Say at the start what cannot be mended by waiting: a wrong URL or password, a missing extra."""
         try:
-            self._enlist()
+            self._register()
         except BrokerUnavailable:
             if not self._retry_on_startup:
                 raise
         else:
             self._housekeeping.answered(self.clock.monotonic())
 
-    def _enlist(self) -> None:
+    def _register(self) -> None:
         asked = self.clock.uptime()
-        self._epoch = self._store.enlist(self._node, self._queues, self._concurrency)
+        self._epoch = self._consumer.register(self._node, self._queues, self._concurrency)
         self._extend_at = self.clock.monotonic() + self._lease_seconds / 3
         self._renewed(asked, self._lease_seconds)
 
@@ -195,19 +195,20 @@ class Listener(ThreadComponent):
             super().wait(seconds)
             return
         try:
-            self._store.expect(0 if self._quiet else self._window.room())
-            self._rang = self._store.wait(LONGEST_REST if seconds is None else seconds) or self._rang
+            prefetch = 0 if self._quiet else self._window.room()
+            rest = LONGEST_REST if seconds is None else seconds
+            self._rang = self._consumer.wait(rest, prefetch) or self._rang
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
             self._rang = True  # the next turn will find out, and knows what to do
             super().wait(0.05)
 
     def wake(self) -> None:
-        self._store.wake()
+        self._consumer.wake()
         super().wake()
 
     def _turn(self, now: float) -> float | None:
         if not self._epoch:  # the broker was not there yet when we started
-            self._enlist()
+            self._register()
         self.mailbox.armed = False
         self._acks.collect(now)
         if self._acks.waiting:
@@ -223,7 +224,7 @@ class Listener(ThreadComponent):
                 return self._acks.rest(now)
         if now >= self._extend_at and self._state.requests:
             asked = self.clock.uptime()
-            self._store.extend()
+            self._consumer.extend()
             self._extend_at = now + self._lease_seconds / 3
             self._renewed(asked, self._lease_seconds)
         if now >= self._housekeeping.due_at:
@@ -231,7 +232,7 @@ class Listener(ThreadComponent):
         if self._rang:
             self._rang = False
             self._backlog = self._unheard = True
-        if self._wants_to_fetch() or self._store.ahead:
+        if self._wants_to_fetch() or self._consumer.prefetched:
             self._fetch()
         if self._unheard:
             self._hear_revocations()
@@ -262,16 +263,19 @@ class Listener(ThreadComponent):
         return self._backlog and self._window.room() > 0
 
     def _fetch(self) -> None:
-        ahead, limit = self._store.ahead, max(0, self._window.room())
+        prefetched, limit = self._consumer.prefetched, max(0, self._window.room())
         room = min(self._eta_limit, self._window.fits) - len(self._schedule.schedule)
         near = room if room > self._eta_limit // 2 else 0
         asked = self.clock.uptime()
-        messages = self._store.lease(self._queues, limit, near, self._eta_window)
-        if messages:  # else stores may not have looked; see LeaseStore.lease()
+        claim = self._consumer.lease(self._queues, limit, near, self._eta_window)
+        messages = claim.messages
+        if messages:  # else it may not have looked; see Consumer.lease()
             self._renewed(asked, self._lease_seconds * 2 / 3)
         if CRASHING and messages:
             crash_point("claimed")
-        if self._unheard:  # after the claim, which may have told the store; before anything of it may run
+        if claim.last_revocation is not None:
+            self._unheard = claim.last_revocation > self._cursor
+        if self._unheard:  # before anything of the claim may run
             # What was claimed must not be forgotten: if this fails, the end of the turn will say so.
             with suppress(BrokerUnavailable, ConfigurationError):
                 self._hear_revocations()
@@ -292,21 +296,20 @@ class Listener(ThreadComponent):
                 ready.append(request)
         # A full catch means that there is more to be had; so does one that there was no room for.
         self._backlog = limit == 0 or len(messages) >= limit or large
-        if ahead:  # it came while we waited, and what fell due may have taken its place
+        if prefetched:  # it came while we waited, and what fell due may have taken its place
             self._give_back(ready[limit:])
             del ready[limit:]
         if ready and (rest := self._offer(ready)):
             self._ready.put_many(rest)
-        self._look_ahead(wall, near > 0)
+        self._look_ahead(claim.next_due, wall, near > 0)
         if (
             not self._quiet
         ):  # else the worker stops, and what has not started goes back at the end of the turn
             self._give_back_surplus()
 
-    def _look_ahead(self, wall: float, room: bool) -> None:
-        """Note when the next delayed message is to be fetched: ahead of time if the schedule has room for
-        it."""
-        due = self._store.next_due(self._queues)
+    def _look_ahead(self, due: float | None, wall: float, room: bool) -> None:
+        """Note when the next delayed message, which falls *due* then, is to be fetched: ahead of time if the
+        schedule has room for it."""
         if due is None:
             self._look_at = None
         elif room:
@@ -343,7 +346,7 @@ class Listener(ThreadComponent):
             if not request.acked:
                 self._state.leave(request)
         self._acks.lost_lease()
-        self._enlist()
+        self._register()
         self._rang = True
 
     def _give_back_all(self) -> None:
@@ -360,7 +363,7 @@ class Listener(ThreadComponent):
         self._housekeeping.sweep(now)
 
     def _hear_revocations(self) -> None:
-        self._cursor, revocations = self._store.revoked_since(self._cursor)
+        self._cursor, revocations = self._consumer.revoked_since(self._cursor)
         self._unheard = False
         for given in revocations:
             revocation = heard(self._signer, given)
@@ -376,7 +379,7 @@ class Listener(ThreadComponent):
 
     def quiet(self) -> None:
         self._quiet = self._acks.ending = True
-        self._store.wake()
+        self._consumer.wake()
 
     def end_by(self, deadline: float) -> None:
         """Say until when (monotonic) the broker may be waited for at the end; may be said again. Any
@@ -392,6 +395,6 @@ class Listener(ThreadComponent):
         for fate, ids in self._acks.left().items():
             logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
         try:
-            self._store.resign()
+            self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
             logger.warning("the broker does not hear that we end: %s; it will notice", error)

@@ -22,7 +22,7 @@ from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
-from qworker.transports.lease import Ack, Bury, LeaseStore, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, Broker, Bury, Release, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -43,7 +43,7 @@ LATER_SECONDS = 60.0
 class Settlements:
     """store: the broker of *app*, whose result store makes the rows that it stores beside."""
 
-    def __init__(self, app: QWorker, store: LeaseStore) -> None:
+    def __init__(self, app: QWorker, store: Broker) -> None:
         self._app = app
         self._store = store
         self._epoch = 0
@@ -53,7 +53,7 @@ class Settlements:
         self._lost: set[int] = set()
 
     def carry_out(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """As LeaseStore.settle(), but nothing is raised other than ABSENT: then call it again with the same,
+        """As Broker.settle(), but nothing is raised other than ABSENT: then call it again with the same,
         and more.
 
         What a store never takes has another end, and the log says so.
@@ -71,7 +71,7 @@ class Settlements:
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         try:
-            lost = self._store.settle(self._epoch, settlements)
+            lost = self._store.consumer.settle(self._epoch, settlements)
         except ABSENT:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
@@ -93,7 +93,7 @@ class Settlements:
         logger.debug("the traceback of that", exc_info=error)
         for other in self._others(settlement, why):
             try:
-                return self._store.settle(self._epoch, [other])
+                return self._store.consumer.settle(self._epoch, [other])
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler

@@ -102,11 +102,11 @@ class Control:
         name, ids = signal_name(signal), [str(one) for one in given]
         signer = self._app.signer
         if signer is None:
-            self._app.broker.revoke(ids, terminate=terminate, signal=name)
+            self._app.broker.sender.revoke(ids, terminate=terminate, signal=name)
             return
         for one in ids:
             signature = signer.sign_order("revoke", one, terminate, name)
-            self._app.broker.revoke([one], terminate=terminate, signal=f"{name} {signature}")
+            self._app.broker.sender.revoke([one], terminate=terminate, signal=f"{name} {signature}")
 
     def terminate(
         self,

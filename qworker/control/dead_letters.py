@@ -32,16 +32,16 @@ def retry(app: QWorker, tags: Sequence[int] | None = None) -> int:
     signer, broker = app.signer, app.broker
     aged: list[int] = []
     if signer is not None and app.conf.security_max_age:
-        for letter in broker.dead(None, ALL):
+        for letter in broker.admin.dead(None, ALL):
             if tags is not None and letter.tag not in tags:
                 continue
             anew = _signed_anew(letter, signer, app.conf.security_max_age)
             if anew is not None:
-                broker.push([anew])
-                broker.dead_discard([letter.tag])
+                broker.sender.push([anew])
+                broker.admin.dead_discard([letter.tag])
                 aged.append(letter.tag)
     rest = None if tags is None else [tag for tag in tags if tag not in aged]
-    return len(aged) + (broker.dead_retry(rest) if rest is None or rest else 0)
+    return len(aged) + (broker.admin.dead_retry(rest) if rest is None or rest else 0)
 
 
 def _signed_anew(letter: Dead, signer: Signer, max_age: float) -> Envelope | None:

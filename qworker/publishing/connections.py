@@ -45,7 +45,7 @@ class Connection:
 
     def connect(self) -> Connection:
         """Ask the broker something. Raises BrokerUnavailable when it does not answer."""
-        self.app.broker.depths((self.app.conf.task_default_queue,))
+        self.app.broker.admin.depths((self.app.conf.task_default_queue,))
         return self
 
     def ensure_connection(

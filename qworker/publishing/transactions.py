@@ -1,7 +1,7 @@
 """Publishing within a transaction of the caller's: a task that exists exactly if the caller's data does.
 
 Comes from:  ``app.publishing_in``; publishing, for calls that are sent together.
-Goes to:     ``publisher.py``, which asks where the calls of this context go; ``LeaseStore.join``.
+Goes to:     ``publisher.py``, which asks where the calls of this context go; ``Broker.join``.
 Thread:      any; a context of its own for each thread and coroutine.
 """
 
@@ -12,31 +12,31 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from qworker.transports.lease import Envelope, Sink
+from qworker.transports.lease import Envelope, Sender
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
-_joined: ContextVar[tuple[QWorker, Sink] | None] = ContextVar("qworker_joined", default=None)
+_joined: ContextVar[tuple[QWorker, Sender] | None] = ContextVar("qworker_joined", default=None)
 
 
-def sender(app: QWorker) -> Sink:
+def sender(app: QWorker) -> Sender:
     """Where calls of *app* are published to now: its broker, or what publishing_in() has put in its place."""
     joined = _joined.get()
-    return app.broker if joined is None or joined[0] is not app else joined[1]
+    return app.broker.sender if joined is None or joined[0] is not app else joined[1]
 
 
 @contextmanager
 def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
     """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""
-    token = _joined.set((app, app.broker.join(connection)))
+    token = _joined.set((app, app.broker.sender.join(connection)))
     try:
         yield
     finally:
         _joined.reset(token)
 
 
-class _Held:
+class _Held(Sender):
     """Keeps what is published, for somebody who sends it together with more."""
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def hint(app: QWorker, task_id: str, queue: str | None) -> None:
     try:
         if "workers" in app.broker.lacks:
             return
-        workers = app.broker.workers()
+        workers = app.broker.admin.workers()
     except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
         let_pass(error)
         logger.debug("cannot tell whether workers are there: %s", error)

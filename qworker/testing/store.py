@@ -5,7 +5,7 @@ Goes to:     the room under test; ``another()`` is what a second worker would op
 Thread:      any; everything is under one lock, and wait() is the only place that waits.
 
 Nothing outlives the object. Leases, due times, revocations and dead letters behave as the contract suite of
-LeaseStore demands, so that what is proven with this broker holds with every other.
+Broker demands, so that what is proven with this broker holds with every other.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing.shelf import Message, Owner, Shelf
 from qworker.transports.lease import (
+    Claim,
     Dead,
     Envelope,
     Leased,
-    LeaseStore,
     QueueInfo,
     Reclaimed,
     Release,
@@ -29,6 +29,7 @@ from qworker.transports.lease import (
     Revocation,
     Settlement,
     Store,
+    Undivided,
 )
 
 
@@ -41,7 +42,7 @@ class _Building:
         self.handles: list[MemoryStore] = []
 
 
-class MemoryStore(LeaseStore):
+class MemoryStore(Undivided):
     """clock: says what is due. uptime: the seconds that leases run on; by default those of *clock*.
     lease_seconds: how long a silent holder is believed to live.
 
@@ -142,7 +143,7 @@ class MemoryStore(LeaseStore):
 
     # -- the listener --
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         with self._reached() as shelf:
             if shelf.give_up(self._epoch):
                 self._ring()
@@ -151,7 +152,14 @@ class MemoryStore(LeaseStore):
             shelf.owners[self._epoch] = Owner(name, tuple(queues), concurrency, self.clock.now(), until)
             return self._epoch
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        with self._reached() as shelf:
+            last = max((number for number, _, _ in shelf.revoked), default=0)
+            return Claim(self._lease(queues, limit, delayed_limit, eta_window), self.next_due(queues), last)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         with self._reached() as shelf:
             now = self.clock.now()
             start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
@@ -216,7 +224,7 @@ class MemoryStore(LeaseStore):
             dues = [message.due for message in shelf.free(queues) if not message.is_due(now)]
             return min((due for due in dues if due is not None), default=None)
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         with self._changed:
             if not self._rang and not self._woken:
                 self._changed.wait(timeout)
@@ -236,7 +244,7 @@ class MemoryStore(LeaseStore):
     def running_path(self) -> str | None:
         return None
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         with self._reached() as shelf:
             if shelf.give_up(self._epoch):
                 self._ring()
@@ -303,4 +311,4 @@ class MemoryStore(LeaseStore):
 
     def close(self) -> None:
         if not self.away:
-            self.resign()
+            self.deregister()

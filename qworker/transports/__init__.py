@@ -1,4 +1,4 @@
-"""The brokers: a LeaseStore for each URL scheme that we have one for.
+"""The brokers: a Broker for each URL scheme that we have one for.
 
 Comes from:  ``app.broker``.
 Goes to:     the store's module, imported when its scheme is asked for.
@@ -21,7 +21,7 @@ from qworker.naming import near
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
-    from qworker.transports.lease import LeaseStore
+    from qworker.transports.lease import Broker
 
 SCHEMES = {
     "sqlite": "qworker.transports.sqlite.broker",
@@ -40,7 +40,7 @@ SCHEMES = {
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
 }
-"""The module for each scheme; it has ``open_store(url, conf)``, which returns the store and opens nothing
+"""The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing
 yet."""
 
 
@@ -63,7 +63,7 @@ def broker_urls(url: str | None) -> list[str]:
     return [url] if url.startswith("sentinel:") else url.split(";")
 
 
-def open_store(url: str | None, conf: Settings) -> LeaseStore:
+def open_broker(url: str | None, conf: Settings) -> Broker:
     """Return the store at *url* (None: the embedded broker at its default place); nothing is opened yet.
 
     Several URLs, with ";" between them, make one store that goes to the next when one does not answer. Raises
@@ -71,9 +71,9 @@ def open_store(url: str | None, conf: Settings) -> LeaseStore:
     """
     urls = broker_urls(url)
     if len(urls) > 1:
-        several = import_module("qworker.transports.failover").FailoverStore
-        stores = [open_store(one, conf) for one in urls]
-        together: LeaseStore = several(stores, conf.broker_failover_strategy)
+        several = import_module("qworker.transports.failover").FailoverBroker
+        stores = [open_broker(one, conf) for one in urls]
+        together: Broker = several(stores, conf.broker_failover_strategy)
         return together
     scheme = (url or "sqlite://").partition(":")[0]
     module = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
@@ -87,7 +87,7 @@ def open_store(url: str | None, conf: Settings) -> LeaseStore:
             "embedded broker",
             setting="broker_url",
         )
-    store: LeaseStore = import_module(module).open_store(url, conf)
+    store: Broker = import_module(module).open_broker(url, conf)
     return store
 
 

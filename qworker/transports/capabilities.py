@@ -1,27 +1,45 @@
-"""What each broker promises, and what it does not: one row a transport.
+"""Capabilities: what each broker can do, how it does it, and what it cannot do. One row a transport.
 
-Comes from:  nothing; it says in words what the stores do, and what the servers behind them do.
-Goes to:     ``qworker config check``, ``docs/reference/transports.md``.
+Comes from:  nothing; it says in words what the brokers here do, and what the servers behind them do.
+Goes to:     ``Broker.lacks``; ``qworker config check``; the page of transports; the contract suite.
 Thread:      any; never changed.
-
-An empty ``lacks`` means that every promise of LeaseStore is kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT = (
-    "eta", "priority", "fanout", "dead_letters", "delivery_count",
-)  # fmt: skip
-"""The words in ``Promises.lacks``."""
+
+class Capability(StrEnum):
+    """Something that a broker may lack. An empty set of these means that every promise is kept."""
+
+    ETA = "eta"
+    """Delayed messages wait in the server."""
+    PRIORITY = "priority"
+    FANOUT = "fanout"
+    """All workers hear of revocations, also those that start later."""
+    DEAD_LETTERS = "dead_letters"
+    DELIVERY_COUNT = "delivery_count"
+    """Each death that met a running message is counted, a whole worker's as well."""
+    WORKERS = "workers"
+    """``Admin.workers()`` knows the live workers; elsewhere it is always []."""
+    RESULTS = "results"
+    """Results are stored with the ack of their message; elsewhere rows of settlements are not stored."""
+    COUNTS = "counts"
+    """``Admin.queues()`` counts what is delayed and leased, and since when; ``Admin.depths()`` the dead."""
+    WHOLE_PUSH = "whole_push"
+    """A push that raises has stored no message."""
+
+
+ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH = Capability
 
 
 @dataclass(frozen=True)
-class Promises:
+class Capabilities:
     """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back.
     eta, priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead
-    where the word is in ``lacks``. note: what else one should know."""
+    where the broker lacks it. note: what else one should know. lacks: what it cannot do."""
 
     name: str
     schemes: tuple[str, ...]
@@ -33,7 +51,7 @@ class Promises:
     dead_letters: str
     delivery_count: str
     note: str = ""
-    lacks: frozenset[str] = frozenset()
+    lacks: frozenset[Capability] = frozenset()
 
 
 _HELD = (
@@ -47,9 +65,11 @@ _IN_A_HEADER = (
 _NO_FANOUT = "none: only the worker that is told hears of it"
 
 
-def _plain(name: str, schemes: tuple[str, ...], accepted: str, redelivered: str, **words: str) -> Promises:
+def _plain(
+    name: str, schemes: tuple[str, ...], accepted: str, redelivered: str, **words: str
+) -> Capabilities:
     """A transport of kombu's without a store of ours."""
-    return Promises(
+    return Capabilities(
         name,
         schemes,
         accepted,
@@ -59,13 +79,13 @@ def _plain(name: str, schemes: tuple[str, ...], accepted: str, redelivered: str,
         fanout=_NO_FANOUT,
         dead_letters=_SENT_AGAIN,
         delivery_count=_IN_A_HEADER,
-        lacks=frozenset({ETA, PRIORITY, FANOUT, DELIVERY_COUNT}),
+        lacks=frozenset(Capability) - {DEAD_LETTERS},
         **words,
     )
 
 
-PROMISES: tuple[Promises, ...] = (
-    Promises(
+CAPABILITIES: tuple[Capabilities, ...] = (
+    Capabilities(
         "SQLite (embedded)",
         ("sqlite",),
         accepted="committed to the file, on the disk (`embedded_synchronous`)",
@@ -79,7 +99,7 @@ PROMISES: tuple[Promises, ...] = (
         note="One host; not on a network file system. A new file can be read by its owner alone; chmod lets "
         "others in.",
     ),
-    Promises(
+    Capabilities(
         "Redis, Valkey",
         ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"),
         accepted="the server has it; on its disk as its `appendfsync` says (everysec: up to 1 s is lost with "
@@ -92,7 +112,7 @@ PROMISES: tuple[Promises, ...] = (
         delivery_count="counted for every death",
         note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction.",
     ),
-    Promises(
+    Capabilities(
         "PostgreSQL, MariaDB, MySQL",
         ("postgresql", "postgres", "mysql", "mariadb"),
         accepted="committed",
@@ -105,7 +125,7 @@ PROMISES: tuple[Promises, ...] = (
         delivery_count="counted for what was running, whether a process or a whole worker died",
         note="`app.publishing_in(session)` publishes within the caller's own transaction.",
     ),
-    Promises(
+    Capabilities(
         "RabbitMQ",
         ("amqp", "amqps", "pyamqp"),
         accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent "
@@ -119,9 +139,9 @@ PROMISES: tuple[Promises, ...] = (
         "machine; quorum queues also count every return",
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
         "min): raise it for longer tasks.",
-        lacks=frozenset({DELIVERY_COUNT}),
+        lacks=frozenset({DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH}),
     ),
-    Promises(
+    Capabilities(
         "Amazon SQS",
         ("sqs", "sqs+https"),
         accepted="SQS has answered that it has the message; of many sent together, some may be accepted "
@@ -136,7 +156,7 @@ PROMISES: tuple[Promises, ...] = (
         delivery_count=_IN_A_HEADER,
         note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should "
         "its worker die.",
-        lacks=frozenset({PRIORITY, FANOUT, DELIVERY_COUNT}),
+        lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
     ),
     _plain(
         "Kafka",
@@ -182,11 +202,11 @@ OTHER = _plain(
 )
 
 
-def promises_of(url: str | None) -> Promises:
+def capabilities_of(url: str | None) -> Capabilities:
     """The row for the broker at *url* (None: the embedded one)."""
     scheme = (url or "sqlite://").partition(":")[0].lower()
     for wanted in (scheme, scheme.partition("+")[0]):
-        for promises in PROMISES:
-            if wanted in promises.schemes:
-                return promises
+        for capabilities in CAPABILITIES:
+            if wanted in capabilities.schemes:
+                return capabilities
     return OTHER

@@ -1,18 +1,17 @@
-"""LeaseStore: what a broker must be able to do for a qworker worker. One contract suite holds for all.
+"""The promise: what a broker must be able to do for qworker. One contract suite holds for all.
 
-Comes from:  ``publishing/publisher.py`` (push), the Listener (everything else), the command line (queues,
-             dead…).
-Goes to:     the store behind it: ``transports/sqlite/broker.py``.
-Thread:      push, revoke and the administration from any thread; the leasing side from the listener only.
+Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin).
+Goes to:     the servers: a package each, beside this module.
+Thread:      Sender and Admin from any thread; Consumer from the listener only, but for wake().
 
-A message is taken on a *lease*: it stays in the store, marked with its holder, until it is settled. What a
-dead holder leaves behind comes back by ``reclaim``. A lease belongs to an *epoch*, which is what the holder
-was given when it enlisted; a holder that was thought dead and enlists again gets a new one, and what it
-settles for the old epoch finds nothing to settle. That is the fence.
+A message is taken on a *lease*: it stays in the broker, marked with its consumer, until it is settled. What a
+dead consumer leaves behind comes back by ``reclaim``. A lease belongs to a *generation*, which is the number
+that a consumer is given when it registers. A consumer that was thought dead and registers again gets a new
+one, and what it settles for the old generation finds nothing to settle. That is the fence.
 
-A store may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and
-counters begin anew with it. So no epoch and no number of a revocation is counted from one: each is the
-microseconds of the store's wall clock, or one more than the last where that is more. An old epoch never
+A broker may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and
+counters begin anew with it. So no generation and no number of a revocation is counted from one: each is the
+microseconds of the server's wall clock, or one more than the last where that is more. An old generation never
 becomes another's, and no cursor is ahead of what comes. Tags may come again; what a worker remembers of a
 message it remembers by the task's id as well (``Request.key``).
 """
@@ -23,9 +22,10 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from qworker.errors import ConfigurationError, NotSupported
+from qworker.transports.capabilities import Capability
 
 MARK = struct.Struct("=q")
 """One slot of the file at running_path(): the tag that a child runs, 0 for none."""
@@ -147,81 +147,73 @@ class Revocation(NamedTuple):
     signal: str
 
 
-class Sink(Protocol):
-    """Something to publish to: a broker, or a transaction that the caller has open on it."""
+class Claim(NamedTuple):
+    """What one lease() took, and what it saw besides.
 
-    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """See LeaseStore.push."""
+    messages: most urgent first, then oldest; [] when there was none.
+    next_due: epoch second at which the next delayed message falls due; None when none waits.
+    last_revocation: the number of the newest revocation, 0 when there is none; None when that is not known
+        without asking revoked_since().
+    """
+
+    messages: list[Leased]
+    next_due: float | None = None
+    last_revocation: int | None = None
 
 
-class LeaseStore(ABC):
-    """A broker that leases. A forked child must not use its parent's: stores see to that themselves."""
-
-    url: str
-    lacks: frozenset[str] = frozenset()
-    """What this broker cannot do. workers: workers() is always []. results: rows of settlements are not
-    stored (a result store of another kind is used). counts: queues() knows nothing of what is delayed or
-    leased, nor since when, and depths() nothing of the dead either. whole_push: a push that raises may have
-    stored some messages. revoked: workers hear of no revocations."""
-
-    lowest_first: bool = False
-    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
-
-    silent_seconds: float = math.inf
-    """How long a connection may be silent before its server gives to others what it holds. inf: servers do
-    not look at that; what is silent for ``worker_lease_seconds`` has lost its lease."""
-
-    # -- any thread --
+class Sender(ABC):
+    """What any thread asks: to publish, and to call tasks off."""
 
     @abstractmethod
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         """Store all or none of *envelopes*; they are durable when this returns.
 
         Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored.
-        Where ``lacks`` says whole_push, some may have been, and *timeout* is for each portion of very many.
+        Where the broker lacks WHOLE_PUSH, some may have been, and *timeout* is for each portion of very many.
         """
 
-    def join(self, connection: Any) -> Sink:
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them).
+
+        Raises NotSupported where there is no way to tell them.
+        """
+        raise NotSupported("there is no way here to tell all workers, so tasks cannot be revoked")
+
+    def join(self, connection: Any) -> Sender:
         """Publish by *connection*, within whatever transaction it is in.
 
         Raises ConfigurationError when this broker is none that such a connection leads to.
         """
         raise ConfigurationError(
-            "publishing_in needs a broker in the database of its connection: set broker_url to "
-            "postgresql:// or mysql://; "
-            f"{self.url.partition(':')[0]}:// is another kind",
+            "publishing_in needs a broker in the database of its connection: set broker_url to postgresql:// "
+            "or mysql://; this broker is of another kind",
             setting="broker_url",
         )
 
-    @abstractmethod
-    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them)."""
+
+class Consumer(ABC):
+    """What a worker's listener asks. Only wake() may be called by other threads."""
 
     @abstractmethod
-    def wake(self) -> None:
-        """End a wait() of this process early. Safe in a signal handler."""
-
-    # -- the listener --
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        """Become a consumer under a new generation, which is returned; what an older one held goes back."""
 
     @abstractmethod
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Become a holder of leases, under a new epoch, which is returned; what an older one held goes
-        back."""
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        """Take up to *limit* due messages, and up to *delayed_limit* that fall due within *eta_window*
+        seconds.
 
-    @abstractmethod
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
-        """Take up to *limit* due messages, and up to *near* that fall due within *horizon* seconds.
-
-        Most urgent first, then oldest; [] when there is none; fewer when they are large (MAX_LEASE_BYTES).
-        Raises LeaseLost when this holder was taken for
-        dead: enlist again. When anything is returned, the lease stands for two thirds of its length from the
-        call on: a store that renewed it longer ago renews it first.
+        There are fewer when they are large (MAX_LEASE_BYTES). What wait() has taken comes first, whatever
+        *limit* is. When there are messages, the lease stands for two thirds of its length from the call on: a
+        broker that renewed it longer ago renews it first. Raises LeaseLost when this consumer was taken for
+        dead: register again.
         """
 
     @abstractmethod
-    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """Carry out *settlements* in one step; return the tags that were no longer ours (nothing was
-        done)."""
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        """Carry out *settlements* in one step; return the tags that were ours no longer."""
 
     def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
         """Return once the broker is known to have carried out what settle() told it: a task that is
@@ -233,36 +225,32 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
-        """Put back what dead holders held; [] when all are well. Cheap enough for once a second.
+        """Put back what dead consumers held; [] when all are well. Cheap enough for once a second.
 
         silent: whether those count as dead, too, whose lease has run out; otherwise only those whose process
         is known to have ended."""
 
     @abstractmethod
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        """Epoch second at which the next delayed message falls due; None when none waits."""
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
+        seconds have passed (then return False). The same thing may be told twice.
 
-    @property
-    def ahead(self) -> bool:
-        """Whether wait() has taken messages: lease() gives these out first, whatever its limit."""
-        return False
-
-    def expect(self, room: int) -> None:  # noqa: B027 - most find a claim of their own cheap enough
-        """Say before a wait() how many messages it may take as soon as they are there, where that spares who
-        finds us idle a journey to the broker and back. 0: none from now on, and what cannot be stopped any
+        prefetch: how many messages may be taken as soon as they are there, where that spares who finds us
+        idle a journey to the broker and back; lease() gives them out. 0: none, and what cannot be stopped any
         more goes back."""
 
+    @property
+    def prefetched(self) -> bool:
+        """Whether wait() has taken messages that lease() is to give out."""
+        return False
+
     @abstractmethod
-    def wait(self, timeout: float) -> bool:
-        """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
-        seconds have passed (then return False). The same thing may be told twice."""
+    def wake(self) -> None:
+        """End a wait() of this process early. Any thread; safe in a signal handler."""
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """Return a new cursor and the revocations since *cursor* (0: all that still stand).
-
-        Asked right after a lease(), it may answer by what that saw: whoever revoked since then is told of by
-        wait()."""
+        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
 
     @abstractmethod
     def sweep(self, dead_expires: float, dead_max: int) -> int:
@@ -279,10 +267,12 @@ class LeaseStore(ABC):
         not kept."""
 
     @abstractmethod
-    def resign(self) -> None:
-        """Stop being a holder; everything still held goes back, not counted. Safe to call twice."""
+    def deregister(self) -> None:
+        """Stop being a consumer; everything still held goes back, not counted. Safe to call twice."""
 
-    # -- administration, any thread --
+
+class Admin(ABC):
+    """What people and tools ask, on any thread."""
 
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
@@ -293,6 +283,11 @@ class LeaseStore(ABC):
         seconds."""
         found = {info.queue: info for info in self.queues()}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
+
+    @abstractmethod
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Epoch second at which the next delayed message of *queues* falls due; None when none waits, or
+        where the broker does not tell (it lacks COUNTS)."""
 
     @abstractmethod
     def purge(self, queue: str) -> int:
@@ -315,7 +310,7 @@ class LeaseStore(ABC):
 
         Raises NotSupported, having stored none, where dead letters cannot be taken from elsewhere.
         """
-        raise NotSupported(f"{self.url} takes no dead letters from elsewhere")
+        raise NotSupported("this broker takes no dead letters from elsewhere")
 
     def flush_delayed(self, queue: str) -> int:
         """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
@@ -323,12 +318,50 @@ class LeaseStore(ABC):
 
         Raises NotSupported where delayed messages cannot be reached.
         """
-        raise NotSupported(f"{self.url} gives out delayed messages when they are due, and not before")
+        raise NotSupported("this broker gives out delayed messages when they are due, and not before")
 
     @abstractmethod
     def workers(self) -> list[dict[str, object]]:
         """Live workers: ``{"name", "pid", "queues", "concurrency", "started"}`` each."""
 
+
+class Broker(ABC):
+    """A server, by what is asked of it. Nothing connects before it is used.
+
+    A forked child must not use its parent's connections and leases: brokers see to that themselves.
+    """
+
+    url: str
+    sender: Sender
+    consumer: Consumer
+    admin: Admin
+
+    lacks: frozenset[Capability] = frozenset()
+    """What it cannot do."""
+
+    lowest_first: bool = False
+    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+
+    silent_seconds: float = math.inf
+    """How long a connection may be silent before its server gives to others what it holds. inf: servers do
+    not look at that; what is silent for ``worker_lease_seconds`` has lost its lease."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything. Safe to call twice."""
+
+
+class Undivided(Sender, Consumer, Admin, Broker):
+    """A broker whose class does all three."""
+
+    @property
+    def sender(self) -> Sender:  # type: ignore[override]
+        return self
+
+    @property
+    def consumer(self) -> Consumer:  # type: ignore[override]
+        return self
+
+    @property
+    def admin(self) -> Admin:  # type: ignore[override]
+        return self

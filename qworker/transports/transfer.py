@@ -22,7 +22,7 @@ from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
 from qworker.message.reading import parse_headers
 from qworker.naming import hostname
 from qworker.transports import SCHEMES
-from qworker.transports.lease import Ack, Dead, Envelope, Leased, LeaseStore, QueueInfo
+from qworker.transports.lease import Ack, Dead, Envelope, Leased, Broker, QueueInfo
 from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
@@ -51,9 +51,9 @@ class Report(NamedTuple):
     left: list[QueueInfo]
 
 
-def waiting(store: LeaseStore, queues: Sequence[str] | None) -> list[QueueInfo]:
+def waiting(store: Broker, queues: Sequence[str] | None) -> list[QueueInfo]:
     """How the queues stand that hold anything; None: all of them."""
-    return [info for info in store.queues() if queues is None or info.queue in queues]
+    return [info for info in store.admin.queues() if queues is None or info.queue in queues]
 
 
 def same_place(one: str, other: str) -> bool:
@@ -72,8 +72,8 @@ def _place(url: str) -> tuple[object, ...]:
 
 
 def move(
-    source: LeaseStore,
-    target: LeaseStore,
+    source: Broker,
+    target: Broker,
     queues: Sequence[str] | None = None,
     dead: bool = False,
     lease_seconds: float = 15.0,
@@ -92,13 +92,13 @@ def move(
     it again. NotSupported, with nothing moved, when *dead* and *target* takes no dead letters from elsewhere.
     """
     if dead:
-        target.push_dead([])
-    names = list(queues) if queues is not None else [info.queue for info in source.queues()]
+        target.admin.push_dead([])
+    names = list(queues) if queues is not None else [info.queue for info in source.admin.queues()]
     patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on what is pushed does
     moved = twice = 0
     try:
         for epoch, messages in _batches(source, names, lease_seconds, monotonic):
-            target.push([_envelope(message) for message in messages], patience)
+            target.sender.push([_envelope(message) for message in messages], patience)
             twice += _acknowledge(source, epoch, messages)
             moved += len(messages)
             progress(moved)
@@ -109,27 +109,30 @@ def move(
         ) from error
     finally:
         with suppress(BrokerUnavailable, LeaseLost):  # it goes back when the lease ends
-            source.resign()
+            source.consumer.deregister()
     letters = _move_dead(source, target, queues) if dead else 0
     return Report(moved, letters, twice, waiting(source, queues))
 
 
 def _batches(
-    source: LeaseStore, names: list[str], lease_seconds: float, monotonic: Callable[[], float]
+    source: Broker, names: list[str], lease_seconds: float, monotonic: Callable[[], float]
 ) -> Iterator[tuple[int, list[Leased]]]:
     """What can be leased, with the epoch of the lease, until there is no more."""
     if not names:
         return
     holder = f"move-{os.getpid()}@{hostname()}"
-    worked_on = bool(source.workers())
-    epoch = source.enlist(holder, names, 0)
+    worked_on = bool(source.admin.workers())
+    epoch = source.consumer.register(holder, names, 0)
     last = monotonic()
     while True:
         try:
-            source.reclaim()
-            messages = source.lease(names, BATCH) or source.lease(names, 0, near=BATCH, horizon=EVER)
+            source.consumer.reclaim()
+            messages = (
+                source.consumer.lease(names, BATCH).messages
+                or source.consumer.lease(names, 0, delayed_limit=BATCH, eta_window=EVER).messages
+            )
         except LeaseLost:
-            epoch = source.enlist(holder, names, 0)
+            epoch = source.consumer.register(holder, names, 0)
             continue
         if messages:
             yield epoch, messages
@@ -137,18 +140,18 @@ def _batches(
         elif monotonic() - last > _patience(source, names, lease_seconds, worked_on):
             return
         else:
-            source.wait(0.1)
+            source.consumer.wait(0.1)
 
 
-def _acknowledge(source: LeaseStore, epoch: int, messages: Sequence[Leased]) -> int:
+def _acknowledge(source: Broker, epoch: int, messages: Sequence[Leased]) -> int:
     """Return how many were not ours any more."""
     try:
-        return len(source.settle(epoch, [Ack(message.tag) for message in messages]))
+        return len(source.consumer.settle(epoch, [Ack(message.tag) for message in messages]))
     except LeaseLost:
         return len(messages)
 
 
-def _patience(source: LeaseStore, names: list[str], lease_seconds: float, worked_on: bool) -> float:
+def _patience(source: Broker, names: list[str], lease_seconds: float, worked_on: bool) -> float:
     """How many seconds without a message mean that no more will come."""
     if "counts" in source.lacks:
         return QUIET_SECONDS
@@ -182,13 +185,13 @@ def _expires(headers: str) -> float | None:
     return None if expires is None else to_epoch(expires)
 
 
-def _move_dead(source: LeaseStore, target: LeaseStore, queues: Sequence[str] | None) -> int:
+def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> int:
     """Oldest first, so that the newest are the newest there too."""
     chosen: Sequence[str | None] = [None] if queues is None else queues
-    letters: list[Dead] = [letter for queue in chosen for letter in source.dead(queue, DEAD_MOST)]
+    letters: list[Dead] = [letter for queue in chosen for letter in source.admin.dead(queue, DEAD_MOST)]
     letters.sort(key=lambda letter: (letter.died_at, letter.tag))
     for start in range(0, len(letters), BATCH):
         batch = letters[start : start + BATCH]
-        target.push_dead(batch)
-        source.dead_discard([letter.tag for letter in batch])
+        target.admin.push_dead(batch)
+        source.admin.dead_discard([letter.tag for letter in batch])
     return len(letters)

@@ -77,17 +77,19 @@ class RemoteSite(Site):
     def dead(self) -> dict[str, str]:
         return {
             str(json.loads(dead.headers)["id"]): dead.reason
-            for dead in self._looker.broker.dead(limit=10_000)
+            for dead in self._looker.broker.admin.dead(limit=10_000)
         }
 
     def waiting(self) -> int:
-        return sum(queue.ready + queue.delayed + queue.leased for queue in self._looker.broker.queues())
+        return sum(queue.ready + queue.delayed + queue.leased for queue in self._looker.broker.admin.queues())
 
     def left(self) -> list[str]:
         queues = [
-            f"{queue}" for queue in self._looker.broker.queues() if queue.ready + queue.delayed + queue.leased
+            f"{queue}"
+            for queue in self._looker.broker.admin.queues()
+            if queue.ready + queue.delayed + queue.leased
         ]
-        return queues + [f"worker {worker['name']}" for worker in self._looker.broker.workers()]
+        return queues + [f"worker {worker['name']}" for worker in self._looker.broker.admin.workers()]
 
     def drained(self, seconds: float = 60.0, but: Collection[str] = ()) -> None:
         """Wait until every accepted call has ended, *but* those of some tasks, and the store is empty, also
@@ -103,7 +105,7 @@ class RemoteSite(Site):
         except AssertionError as error:
             error.add_note(f"{len(self.pending())} of {len(self.sent)} have not ended")
             with suppress(QWorkerError):
-                error.add_note(f"queues: {self._looker.broker.queues()}")
+                error.add_note(f"queues: {self._looker.broker.admin.queues()}")
             raise
 
     def close(self) -> None:

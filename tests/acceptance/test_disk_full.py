@@ -18,7 +18,7 @@ import json, os, sys
 from pathlib import Path
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.lease import Ack, Bury, Envelope
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteBroker
 
 disk = Path(sys.argv[1])
 said = {}
@@ -33,33 +33,33 @@ def fill(most=10**9):
             pass
 
 fill(2**21)
-store = SQLiteStore(f"sqlite:///{disk}/queue.db")
-epoch = store.enlist("w@test", ["q"], 1)
+store = SQLiteBroker(f"sqlite:///{disk}/queue.db")
+epoch = store.consumer.register("w@test", ["q"], 1)
 stored = []
 
 # Full while publishing: what push() returned from is there, and the rest was refused with a reason.
 try:
     while True:
-        store.push([Envelope("q", str(len(stored)), None, bytes(3000))])
+        store.sender.push([Envelope("q", str(len(stored)), None, bytes(3000))])
         stored.append(str(len(stored)))
 except BrokerUnavailable as error:
     said["push"] = str(error)
 fill()
 for attempt in range(3):
     try:
-        store.push([Envelope("q", "refused", None, bytes(100_000))])
+        store.sender.push([Envelope("q", "refused", None, bytes(100_000))])
     except BrokerUnavailable:
         said["refusals"] = attempt + 1
 
 # Full while working: nothing is settled by halves.
 try:
-    leased = store.lease(["q"], 10_000)
-    store.settle(epoch, [Bury(message.tag, "x" * 5000) for message in leased])
+    leased = store.consumer.lease(["q"], 10_000).messages
+    store.consumer.settle(epoch, [Bury(message.tag, "x" * 5000) for message in leased])
 except BrokerUnavailable as error:
     said["work"] = str(error)
 
 # A second process that comes now is told so as well.
-other = SQLiteStore(f"sqlite:///{disk}/other/queue.db")
+other = SQLiteBroker(f"sqlite:///{disk}/other/queue.db")
 try:
     other.push([Envelope("q", "other", None, b"")])
 except (BrokerUnavailable, ConfigurationError) as error:
@@ -67,14 +67,14 @@ except (BrokerUnavailable, ConfigurationError) as error:
 
 # Room again: everything goes on, with the same connections.
 filler.unlink()
-store.push([Envelope("q", "after", None, b"")])
-store.resign()
-epoch = store.enlist("w@test", ["q"], 1)
-found = store.lease(["q"], 10_000)
+store.sender.push([Envelope("q", "after", None, b"")])
+store.consumer.deregister()
+epoch = store.consumer.register("w@test", ["q"], 1)
+found = store.consumer.lease(["q"], 10_000).messages
 said["kept"] = [message.headers for message in found] == [*stored, "after"]
-said["lost"] = len(store.settle(epoch, [Ack(message.tag) for message in found]))
+said["lost"] = len(store.consumer.settle(epoch, [Ack(message.tag) for message in found]))
 said["stored"] = len(stored)
-said["left"] = len(store.lease(["q"], 10)) + len(store.dead())
+said["left"] = len(store.consumer.lease(["q"], 10)) + len(store.admin.dead())
 store.close()
 print(json.dumps(said))
 """

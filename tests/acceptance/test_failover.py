@@ -33,7 +33,7 @@ class Two(Site):
 
     def left(self, server: Redis) -> int:
         with closing(QWorker("looker", broker=server.url, set_as_current=False)) as looker:
-            return sum(queue.ready + queue.leased for queue in looker.broker.queues())
+            return sum(queue.ready + queue.leased for queue in looker.broker.admin.queues())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from qworker import QWorker
-from qworker.transports.lease import Bury, Envelope, LeaseStore
+from qworker.transports.lease import Broker, Bury, Envelope
 from tests.acceptance.harness import REPOSITORY
 from tests.acceptance.private_servers import serving
 
@@ -52,7 +52,7 @@ class House:
             return f"sqlite:///{self.path / os.urandom(4).hex()}.db"
         return self._stack.enter_context(serving(kind.replace("amqp", "rabbitmq"))).url
 
-    def open(self, url: str) -> LeaseStore:
+    def open(self, url: str) -> Broker:
         app = QWorker("test", broker=url, set_as_current=False, worker_lease_seconds=LEASE_SECONDS)
         self._stack.callback(app.close)
         return app.broker
@@ -69,16 +69,16 @@ class House:
     def held(self, url: str) -> dict[str, list[tuple[int, float | None]]]:
         """Priority and due time of all that waits, by id; it is put back."""
         store = self.open(url)
-        store.enlist("reader", ["celery"], 0)
+        store.consumer.register("reader", ["celery"], 0)
         found: dict[str, list[tuple[int, float | None]]] = {}
         quiet = time.monotonic()
         while time.monotonic() - quiet < LEASE_SECONDS + 1:  # what the dead held comes back
-            store.reclaim()
-            for leased in store.lease(["celery"], 500, near=500, horizon=1e6):
+            store.consumer.reclaim()
+            for leased in store.consumer.lease(["celery"], 500, delayed_limit=500, eta_window=1e6).messages:
                 found.setdefault(json.loads(leased.headers)["id"], []).append((leased.priority, leased.due))
                 quiet = time.monotonic()
             time.sleep(0.02)
-        store.resign()
+        store.consumer.deregister()
         return found
 
     def close(self) -> None:
@@ -124,11 +124,13 @@ def by_id(sent: list[Envelope]) -> dict[str, list[tuple[int, float | None]]]:
 def test_everything_arrives_as_it_was(house: House, kinds: tuple[str, ...]) -> None:
     sent = messages(450)
     urls = [house.url(kind) for kind in kinds]
-    house.open(urls[0]).push(sent)
+    house.open(urls[0]).sender.push(sent)
     for old, new in pairwise(urls):
         done = house.move(old, new)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Moved 450 messages."), done.stderr
-        assert [info for info in house.open(old).queues() if info.ready or info.delayed or info.leased] == []
+        assert [
+            info for info in house.open(old).admin.queues() if info.ready or info.delayed or info.leased
+        ] == []
     assert house.held(urls[-1]) == by_id(sent)
 
 
@@ -136,7 +138,7 @@ def test_from_rabbitmq_and_to_it(house: House) -> None:
     """Without priorities, which its queues have only when they are declared with them."""
     sent = messages(250, delayed=False)
     first, rabbit, last = house.url("sqlite"), house.url("amqp"), house.url("sqlite")
-    house.open(first).push(sent)
+    house.open(first).sender.push(sent)
     assert house.move(first, rabbit).returncode == 0
     done = house.move(rabbit, last)
     assert "Moved 250 messages." in done.stdout, done.stderr
@@ -144,12 +146,12 @@ def test_from_rabbitmq_and_to_it(house: House) -> None:
     assert house.held(last).keys() == by_id(sent).keys()
 
 
-@pytest.mark.parametrize("point", ["publishing", "published", "claiming", "acking", "resigning"])
+@pytest.mark.parametrize("point", ["publishing", "published", "claiming", "acking", "deregistering"])
 def test_killed_in_the_middle_and_run_again(house: House, point: str) -> None:
     """What was in both places may be twice in the new one: one batch at most. Nothing is missing."""
     sent = messages(350)
     old, new = house.url("sqlite"), house.url("sqlite")
-    house.open(old).push(sent)
+    house.open(old).sender.push(sent)
     killed = house.move(old, new, crash=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = house.move(old, new)
@@ -157,7 +159,9 @@ def test_killed_in_the_middle_and_run_again(house: House, point: str) -> None:
     found = house.held(new)
     assert found.keys() == by_id(sent).keys()
     assert sum(len(copies) - 1 for copies in found.values()) <= BATCH
-    assert [info for info in house.open(old).queues() if info.ready or info.delayed or info.leased] == []
+    assert [
+        info for info in house.open(old).admin.queues() if info.ready or info.delayed or info.leased
+    ] == []
 
 
 @pytest.mark.parametrize("kinds", [("sqlite", "redis"), ("redis", "sqlite")], ids="-".join)
@@ -165,11 +169,11 @@ def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
     """kill -9 as soon as something has arrived, again and again, until one gets to the end."""
     sent = messages(4000)
     old, new = (house.url(kind) for kind in kinds)
-    house.open(old).push(sent)
+    house.open(old).sender.push(sent)
     target = house.open(new)
     kills = 0
     while kills < 3:
-        before = sum(info.ready + info.delayed for info in target.queues())
+        before = sum(info.ready + info.delayed for info in target.admin.queues())
         command = [sys.executable, "-m", "qworker", "move", old, new, "--yes", "-A", "tasks"]
         mover = subprocess.Popen(
             command,
@@ -180,7 +184,7 @@ def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
         )
         while (
             mover.poll() is None
-            and sum(info.ready + info.delayed for info in target.queues()) <= before + 300
+            and sum(info.ready + info.delayed for info in target.admin.queues()) <= before + 300
         ):
             time.sleep(0.002)
         mover.kill()
@@ -196,7 +200,7 @@ def test_killed_by_somebody(house: House, kinds: tuple[str, str]) -> None:
 def test_a_broker_that_is_not_there(house: House) -> None:
     sent = messages(10)
     old = house.url("sqlite")
-    house.open(old).push(sent)
+    house.open(old).sender.push(sent)
     done = house.move(old, "redis://127.0.0.1:1/0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -207,19 +211,21 @@ def test_a_broker_that_is_not_there(house: House) -> None:
 def test_dead_letters(house: House) -> None:
     old, new = house.url("sqlite"), house.url("sqlite")
     store = house.open(old)
-    store.push(messages(150, delayed=False))
-    epoch = store.enlist("undertaker", ["celery"], 1)
-    store.settle(epoch, [Bury(leased.tag, "because") for leased in store.lease(["celery"], 150)])
-    store.resign()
+    store.sender.push(messages(150, delayed=False))
+    epoch = store.consumer.register("undertaker", ["celery"], 1)
+    store.consumer.settle(
+        epoch, [Bury(leased.tag, "because") for leased in store.consumer.lease(["celery"], 150).messages]
+    )
+    store.consumer.deregister()
     done = house.move(old, new, "--dead")
     assert "Moved 0 messages and 150 dead letters." in done.stdout, done.stderr
-    assert Counter(letter.reason for letter in house.open(new).dead(None, 1000)) == {"because": 150}
-    assert store.dead() == []
+    assert Counter(letter.reason for letter in house.open(new).admin.dead(None, 1000)) == {"because": 150}
+    assert store.admin.dead() == []
 
 
 def test_progress_is_plain_lines_where_nobody_looks(house: House) -> None:
     old, new = house.url("sqlite"), house.url("sqlite")
-    house.open(old).push(messages(10_100, delayed=False))
+    house.open(old).sender.push(messages(10_100, delayed=False))
     done = house.move(old, new)
     assert re.findall(r"^10000 of 10100 messages moved$", done.stderr, re.MULTILINE)
     assert "\r" not in done.stderr

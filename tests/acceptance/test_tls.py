@@ -163,7 +163,7 @@ def test_a_certificate_need_not_be_for_the_name_where_that_is_said(server: Secur
     lax = {"sslmode": "verify-ca"} if server.binary == "postgres" else {"ssl_check_hostname": "false"}
     app = QWorker("client", broker=server.tls_url(host="127.0.0.1", **lax), set_as_current=False)
     app.send_task("elsewhere", queue="elsewhere")
-    app.broker.purge("elsewhere")
+    app.broker.admin.purge("elsewhere")
     app.close()
 
 
@@ -304,7 +304,7 @@ def test_the_name_in_the_certificate_may_be_told(server: Any, certificates: Cert
     use_ssl = {"ca_certs": str(certificates.authority), "server_hostname": "localhost"}
     app = QWorker("client", broker=url, broker_use_ssl=use_ssl, set_as_current=False)
     app.send_task("elsewhere", queue="elsewhere")
-    app.broker.purge("elsewhere")
+    app.broker.admin.purge("elsewhere")
     app.close()
 
 
@@ -336,7 +336,7 @@ def test_the_second_broker_is_taken_when_the_first_has_a_strangers_certificate(
     urls = [server.tls_url(certificates.stranger), server.tls_url()]
     app = QWorker("client", broker=urls, set_as_current=False)
     app.send_task("elsewhere", queue="elsewhere")
-    app.broker.purge("elsewhere")
+    app.broker.admin.purge("elsewhere")
     app.close()
 
 

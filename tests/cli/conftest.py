@@ -90,12 +90,12 @@ def bury(tasks: Path) -> Callable[..., None]:
     ) -> None:
         app = find_app("tasks").app
         plain = '{"task": "tasks.add", "id": "abc"}'
-        app.broker.push([Envelope("celery", headers or plain, None, body)] * count)
-        epoch = app.broker.enlist("undertaker@here", ["celery"], 1)
-        leased = app.broker.lease(["celery"], 100)
+        app.broker.sender.push([Envelope("celery", headers or plain, None, body)] * count)
+        epoch = app.broker.consumer.register("undertaker@here", ["celery"], 1)
+        leased = app.broker.consumer.lease(["celery"], 100).messages
         assert len(leased) == count
-        app.broker.settle(epoch, [Bury(message.tag, reason) for message in leased])
-        app.broker.resign()
+        app.broker.consumer.settle(epoch, [Bury(message.tag, reason) for message in leased])
+        app.broker.consumer.deregister()
 
     return give_up
 

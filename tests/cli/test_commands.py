@@ -30,11 +30,11 @@ def test_call_sends_a_task_and_prints_its_id(tasks, run):
 
 def sent(queue="celery"):
     broker = find_app("tasks").app.broker
-    broker.enlist("reader@here", [queue], 1)
+    broker.consumer.register("reader@here", [queue], 1)
     try:
-        return broker.lease([queue], 100)
+        return broker.consumer.lease([queue], 100).messages
     finally:
-        broker.resign()
+        broker.consumer.deregister()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_call_options_reach_the_message(tasks, run):
     result = run("call", "add", "1", "2", *options)
     assert json.loads(result.stdout) == {"id": "mine", "task": "tasks.add"}
     assert "qworker start -Q other" in result.stderr
-    (info,) = find_app("tasks").app.broker.queues()
+    (info,) = find_app("tasks").app.broker.admin.queues()
     assert (info.queue, info.ready, info.delayed) == ("other", 0, 1)
 
 
@@ -298,9 +298,9 @@ def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, bury):
 def test_revoke_tells_the_broker(tasks, run):
     assert run("revoke", "abc", "def", "--terminate", "-s", "kill").stdout == "Revoked 2 tasks.\n"
     broker = find_app("tasks").app.broker
-    broker.enlist("reader@here", ["celery"], 1)
-    _, revocations = broker.revoked_since(0)
-    broker.resign()
+    broker.consumer.register("reader@here", ["celery"], 1)
+    _, revocations = broker.consumer.revoked_since(0)
+    broker.consumer.deregister()
     assert [tuple(one) for one in revocations] == [("abc", True, "SIGKILL"), ("def", True, "SIGKILL")]
 
 

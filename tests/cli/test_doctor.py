@@ -29,15 +29,15 @@ def worker(tasks):
     """Enlists workers, as they do themselves."""
     brokers = []
 
-    def enlist(*queues):
+    def register(*queues):
         app = find_app("tasks").app
         broker = type(app)("other", broker=app.broker.url, set_as_current=False).broker
-        broker.enlist(f"w{len(brokers)}@here", queues, 1)
+        broker.consumer.register(f"w{len(brokers)}@here", queues, 1)
         brokers.append(broker)
 
-    yield enlist
+    yield register
     for broker in brokers:
-        broker.resign()
+        broker.consumer.deregister()
         broker.close()
 
 

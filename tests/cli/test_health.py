@@ -16,9 +16,9 @@ from qworker.cli.discovery import find_app
 from qworker.cli.process import PidFile, pidfile_owner
 
 
-def enlisted(name="w@here"):
+def registered(name="w@here"):
     store = find_app("tasks").app.broker
-    store.enlist(name, ["celery"], 1)
+    store.consumer.register(name, ["celery"], 1)
     return store
 
 
@@ -30,7 +30,7 @@ def test_without_a_worker_it_is_not_ok_and_says_why(tasks, run):
 
 
 def test_a_worker_that_the_broker_knows_is_ok(tasks, run):
-    store = enlisted()
+    store = registered()
     try:
         assert "ok: w@here consumes from sqlite:" in run("health").stdout
         assert run("health", "-n", "w@here").exit_code == 0
@@ -40,7 +40,7 @@ def test_a_worker_that_the_broker_knows_is_ok(tasks, run):
         assert answer["ok"] is False
         assert "nothing of other@here; there are w@here" in answer["checks"][0]["why"]
     finally:
-        store.resign()
+        store.consumer.deregister()
 
 
 def test_a_pid_file_of_a_dead_process_is_not_ok(tasks, run):
@@ -85,7 +85,7 @@ def test_a_pid_file_that_is_held_is_ok(tasks, run, environment):
         assert PidFile("w.pid").path == str(Path("w.pid").absolute())
     finally:
         holder.kill()
-        holder.wait()
+        holder.consumer.wait()
         holder.stdout.close()
 
 

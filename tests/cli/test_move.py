@@ -8,7 +8,7 @@ import time
 import pytest
 
 from qworker.cli.discovery import find_app
-from qworker.transports import open_store
+from qworker.transports import open_broker
 from qworker.transports.lease import Envelope
 
 
@@ -16,8 +16,8 @@ from qworker.transports.lease import Envelope
 def old(tasks):
     """A broker with two ready messages and a delayed one."""
     app = find_app("tasks").app
-    store = open_store("sqlite:///old.db", app.conf)
-    store.push([envelope("1"), envelope("2"), envelope("3", due=time.time() + 3600)])
+    store = open_broker("sqlite:///old.db", app.conf)
+    store.sender.push([envelope("1"), envelope("2"), envelope("3", due=time.time() + 3600)])
     yield store
     store.close()
 
@@ -27,9 +27,12 @@ def envelope(id, **fields):
 
 
 def held(url):
-    store = open_store(url, find_app("tasks").app.conf)
-    store.enlist("reader", ["celery"], 1)
-    taken = [*store.lease(["celery"], 100), *store.lease(["celery"], 0, near=100, horizon=1e6)]
+    store = open_broker(url, find_app("tasks").app.conf)
+    store.consumer.register("reader", ["celery"], 1)
+    taken = [
+        *store.consumer.lease(["celery"], 100).messages,
+        *store.consumer.lease(["celery"], 0, delayed_limit=100, eta_window=1e6).messages,
+    ]
     store.close()
     return {json.loads(leased.headers)["id"]: leased for leased in taken}
 
@@ -83,9 +86,9 @@ def test_an_unknown_broker(old, run):
 
 
 def test_running_workers_are_told(old, run):
-    worker = open_store("sqlite:///old.db", find_app("tasks").app.conf)
-    worker.enlist("w1@here", ["celery"], 2)
-    worker.lease(["celery"], 1)
+    worker = open_broker("sqlite:///old.db", find_app("tasks").app.conf)
+    worker.consumer.register("w1@here", ["celery"], 2)
+    worker.consumer.lease(["celery"], 1)
     result = run(*MOVE, "--yes")
     assert "Warning: 1 worker is running on the old broker (w1@here)" in result.stderr
     assert "Left in queue 'celery': 0 ready, 0 delayed, 1 being run." in result.stderr
@@ -100,8 +103,8 @@ def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, bury):
     assert "2 dead letters will stay; --dead moves them too." in result.stderr
     result = run("move", url, "sqlite:///new.db", "--dead", "--yes")
     assert result.stdout.endswith("Moved 0 messages and 2 dead letters.\n")
-    store = open_store("sqlite:///new.db", find_app("tasks").app.conf)
-    assert [letter.reason for letter in store.dead()] == ["it never runs"] * 2
+    store = open_broker("sqlite:///new.db", find_app("tasks").app.conf)
+    assert [letter.reason for letter in store.admin.dead()] == ["it never runs"] * 2
     store.close()
 
 
@@ -123,11 +126,11 @@ def test_delayed_flush(tasks, run):
     assert run("delayed", "flush").exit_code == 2
     assert run("delayed", "flush", "-Q", "other", "--yes").stdout == "Handed 1 message back.\n"
     broker = find_app("tasks").app.broker
-    assert {info.queue: (info.ready, info.delayed) for info in broker.queues()} == {
+    assert {info.queue: (info.ready, info.delayed) for info in broker.admin.queues()} == {
         "celery": (0, 1),
         "other": (1, 0),
     }
-    broker.enlist("reader", ["other"], 1)
-    (leased,) = broker.lease(["other"], 10)
+    broker.consumer.register("reader", ["other"], 1)
+    (leased,) = broker.consumer.lease(["other"], 10).messages
     assert leased.due is None
     assert json.loads(leased.headers)["eta"], "the message still says when it is meant to run"

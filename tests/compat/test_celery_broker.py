@@ -168,7 +168,7 @@ def test_celerys_worker_runs_what_we_send(project: Project, ours: QWorker) -> No
     assert [entries[id]["sum"] for id in sent] == list(range(1, 21))
     assert entries[later]["at"] >= when - 0.05
     assert {entry["by"] for entry in project.ledger()} == {"celery"}
-    project.until(lambda: not [info for info in ours.broker.queues() if info.queue == "celery"])
+    project.until(lambda: not [info for info in ours.broker.admin.queues() if info.queue == "celery"])
 
 
 @pytest.mark.parametrize("pool", [["-P", "solo"], ["-P", "prefork", "-c", "2"], ["-P", "threads", "-c", "2"]])
@@ -178,7 +178,7 @@ def test_every_pool_of_celerys_works(project: Project, theirs: Any, ours: QWorke
         theirs.send_task("proj.add", (number,))
     project.until(lambda: len(project.ledger("add")) >= 30)
     assert sorted(entry["sum"] for entry in project.ledger("add")) == list(range(30))
-    project.until(lambda: not [info for info in ours.broker.queues() if info.queue == "celery"])
+    project.until(lambda: not [info for info in ours.broker.admin.queues() if info.queue == "celery"])
 
 
 def test_a_killed_celery_worker_loses_nothing(project: Project, theirs: Any, ours: QWorker) -> None:
@@ -233,4 +233,4 @@ def test_a_stopped_celery_worker_leaves_no_queue_of_its_own(
     worker.terminate()
     worker.wait(PATIENCE)
     theirs.control.broadcast("heartbeat")
-    assert ours.broker.queues() == []
+    assert ours.broker.admin.queues() == []

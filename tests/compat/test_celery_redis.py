@@ -197,7 +197,7 @@ def test_delayed_messages_are_handed_to_celery(project: Project) -> None:
     ours = project.ours()
     due = time.time() + 1.0
     ours.send_task("proj.add", (7,), countdown=1.0)
-    assert ours.broker.flush_delayed("celery") == 1
+    assert ours.broker.admin.flush_delayed("celery") == 1
     project.their_worker()
     project.until(lambda: project.ledger("add"))
     assert project.ledger("add")[0]["at"] >= due - 0.01
@@ -206,7 +206,7 @@ def test_delayed_messages_are_handed_to_celery(project: Project) -> None:
 def test_one_queue_for_both(project: Project) -> None:
     our, their = project.our_worker(), project.their_worker()
     ours, theirs = project.ours(), project.theirs()
-    project.until(lambda: ours.broker.workers())
+    project.until(lambda: ours.broker.admin.workers())
     project.until(lambda: theirs.control.ping(["theirs@test"], timeout=0.5))
     ids: list[str] = []
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from qworker.clock import boottime
 from qworker.testing.store import MemoryStore
-from qworker.transports.failover import FailoverStore
-from qworker.transports.lease import LeaseStore
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.failover import FailoverBroker
+from qworker.transports.lease import Broker
+from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
@@ -36,7 +36,7 @@ PATIENCE = 30.0
 class Place(Protocol):
     """A store's server, directory or file, empty at first."""
 
-    def open(self, **options: Any) -> LeaseStore:
+    def open(self, **options: Any) -> Broker:
         """Another store object on it. options: lease_seconds, clock, uptime, revoke_expires."""
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
@@ -55,8 +55,8 @@ class SQLitePlace:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queue.db"
 
-    def open(self, **options: Any) -> LeaseStore:
-        return SQLiteStore(f"sqlite:///{self.path}", **options)
+    def open(self, **options: Any) -> Broker:
+        return SQLiteBroker(f"sqlite:///{self.path}", **options)
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
         return self._ask("SELECT status, payload FROM result WHERE task_id = ?", task_id)
@@ -78,9 +78,9 @@ class SQLitePlace:
 class FailoverPlace(SQLitePlace):
     """Two embedded brokers, of which the first answers."""
 
-    def open(self, **options: Any) -> LeaseStore:
-        second = SQLiteStore(f"sqlite:///{self.path}.second", **options)
-        return FailoverStore([super().open(**options), second])
+    def open(self, **options: Any) -> Broker:
+        second = SQLiteBroker(f"sqlite:///{self.path}.second", **options)
+        return FailoverBroker([super().open(**options), second])
 
 
 class MemoryPlace:
@@ -91,7 +91,7 @@ class MemoryPlace:
     def __init__(self, directory: Path) -> None:
         self._first: MemoryStore | None = None
 
-    def open(self, **options: Any) -> LeaseStore:
+    def open(self, **options: Any) -> Broker:
         store = MemoryStore(**{"uptime": boottime, **options}, beside=self._first)
         self._first = self._first or store
         return store
@@ -179,9 +179,9 @@ def message(name: str, queue: str = "q", **fields: Any) -> Any:
     return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
 
 
-def mark(store: LeaseStore, *tags: int) -> bool:
+def mark(store: Broker, *tags: int) -> bool:
     """Mark *tags* as running, as the children of a worker do; False where such marks are not kept."""
-    path = store.running_path()
+    path = store.consumer.running_path()
     if path is not None:
         Path(path).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *tags, 0)))
     return path is not None

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
-from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.inbox import MOST
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
-from qworker.transports.lease import Leased, LeaseStore, Revocation
+from qworker.transports.lease import Broker, Leased, Revocation
 from tests.servers import require
 
 QUIET = 0.05
 """Seconds in which nothing comes."""
 
 
-class PatientStore(AMQPStore):
+class PatientStore(AMQPBroker):
     """Reads all that is on its way before it answers."""
 
     def _settle_down(self) -> None:
@@ -38,18 +38,18 @@ class PatientStore(AMQPStore):
             except BrokerUnavailable:
                 return
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        epoch = super().enlist(name, queues, concurrency)
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        epoch = super().register(name, queues, concurrency)
         self._inbox.prefetch.ask(MOST)  # as a worker of many short tasks
         assert self._link is not None
         self._resize(self._link)
         return epoch
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         taken: list[Leased] = []
         while True:
             self._settle_down()
-            more = super().lease(queues, limit - len(taken), near, horizon)
+            more = super()._lease(queues, limit - len(taken), near, horizon)
             taken += more
             if not more or len(taken) >= limit:
                 return taken
@@ -113,7 +113,7 @@ class AMQPPlace:
             ),
             "whatever comes back is marked as redelivered",
         ),
-        "test_no_queue_waits_for_another_to_run_dry": "who enlists says which queues it consumes",
+        "test_no_queue_waits_for_another_to_run_dry": "who registers says which queues it consumes",
         **dict.fromkeys(
             (
                 "test_every_waiter_hears_of_a_push",
@@ -144,7 +144,7 @@ class AMQPPlace:
         prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
         self.queues = Queues(prefix=prefix, max_priority=9)
 
-    def open(self, **options: Any) -> LeaseStore:
+    def open(self, **options: Any) -> Broker:
         options.pop("lease_seconds", None)
         options.pop("uptime", None)
         options.pop("revoke_expires", None)

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from qworker.conf import Settings
-from qworker.transports import open_store
-from qworker.transports.kombu.broker import PlainStore
+from qworker.transports import open_broker
+from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import DEAD
-from qworker.transports.sqs.broker import SqsStore
+from qworker.transports.sqs.broker import SqsBroker
 from tests.acceptance.sqs_server import REGION, Sqs
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
@@ -36,11 +36,11 @@ class KombuPlace:
 
     def __init__(self) -> None:
         self.queue = f"q{uuid.uuid4().hex[:8]}"
-        self.opened: list[PlainStore] = []
+        self.opened: list[KombuBroker] = []
 
-    def open(self, **options: Any) -> PlainStore:
-        store = PlainStore("memory://", **options)
-        store.purge(DEAD)
+    def open(self, **options: Any) -> KombuBroker:
+        store = KombuBroker("memory://", **options)
+        store.admin.purge(DEAD)
         self.opened.append(store)
         return store
 
@@ -50,7 +50,7 @@ class KombuPlace:
     def clear(self) -> None:
         for store in self.opened:
             for name in (self.queue, DEAD):
-                store.purge(name)
+                store.admin.purge(name)
             store.close()
 
 
@@ -60,9 +60,9 @@ class SqsPlace(KombuPlace):
         self.server = server
         server.reset()
 
-    def open(self, **options: Any) -> SqsStore:
-        store = open_store(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
-        assert isinstance(store, SqsStore)
+    def open(self, **options: Any) -> SqsBroker:
+        store = open_broker(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
+        assert isinstance(store, SqsBroker)
         self.opened.append(store)
         return store
 

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from qworker.transports.lease import LeaseStore
+from qworker.transports.lease import Broker
 from qworker.transports.redis.result_rows import STATUS_SUFFIX, TASK_PREFIX
 from tests.servers import require
 
@@ -35,11 +35,13 @@ class RedisPlace:
         self.prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
         self.client = redis.Redis.from_url(self.url)
 
-    def open(self, **options: Any) -> LeaseStore:
-        from qworker.transports.redis.broker import RedisStore
+    def open(self, **options: Any) -> Broker:
+        from qworker.transports.redis.broker import RedisBroker
 
         named = {"global_keyprefix": self.prefix}
-        return RedisStore(self.url, options={**named, **options.pop("options", {})}, results=named, **options)
+        return RedisBroker(
+            self.url, options={**named, **options.pop("options", {})}, results=named, **options
+        )
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
         key = f"{self.prefix}{TASK_PREFIX}{task_id}"

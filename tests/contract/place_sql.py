@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from qworker.transports.lease import LeaseStore
-from qworker.transports.sql.broker import SQLStore
+from qworker.transports.lease import Broker
+from qworker.transports.sql.broker import SQLBroker
 from tests.servers import require
 
 
@@ -33,8 +33,8 @@ class SQLPlace:
         self._name = f"qworker_test_{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}"
         self.url = self._make()
 
-    def open(self, **options: Any) -> LeaseStore:
-        return SQLStore(self.url, **options)
+    def open(self, **options: Any) -> Broker:
+        return SQLBroker(self.url, **options)
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
         rows = self._ask("SELECT status, result FROM celery_taskmeta WHERE task_id = %s", task_id)

@@ -79,11 +79,11 @@ class Shop:
             "wait": self.wait_in_vain,
             "update_state": lambda: self.store("PROGRESS"),
             "revoke": lambda: self.app.control.revoke("nobody"),
-            "depths": lambda: self.app.broker.depths([self.queue]),
-            "purge": lambda: self.app.broker.purge("nothing"),
-            "dead": self.app.broker.dead,
-            "dead_retry": lambda: self.app.broker.dead_retry([2**50]),
-            "dead_discard": lambda: self.app.broker.dead_discard([2**50]),
+            "depths": lambda: self.app.broker.admin.depths([self.queue]),
+            "purge": lambda: self.app.broker.admin.purge("nothing"),
+            "dead": self.app.broker.admin.dead,
+            "dead_retry": lambda: self.app.broker.admin.dead_retry([2**50]),
+            "dead_discard": lambda: self.app.broker.admin.dead_discard([2**50]),
         }
 
     def store(self, state: str = "SUCCESS") -> str:
@@ -117,7 +117,7 @@ class Shop:
         assert time.monotonic() - began < PATIENCE
 
     def check_queue(self) -> None:
-        (info,) = [found for found in self.app.broker.depths([self.queue]) if found.queue == self.queue]
+        (info,) = [found for found in self.app.broker.admin.depths([self.queue]) if found.queue == self.queue]
         assert self.sure <= info.ready <= self.sure + self.unsure
 
     def check_pool(self) -> None:
@@ -135,7 +135,7 @@ def closed(shop: Shop) -> Iterator[Shop]:
         yield shop
     finally:
         shop.other.shutdown(wait=False)
-        shop.app.broker.purge(shop.queue)
+        shop.app.broker.admin.purge(shop.queue)
         shop.app.broker.close()
         shop.app.backend.close()
 
@@ -275,19 +275,19 @@ def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
     """Nor does it lose the dead letter that it has in its hand."""
     broker = shop.app.broker
     work = shop.operations[name]
-    epoch = broker.enlist("interrupted@test", [shop.queue], 1)
+    epoch = broker.consumer.register("interrupted@test", [shop.queue], 1)
     shop.task.delay(0)
-    while not (found := broker.lease([shop.queue], 1)):
-        broker.wait(0.05)
-    broker.settle(epoch, [Bury(found[0].tag, "why")])
-    broker.resign()
+    while not (found := broker.consumer.lease([shop.queue], 1).messages):
+        broker.consumer.wait(0.05)
+    broker.consumer.settle(epoch, [Bury(found[0].tag, "why")])
+    broker.consumer.deregister()
     work()
     for place in places(work)[:: 2 if PLACES else 1]:
         cut = Cut(work, place)
         shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
     shop.check_queue()
-    assert [letter.reason for letter in broker.dead(shop.queue)] == ["why"]
-    broker.dead_discard([letter.tag for letter in broker.dead(shop.queue)])
+    assert [letter.reason for letter in broker.admin.dead(shop.queue)] == ["why"]
+    broker.admin.dead_discard([letter.tag for letter in broker.admin.dead(shop.queue)])
 
 
 def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Ack, Bury, LeaseStore, Release, Settlement
+from qworker.transports.lease import Ack, Broker, Bury, Release, Settlement
 from tests.contract.lease_places import PLACES, mark, message
 
 LEASE_SECONDS = 15.0
@@ -61,13 +61,13 @@ class Bag(RuleBasedStateMachine):
         self.entries: dict[str, Entry] = {}  # all that are not settled for good
         self.acked: set[str] = set()
         self.buried: set[str] = set()
-        self.stores: list[LeaseStore] = []
+        self.stores: list[Broker] = []
         self.epochs: list[int] = []
         self.last_renewal: list[float] = []
         for number in range(2):
             store = self.place.open(clock=self.clock, lease_seconds=LEASE_SECONDS, uptime=lambda: self.uptime)
             self.stores.append(store)
-            self.epochs.append(store.enlist(f"w{number}", QUEUES, 1))
+            self.epochs.append(store.consumer.register(f"w{number}", QUEUES, 1))
             self.last_renewal.append(self.uptime)
         self.running: list[set[int]] = [set(), set()]
         self.crashed = [False, False]
@@ -99,7 +99,9 @@ class Bag(RuleBasedStateMachine):
             number = next(self.numbers)
             due = None if delay is None else self.clock.now() + delay
             new.append(Entry(f"m{number}", number, queue, priority, due))
-        self.stores[publisher].push([message(e.name, e.queue, priority=e.priority, due=e.due) for e in new])
+        self.stores[publisher].sender.push(
+            [message(e.name, e.queue, priority=e.priority, due=e.due) for e in new]
+        )
         self.entries |= {entry.name: entry for entry in new}
 
     @precondition(lambda self: self.waiting(*QUEUES))
@@ -116,7 +118,7 @@ class Bag(RuleBasedStateMachine):
             return
         now = self.clock.now()
         ready = [e for e in self.waiting(*queues[:count]) if e.due is None or e.due <= now]
-        leased = self.stores[holder].lease(queues[:count], limit)
+        leased = self.stores[holder].consumer.lease(queues[:count], limit).messages
         assert len(leased) == min(limit, len(ready))
         taken = [self.entries[each.headers] for each in leased]
         assert all(entry in ready for entry in taken), "leased what another holds, or too early"
@@ -178,7 +180,9 @@ class Bag(RuleBasedStateMachine):
                     entry.deliveries += 1
                     entry.redelivered = True
         others = [e.tag for e in self.held_by(1 - holder)][:1]
-        lost = self.stores[holder].settle(self.epochs[holder], [*settlements, *(Ack(tag) for tag in others)])
+        lost = self.stores[holder].consumer.settle(
+            self.epochs[holder], [*settlements, *(Ack(tag) for tag in others)]
+        )
         assert lost == set(others), "settled what another holds"
 
     @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
@@ -189,7 +193,7 @@ class Bag(RuleBasedStateMachine):
         self.uptime += LEASE_SECONDS + 1
         for each in (0, 1):
             if not self.crashed[each]:
-                self.stores[each].extend()
+                self.stores[each].consumer.extend()
         if reclaimed and not all(self.crashed):
             self.reclaim()
 
@@ -198,7 +202,7 @@ class Bag(RuleBasedStateMachine):
     def reclaim(self) -> None:
         well = self.crashed.index(False)
         lost = self.held_by(1 - well) if self.crashed[1 - well] else []
-        found = self.stores[well].reclaim()
+        found = self.stores[well].consumer.reclaim()
         if not found:
             return
         assert self.crashed[1 - well], "reclaimed from one who is well"
@@ -218,13 +222,13 @@ class Bag(RuleBasedStateMachine):
                 continue
             held = self.held_by(holder)
             old = self.epochs[holder]
-            self.epochs[holder] = self.stores[holder].enlist(f"w{holder}", QUEUES, 1)
+            self.epochs[holder] = self.stores[holder].consumer.register(f"w{holder}", QUEUES, 1)
             self.running[holder] = set()
             mark(self.stores[holder])
             self.crashed[holder] = False
             for entry in held:
                 entry.holder = None
-            assert self.stores[holder].settle(old, [Ack(entry.tag) for entry in held]) == {
+            assert self.stores[holder].consumer.settle(old, [Ack(entry.tag) for entry in held]) == {
                 e.tag for e in held
             }
 
@@ -237,7 +241,7 @@ class Bag(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES))
     def purge(self, queue: str) -> None:
         gone = self.waiting(queue)
-        assert self.stores[0].purge(queue) == len(gone)
+        assert self.stores[0].admin.purge(queue) == len(gone)
         for entry in gone:
             del self.entries[entry.name]
 
@@ -246,17 +250,17 @@ class Bag(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         assert self.place.count() == len(self.entries)
-        assert {dead.headers for dead in self.stores[0].dead(limit=1000)} == self.buried
+        assert {dead.headers for dead in self.stores[0].admin.dead(limit=1000)} == self.buried
 
     def teardown(self) -> None:
         if not hasattr(self, "stores"):
             return
         for store in self.stores:
-            store.resign()
+            store.consumer.deregister()
         self.clock.advance(1000)
         judge = self.stores[0]
-        judge.enlist("judge", QUEUES, 1)
-        found = [leased.headers for leased in judge.lease(QUEUES, 10_000)]
+        judge.consumer.register("judge", QUEUES, 1)
+        found = [leased.headers for leased in judge.consumer.lease(QUEUES, 10_000).messages]
         assert len(found) == len(set(found))
         assert set(found) == self.entries.keys()
         assert not self.acked & self.buried

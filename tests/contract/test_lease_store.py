@@ -1,4 +1,4 @@
-"""One suite for every LeaseStore: what a broker must do for a worker, and what no fault may make it do."""
+"""One suite for every Broker: what a broker must do for a worker, and what no fault may make it do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qworker.message.signing import Signer
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import (
     Ack,
+    Broker,
     Bury,
     Dead,
     Envelope,
     Leased,
-    LeaseStore,
     Reclaimed,
     Release,
     Revocation,
@@ -37,7 +37,7 @@ from tests.contract.lease_places import FOR_ONE_PROCESS, PLACES, Other, Place, m
 pytestmark = pytest.mark.contract
 
 ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
-Open = Callable[..., LeaseStore]
+Open = Callable[..., Broker]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -64,14 +64,14 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
-    """Opens a store on the place, with the clock that stands still; ``enlisted=True`` makes it a holder."""
-    opened: list[LeaseStore] = []
+    """Opens a store on the place, with the clock that stands still; ``registered=True`` makes it a holder."""
+    opened: list[Broker] = []
 
-    def open_one(*, enlisted: bool = False, **options: Any) -> LeaseStore:
+    def open_one(*, registered: bool = False, **options: Any) -> Broker:
         store = place.open(**{"clock": clock, **options})
         opened.append(store)
-        if enlisted:
-            store.enlist(f"w{len(opened)}@test", ["q", "r"], 2)
+        if registered:
+            store.consumer.register(f"w{len(opened)}@test", ["q", "r"], 2)
         return store
 
     yield open_one
@@ -80,8 +80,8 @@ def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
 
 
 @pytest.fixture
-def store(open_: Open) -> LeaseStore:
-    return open_(enlisted=True)
+def store(open_: Open) -> Broker:
+    return open_(registered=True)
 
 
 @pytest.fixture
@@ -102,37 +102,39 @@ def names(messages: list[Leased]) -> list[str]:
     return [leased.headers for leased in messages]
 
 
-def epoch(store: LeaseStore) -> int:
-    return store.enlist("again@test", ["q", "r"], 2)
+def epoch(store: Broker) -> int:
+    return store.consumer.register("again@test", ["q", "r"], 2)
 
 
-def take(store: LeaseStore, *queues: str, limit: int = 100) -> list[Leased]:
-    return store.lease(queues or ("q",), limit)
+def take(store: Broker, *queues: str, limit: int = 100) -> list[Leased]:
+    return store.consumer.lease(queues or ("q",), limit).messages
 
 
 # -- push and lease --
 
 
-def test_no_tag_is_given_twice(store: LeaseStore) -> None:
+def test_no_tag_is_given_twice(store: Broker) -> None:
     """What was noted of a message that is gone must not be taken for another's."""
     now = epoch(store)
     seen: set[int] = set()
     for end in (Ack, lambda tag: Bury(tag, "bad")):
         for _ in range(3):
-            store.push([message("a"), message("b")])
+            store.sender.push([message("a"), message("b")])
             taken = take(store)
-            store.settle(now, [end(leased.tag) for leased in taken])
+            store.consumer.settle(now, [end(leased.tag) for leased in taken])
             assert not seen & {leased.tag for leased in taken}
             seen |= {leased.tag for leased in taken}
-    store.push([message("purged")])
-    assert store.purge("q") == 1
-    store.push([message("a")])
+    store.sender.push([message("purged")])
+    assert store.admin.purge("q") == 1
+    store.sender.push([message("a")])
     assert not seen & {leased.tag for leased in take(store)}
 
 
-def test_a_message_comes_back_as_it_was_sent(store: LeaseStore) -> None:
+def test_a_message_comes_back_as_it_was_sent(store: Broker) -> None:
     body = bytes(range(256)) * 5000
-    store.push([message('{"id":"é\\u0000"}', properties='{"content_type":"x"}', body=body, priority=3)])
+    store.sender.push(
+        [message('{"id":"é\\u0000"}', properties='{"content_type":"x"}', body=body, priority=3)]
+    )
     (leased,) = take(store)
     assert leased == Leased(
         leased.tag, "q", 3, None, 0, False, 0, '{"id":"é\\u0000"}', '{"content_type":"x"}', body
@@ -140,122 +142,134 @@ def test_a_message_comes_back_as_it_was_sent(store: LeaseStore) -> None:
     assert leased.redelivered is False
 
 
-def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: LeaseStore) -> None:
-    store.push(
+def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: Broker) -> None:
+    store.sender.push(
         [message(f"{priority}-{turn}", priority=priority) for turn in range(3) for priority in (0, 9, 4)]
     )
     assert names(take(store)) == [f"{priority}-{turn}" for priority in (9, 4, 0) for turn in range(3)]
 
 
-def test_order_holds_over_several_leases_and_pushes(store: LeaseStore) -> None:
+def test_order_holds_over_several_leases_and_pushes(store: Broker) -> None:
     for turn in range(4):
-        store.push([message(f"low{turn}"), message(f"high{turn}", priority=9)])
+        store.sender.push([message(f"low{turn}"), message(f"high{turn}", priority=9)])
     assert names(take(store, limit=3)) == ["high0", "high1", "high2"]
-    store.push([message("late", priority=9)])
+    store.sender.push([message("late", priority=9)])
     assert names(take(store, limit=3)) == ["high3", "late", "low0"]
 
 
-def test_no_more_than_the_limit_is_taken(store: LeaseStore) -> None:
-    store.push([message(str(number)) for number in range(10)])
+def test_no_more_than_the_limit_is_taken(store: Broker) -> None:
+    store.sender.push([message(str(number)) for number in range(10)])
     assert names(take(store, limit=4)) == ["0", "1", "2", "3"]
     assert take(store, limit=0) == []
     assert len(take(store)) == 6
     assert take(store) == []
 
 
-def test_only_the_named_queues_are_read(store: LeaseStore) -> None:
-    store.push([message("in q"), message("in r", "r")])
+def test_only_the_named_queues_are_read(store: Broker) -> None:
+    store.sender.push([message("in q"), message("in r", "r")])
     assert names(take(store, "r")) == ["in r"]
     assert take(store, "r") == []
     assert names(take(store, "r", "q")) == ["in q"]
 
 
-def test_no_queue_waits_for_another_to_run_dry(store: LeaseStore) -> None:
+def test_no_queue_waits_for_another_to_run_dry(store: Broker) -> None:
     queues = ("a", "b", "c")
-    store.push([message(queue, queue) for queue in queues for _ in range(50)])
+    store.sender.push([message(queue, queue) for queue in queues for _ in range(50)])
     first = [leased.queue for _ in queues for leased in take(store, *queues, limit=10)]
     assert Counter(first) == {"a": 10, "b": 10, "c": 10}
 
 
-def test_what_is_leased_is_not_leased_again(open_: Open, store: LeaseStore) -> None:
-    store.push([message(str(number)) for number in range(4)])
-    second = open_(enlisted=True)
+def test_what_is_leased_is_not_leased_again(open_: Open, store: Broker) -> None:
+    store.sender.push([message(str(number)) for number in range(4)])
+    second = open_(registered=True)
     mine, theirs = take(store, limit=2), take(second, limit=2)
     assert names(mine) + names(theirs) == ["0", "1", "2", "3"]
     assert take(store) == take(second) == []
 
 
-def test_pushing_nothing_is_nothing(store: LeaseStore) -> None:
-    store.push([])
+def test_pushing_nothing_is_nothing(store: Broker) -> None:
+    store.sender.push([])
     assert take(store) == []
 
 
-def test_a_push_is_all_or_nothing(store: LeaseStore, place: Place) -> None:
+def test_a_push_is_all_or_nothing(store: Broker, place: Place) -> None:
     with pytest.raises(Exception, match=r"type|support"):
-        store.push([message("good"), message("bad", body=object())])
+        store.sender.push([message("good"), message("bad", body=object())])
     assert place.count() == 0
-    store.push([message("next")])
+    store.sender.push([message("next")])
     assert names(take(store)) == ["next"]
 
 
 # -- due messages --
 
 
-def test_a_delayed_message_is_never_early(store: LeaseStore, clock: FakeClock) -> None:
+def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> None:
     due = clock.now() + 10
-    store.push([message("later", due=due)])
-    assert store.next_due(["q"]) == due
+    store.sender.push([message("later", due=due)])
+    assert store.admin.next_due(["q"]) == due
     clock.advance(9.999)
     assert take(store) == []
     clock.advance(0.001)
     (leased,) = take(store)
     assert leased.due == due
-    assert store.next_due(["q"]) is None
+    assert store.admin.next_due(["q"]) is None
 
 
-def test_a_message_due_in_the_past_is_ready(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message("past", due=clock.now() - 1), message("now", due=clock.now())])
+def test_a_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("past", due=clock.now() - 1), message("now", due=clock.now())])
     assert names(take(store)) == ["past", "now"]
 
 
-def test_delayed_messages_do_not_hold_back_others(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message("later", due=clock.now() + 60, priority=9), message("plain")])
+def test_delayed_messages_do_not_hold_back_others(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("later", due=clock.now() + 60, priority=9), message("plain")])
     assert names(take(store)) == ["plain"]
 
 
-def test_a_wall_clock_set_back_makes_nothing_early(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message("later", due=clock.now() + 10)])
+def test_a_wall_clock_set_back_makes_nothing_early(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("later", due=clock.now() + 10)])
     clock.jump(-3600)
     assert take(store) == []
     clock.jump(3600 + 10)
     assert names(take(store)) == ["later"]
 
 
-def test_near_messages_are_taken_ahead_within_the_horizon(store: LeaseStore, clock: FakeClock) -> None:
+def test_near_messages_are_taken_ahead_within_the_horizon(store: Broker, clock: FakeClock) -> None:
     now = clock.now()
-    store.push([message(f"in {seconds}", due=now + seconds) for seconds in (1, 2, 3, 4, 6)])
-    assert names(store.lease(["q"], 0, near=3, horizon=5.0)) == ["in 1", "in 2", "in 3"]
-    assert names(store.lease(["q"], 0, near=3, horizon=5.0)) == ["in 4"]
-    assert store.next_due(["q"]) == now + 6
+    store.sender.push([message(f"in {seconds}", due=now + seconds) for seconds in (1, 2, 3, 4, 6)])
+    assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == [
+        "in 1",
+        "in 2",
+        "in 3",
+    ]
+    assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == ["in 4"]
+    assert store.admin.next_due(["q"]) == now + 6
 
 
-def test_near_messages_have_a_limit_of_their_own(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message(str(number)) for number in range(5)])
-    store.push([message(f"near{number}", due=clock.now() + 1) for number in range(5)])
-    assert sorted(names(store.lease(["q"], 2, near=3, horizon=5.0))) == ["0", "1", "near0", "near1", "near2"]
+def test_near_messages_have_a_limit_of_their_own(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message(str(number)) for number in range(5)])
+    store.sender.push([message(f"near{number}", due=clock.now() + 1) for number in range(5)])
+    assert sorted(names(store.consumer.lease(["q"], 2, delayed_limit=3, eta_window=5.0).messages)) == [
+        "0",
+        "1",
+        "near0",
+        "near1",
+        "near2",
+    ]
 
 
-def test_next_due_is_the_earliest_of_the_queues(store: LeaseStore, clock: FakeClock) -> None:
+def test_next_due_is_the_earliest_of_the_queues(store: Broker, clock: FakeClock) -> None:
     now = clock.now()
-    store.push(
+    store.sender.push(
         [message("a", due=now + 5), message("b", "r", due=now + 3), message("c", "other", due=now + 1)]
     )
-    assert store.next_due(["q", "r"]) == now + 3
-    assert store.next_due(["nothing"]) is None
+    assert store.admin.next_due(["q", "r"]) == now + 3
+    assert store.admin.next_due(["nothing"]) is None
 
 
-def test_thousands_fall_due_at_once(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message(f"{number}", due=clock.now() + 1, priority=number % 2) for number in range(2500)])
+def test_thousands_fall_due_at_once(store: Broker, clock: FakeClock) -> None:
+    store.sender.push(
+        [message(f"{number}", due=clock.now() + 1, priority=number % 2) for number in range(2500)]
+    )
     clock.advance(1)
     found: list[Leased] = []
     while messages := take(store, limit=400):
@@ -267,20 +281,20 @@ def test_thousands_fall_due_at_once(store: LeaseStore, clock: FakeClock) -> None
 # -- settling --
 
 
-def test_an_ack_removes_the_message_and_stores_its_result(store: LeaseStore, place: Place) -> None:
+def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: Place) -> None:
     own = epoch(store)
-    store.push([message("a"), message("b")])
+    store.sender.push([message("a"), message("b")])
     first, second = take(store)
-    assert store.settle(own, [Ack(first.tag, ROW), Ack(second.tag)]) == set()
+    assert store.consumer.settle(own, [Ack(first.tag, ROW), Ack(second.tag)]) == set()
     assert place.count() == 0
     assert place.result("task-1") == ("SUCCESS", ROW[2])
 
 
-def test_a_release_puts_the_message_where_it_was(store: LeaseStore) -> None:
+def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
     own = epoch(store)
-    store.push([message("a"), message("b")])
+    store.sender.push([message("a"), message("b")])
     first, _ = take(store)
-    assert store.settle(own, [Release(first.tag)]) == set()
+    assert store.consumer.settle(own, [Release(first.tag)]) == set()
     assert take(store) == [first]
 
 
@@ -294,97 +308,100 @@ def test_a_release_puts_the_message_where_it_was(store: LeaseStore) -> None:
     ],
 )
 def test_a_release_says_why(
-    store: LeaseStore, release: dict[str, bool], deliveries: int, redelivered: bool, parked: int
+    store: Broker, release: dict[str, bool], deliveries: int, redelivered: bool, parked: int
 ) -> None:
     own = epoch(store)
-    store.push([message("a")])
+    store.sender.push([message("a")])
     for times in (1, 2):
         (leased,) = take(store)
-        store.settle(own, [Release(leased.tag, **release)])
+        store.consumer.settle(own, [Release(leased.tag, **release)])
         (again,) = take(store)
         assert (again.deliveries, again.redelivered, again.parked) == (
             deliveries * times,
             redelivered,
             parked * times,
         )
-        store.settle(own, [Release(again.tag)])
+        store.consumer.settle(own, [Release(again.tag)])
 
 
-def test_a_release_may_be_for_later(store: LeaseStore, clock: FakeClock) -> None:
+def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    store.push([message("a")])
+    store.sender.push([message("a")])
     (leased,) = take(store)
-    store.settle(own, [Release(leased.tag, clock.now() + 5)])
+    store.consumer.settle(own, [Release(leased.tag, clock.now() + 5)])
     assert take(store) == []
-    assert store.next_due(["q"]) == clock.now() + 5
+    assert store.admin.next_due(["q"]) == clock.now() + 5
     clock.advance(5)
     assert names(take(store)) == ["a"]
 
 
-def test_a_buried_message_is_a_dead_letter(store: LeaseStore, place: Place, clock: FakeClock) -> None:
+def test_a_buried_message_is_a_dead_letter(store: Broker, place: Place, clock: FakeClock) -> None:
     own = epoch(store)
-    store.push([message("a", "r", properties="{}", body=b"body", priority=4)])
+    store.sender.push([message("a", "r", properties="{}", body=b"body", priority=4)])
     (leased,) = take(store, "r")
     failure = ("task-1", "FAILURE", b"{}", None)
-    assert store.settle(own, [Bury(leased.tag, "because", failure)]) == set()
+    assert store.consumer.settle(own, [Bury(leased.tag, "because", failure)]) == set()
     assert take(store, "r") == []
-    (dead,) = store.dead()
+    (dead,) = store.admin.dead()
     assert dead[1:] == ("r", "because", clock.now(), 0, "a", "{}", b"body")
     assert place.result("task-1") == ("FAILURE", b"{}")
 
 
-def test_a_result_may_be_stored_by_itself(store: LeaseStore, place: Place) -> None:
-    assert store.settle(epoch(store), [Store(ROW)]) == set()
+def test_a_result_may_be_stored_by_itself(store: Broker, place: Place) -> None:
+    assert store.consumer.settle(epoch(store), [Store(ROW)]) == set()
     assert place.result("task-1") == ("SUCCESS", ROW[2])
 
 
-def test_a_settled_result_never_goes_back(store: LeaseStore, place: Place) -> None:
+def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
     own = epoch(store)
-    store.settle(own, [Store(ROW)])
-    store.push([message("a")])
+    store.consumer.settle(own, [Store(ROW)])
+    store.sender.push([message("a")])
     (leased,) = take(store)
-    assert store.settle(own, [Ack(leased.tag, ("task-1", "STARTED", b"", None))]) == set()
+    assert store.consumer.settle(own, [Ack(leased.tag, ("task-1", "STARTED", b"", None))]) == set()
     assert place.result("task-1") == ("SUCCESS", ROW[2])
     assert place.count() == 0
 
 
-def test_all_kinds_of_settlement_go_in_one_step(store: LeaseStore, place: Place) -> None:
+def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> None:
     own = epoch(store)
-    store.push([message(name) for name in ("ack", "release", "bury", "keep")])
+    store.sender.push([message(name) for name in ("ack", "release", "bury", "keep")])
     ack, release, bury, _ = take(store)
-    assert store.settle(own, [Ack(ack.tag), Release(release.tag), Bury(bury.tag, "why"), Store(ROW)]) == set()
+    assert (
+        store.consumer.settle(own, [Ack(ack.tag), Release(release.tag), Bury(bury.tag, "why"), Store(ROW)])
+        == set()
+    )
     assert names(take(store)) == ["release"]
-    assert [dead.headers for dead in store.dead()] == ["bury"]
+    assert [dead.headers for dead in store.admin.dead()] == ["bury"]
     assert place.result("task-1") is not None
     assert place.count() == 2
 
 
 @pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), Bury(999, "why", ROW)])
-def test_what_is_not_ours_is_named_and_left_alone(store: LeaseStore, place: Place, wrong: Any) -> None:
+def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, wrong: Any) -> None:
     own = epoch(store)
-    store.push([message("a"), message("b")])
+    store.sender.push([message("a"), message("b")])
     first, second = take(store)
     good = ("task-2", "SUCCESS", b"2", None)
-    assert store.settle(own, [Ack(first.tag, good), wrong, Release(second.tag)]) == {999}
+    assert store.consumer.settle(own, [Ack(first.tag, good), wrong, Release(second.tag)]) == {999}
     assert place.result("task-1") is None
     assert place.result("task-2") == ("SUCCESS", b"2")
     assert names(take(store)) == ["b"]
-    assert store.dead() == []
+    assert store.admin.dead() == []
 
 
-def test_a_message_is_settled_once(store: LeaseStore) -> None:
+def test_a_message_is_settled_once(store: Broker) -> None:
     own = epoch(store)
-    store.push([message("a")])
+    store.sender.push([message("a")])
     (leased,) = take(store)
-    assert store.settle(own, [Ack(leased.tag), Ack(leased.tag)]) == {leased.tag}
+    assert store.consumer.settle(own, [Ack(leased.tag), Ack(leased.tag)]) == {leased.tag}
 
 
-def test_waiting_messages_cannot_be_settled(store: LeaseStore) -> None:
+def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
     own = epoch(store)
-    store.push([message("a")])
+    store.sender.push([message("a")])
     (leased,) = take(store)
-    store.settle(own, [Release(leased.tag)])
-    assert store.settle(own, [Ack(leased.tag)]) == {leased.tag}
+    store.consumer.settle(own, [Release(leased.tag)])
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == {leased.tag}
     assert names(take(store)) == ["a"]
 
 
@@ -393,23 +410,27 @@ def test_waiting_messages_cannot_be_settled(store: LeaseStore) -> None:
 
 def test_every_enlistment_is_a_new_epoch(open_: Open) -> None:
     first, second = open_(), open_()
-    epochs = [first.enlist("a", ["q"], 1), second.enlist("b", ["q"], 1), first.enlist("a", ["q"], 1)]
+    epochs = [
+        first.consumer.register("a", ["q"], 1),
+        second.consumer.register("b", ["q"], 1),
+        first.consumer.register("a", ["q"], 1),
+    ]
     assert len(set(epochs)) == 3
     assert min(epochs) > 0
 
 
 def test_an_old_epoch_settles_nothing(open_: Open, place: Place) -> None:
     store = open_()
-    old = store.enlist("a", ["q"], 1)
-    store.push([message("a")])
+    old = store.consumer.register("a", ["q"], 1)
+    store.sender.push([message("a")])
     (leased,) = take(store)
-    new = store.enlist("a", ["q"], 1)
+    new = store.consumer.register("a", ["q"], 1)
     (again,) = take(store)
     assert again == leased
-    assert store.reclaim() == []
-    assert store.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert store.consumer.reclaim() == []
+    assert store.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
     assert place.result("task-1") is None
-    assert store.settle(new, [Ack(leased.tag, ROW)]) == set()
+    assert store.consumer.settle(new, [Ack(leased.tag, ROW)]) == set()
     assert place.result("task-1") is not None
 
 
@@ -426,112 +447,112 @@ class Time:
 def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
     time_of_leases = Time()
     frozen, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
-    old = frozen.enlist("frozen", ["q"], 1)
-    well.enlist("well", ["q"], 1)
-    well.push([message("a")])
+    old = frozen.consumer.register("frozen", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
+    well.sender.push([message("a")])
     (leased,) = take(frozen)
     time_of_leases.now += 15.0
-    assert well.reclaim() == []
+    assert well.consumer.reclaim() == []
     time_of_leases.now += 0.1
-    assert well.reclaim(silent=False) == []
-    assert well.reclaim() == [Reclaimed("frozen", 1, 0)]
+    assert well.consumer.reclaim(silent=False) == []
+    assert well.consumer.reclaim() == [Reclaimed("frozen", 1, 0)]
     (again,) = take(well)
     assert (again.tag, again.redelivered, again.deliveries) == (leased.tag, True, 0)
     # Then it thaws.
-    assert frozen.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert frozen.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
     assert place.result("task-1") is None
-    well.push([message("b")])
+    well.sender.push([message("b")])
     with pytest.raises(LeaseLost, match="taken for dead"):
         take(frozen)
     with pytest.raises(LeaseLost):
-        frozen.extend()
+        frozen.consumer.extend()
     assert names(take(well)) == ["b"]
-    new = frozen.enlist("frozen", ["q"], 1)
-    well.push([message("c")])
+    new = frozen.consumer.register("frozen", ["q"], 1)
+    well.sender.push([message("c")])
     (mine,) = take(frozen)
-    assert frozen.settle(new, [Ack(mine.tag)]) == set()
+    assert frozen.consumer.settle(new, [Ack(mine.tag)]) == set()
 
 
 def test_who_renews_keeps_the_lease(open_: Open) -> None:
     time_of_leases = Time()
-    holder, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
-    holder.push([message("a")])
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder.sender.push([message("a")])
     take(holder)
     for _ in range(5):
         time_of_leases.now += 14.0
-        holder.extend()
-        assert well.reclaim() == []
+        holder.consumer.extend()
+        assert well.consumer.reclaim() == []
 
 
 def test_taking_more_renews_what_is_held(open_: Open) -> None:
     time_of_leases = Time()
-    holder, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
     for number in range(5):
-        holder.push([message(str(number))])
+        holder.sender.push([message(str(number))])
         assert len(take(holder)) == 1
         time_of_leases.now += 14.0
-        assert well.reclaim() == []
+        assert well.consumer.reclaim() == []
 
 
 def test_what_is_taken_is_held_for_two_thirds_of_the_lease(open_: Open) -> None:
     """However long ago it was renewed: a worker starts what it has taken until then, and nothing after."""
     time_of_leases = Time()
     holder, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
-    holder.enlist("holder", ["q"], 1)
-    well.enlist("well", ["elsewhere"], 1)
+    holder.consumer.register("holder", ["q"], 1)
+    well.consumer.register("well", ["elsewhere"], 1)
     for silence in (0.0, 4.9, 5.1, 9.9, 14.9):
         time_of_leases.now += silence
-        holder.push([message("a")])
+        holder.sender.push([message("a")])
         assert len(take(holder)) == 1
         time_of_leases.now += 9.9
-        assert well.reclaim() == []
-        holder.extend()
+        assert well.consumer.reclaim() == []
+        holder.consumer.extend()
 
 
 def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
     time_of_leases = Time()
-    idle, well = (open_(enlisted=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    idle, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
     time_of_leases.now += 1000.0
-    assert well.reclaim() == []
-    idle.push([message("a")])
+    assert well.consumer.reclaim() == []
+    idle.sender.push([message("a")])
     assert names(take(idle)) == ["a"]
-    assert well.reclaim() == []
+    assert well.consumer.reclaim() == []
 
 
 def test_leases_run_out_in_real_time_too(open_: Open) -> None:
-    silent, well = open_(enlisted=True, lease_seconds=0.05), open_(enlisted=True)
-    silent.push([message("a")])
+    silent, well = open_(registered=True, lease_seconds=0.05), open_(registered=True)
+    silent.sender.push([message("a")])
     take(silent)
-    assert until(well.reclaim) == [Reclaimed("w1@test", 1, 0)]
+    assert until(well.consumer.reclaim) == [Reclaimed("w1@test", 1, 0)]
     assert names(take(well)) == ["a"]
 
 
 HOLDING = """
 store = place.open(lease_seconds=float(hear()))
-epoch = store.enlist("victim@test", ["q"], 1)
-messages = store.lease(["q"], 100)
+epoch = store.consumer.register("victim@test", ["q"], 1)
+messages = store.consumer.lease(["q"], 100).messages
 mark(store, *[m.tag for m in messages if m.headers.startswith("running")])
 say(len(messages))
 while hear():
     try:
-        say("lost", *store.settle(epoch, [Ack(m.tag) for m in messages]))
-        store.extend()
+        say("lost", *store.consumer.settle(epoch, [Ack(m.tag) for m in messages]))
+        store.consumer.extend()
         say("extended")
     except LeaseLost:
         say("LeaseLost")
 """
 
 
-def test_what_a_killed_process_held_is_back_at_once(store: LeaseStore, other: Callable[[str], Other]) -> None:
-    store.push([message(name) for name in ("waiting1", "running1", "waiting2", "running2")])
+def test_what_a_killed_process_held_is_back_at_once(store: Broker, other: Callable[[str], Other]) -> None:
+    store.sender.push([message(name) for name in ("waiting1", "running1", "waiting2", "running2")])
     victim = other(HOLDING)
     victim.say("3600")
     assert victim.hear() == "4"
-    assert store.reclaim() == []
+    assert store.consumer.reclaim() == []
     assert take(store) == []
     victim.kill()
-    assert store.reclaim() == [Reclaimed("victim@test", 4, 2)]
-    assert store.reclaim() == []
+    assert store.consumer.reclaim() == [Reclaimed("victim@test", 4, 2)]
+    assert store.consumer.reclaim() == []
     found = {leased.headers: (leased.deliveries, leased.redelivered) for leased in take(store)}
     assert found == {
         "waiting1": (0, True), "running1": (1, True), "waiting2": (0, True), "running2": (1, True),
@@ -541,23 +562,23 @@ def test_what_a_killed_process_held_is_back_at_once(store: LeaseStore, other: Ca
 def test_marks_of_messages_that_were_settled_count_nothing(open_: Open) -> None:
     time_of_leases = Time()
     silent, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
-    own = silent.enlist("silent", ["q"], 1)
-    well.enlist("well", ["q"], 1)
-    silent.push([message("a"), message("b")])
+    own = silent.consumer.register("silent", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
+    silent.sender.push([message("a"), message("b")])
     first, second = take(silent)
     kept = mark(silent, first.tag, second.tag, 12345)
-    silent.settle(own, [Release(first.tag)])
+    silent.consumer.settle(own, [Release(first.tag)])
     time_of_leases.now += 16.0
-    assert well.reclaim() == [Reclaimed("silent", 1, int(kept))]
+    assert well.consumer.reclaim() == [Reclaimed("silent", 1, int(kept))]
     assert {leased.headers: leased.deliveries for leased in take(well)} == {"a": 0, "b": int(kept)}
 
 
-def test_the_dead_are_reclaimed_once(store: LeaseStore, open_: Open, other: Callable[[str], Other]) -> None:
-    store.push([message("a")])
+def test_the_dead_are_reclaimed_once(store: Broker, open_: Open, other: Callable[[str], Other]) -> None:
+    store.sender.push([message("a")])
     victim = other(HOLDING)
     victim.say("3600")
     victim.hear()
-    stores = [store, *(open_(enlisted=True) for _ in range(3))]
+    stores = [store, *(open_(registered=True) for _ in range(3))]
     victim.kill()
     found: list[Reclaimed] = []
     threads = [threading.Thread(target=lambda each=each: found.extend(each.reclaim())) for each in stores]  # type: ignore[misc]
@@ -565,20 +586,20 @@ def test_the_dead_are_reclaimed_once(store: LeaseStore, open_: Open, other: Call
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [Reclaimed("victim@test", 1, 0)] or until(lambda: found + store.reclaim())
+    assert found == [Reclaimed("victim@test", 1, 0)] or until(lambda: found + store.consumer.reclaim())
     assert names(take(store)) == ["a"]
     assert take(store) == []
 
 
 def test_a_stopped_process_loses_its_lease(
-    store: LeaseStore, place: Place, other: Callable[[str], Other]
+    store: Broker, place: Place, other: Callable[[str], Other]
 ) -> None:
-    store.push([message("a")])
+    store.sender.push([message("a")])
     frozen = other(HOLDING)
     frozen.say("0.2")
     assert frozen.hear() == "1"
     frozen.signal(signal.SIGSTOP)
-    assert until(store.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    assert until(store.consumer.reclaim) == [Reclaimed("victim@test", 1, 0)]
     (leased,) = take(store)
     frozen.signal(signal.SIGCONT)
     frozen.say("settle")
@@ -589,12 +610,12 @@ def test_a_stopped_process_loses_its_lease(
 
 FORKING_HOLDER = """
 store = place.open()
-store.enlist("victim@test", ["q"], 1)
-taken = store.lease(["q"], 1)
+store.consumer.register("victim@test", ["q"], 1)
+taken = store.consumer.lease(["q"], 1).messages
 if os.fork() == 0:
     refused = ""
     try:
-        store.settle(1, [Ack(m.tag) for m in taken])
+        store.consumer.settle(1, [Ack(m.tag) for m in taken])
     except LeaseLost:
         refused = "refused"
     say("child", os.getpid(), refused)
@@ -605,74 +626,74 @@ os.wait()
 
 
 def test_a_child_neither_holds_nor_keeps_its_parents_leases(
-    store: LeaseStore, other: Callable[[str], Other]
+    store: Broker, other: Callable[[str], Other]
 ) -> None:
-    store.push([message("a")])
+    store.sender.push([message("a")])
     victim = other(FORKING_HOLDER)
     word, _, refused = victim.hear().split()
     assert (word, refused) == ("child", "refused")
-    assert store.reclaim() == []
+    assert store.consumer.reclaim() == []
     victim.kill()  # its child lives on
-    assert until(store.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    assert until(store.consumer.reclaim) == [Reclaimed("victim@test", 1, 0)]
     victim.say("end")
 
 
-def test_who_resigns_leaves_everything_uncounted(store: LeaseStore, open_: Open) -> None:
-    leaver = open_(enlisted=True)
-    leaver.push([message("a"), message("b")])
+def test_who_resigns_leaves_everything_uncounted(store: Broker, open_: Open) -> None:
+    leaver = open_(registered=True)
+    leaver.sender.push([message("a"), message("b")])
     first, second = take(leaver)
     mark(leaver, first.tag)
-    leaver.resign()
-    leaver.resign()
-    assert store.reclaim() == []
+    leaver.consumer.deregister()
+    leaver.consumer.deregister()
+    assert store.consumer.reclaim() == []
     assert take(store) == [first, second]
 
 
-def test_a_close_is_a_resignation(store: LeaseStore, open_: Open) -> None:
-    leaver = open_(enlisted=True)
-    leaver.push([message("a")])
+def test_a_close_is_a_resignation(store: Broker, open_: Open) -> None:
+    leaver = open_(registered=True)
+    leaver.sender.push([message("a")])
     take(leaver)
     leaver.close()
     leaver.close()
     assert names(take(store)) == ["a"]
 
 
-def test_after_resigning_one_may_enlist_again(store: LeaseStore) -> None:
-    store.resign()
-    store.push([message("a")])
+def test_after_resigning_one_may_enlist_again(store: Broker) -> None:
+    store.consumer.deregister()
+    store.sender.push([message("a")])
     own = epoch(store)
     (leased,) = take(store)
-    assert store.settle(own, [Ack(leased.tag)]) == set()
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
 
 
 # -- revoking --
 
 
-def test_revocations_are_heard_once_by_all(store: LeaseStore, open_: Open) -> None:
-    listening = open_(enlisted=True)
-    cursor, nothing = listening.revoked_since(0)
+def test_revocations_are_heard_once_by_all(store: Broker, open_: Open) -> None:
+    listening = open_(registered=True)
+    cursor, nothing = listening.consumer.revoked_since(0)
     assert nothing == []
-    store.revoke(["a", "b"])
-    store.revoke(["c"], terminate=True, signal="SIGKILL")
+    store.sender.revoke(["a", "b"])
+    store.sender.revoke(["c"], terminate=True, signal="SIGKILL")
     expected = [
         Revocation("a", False, "SIGTERM"),
         Revocation("b", False, "SIGTERM"),
         Revocation("c", True, "SIGKILL"),
     ]
-    cursor, found = listening.revoked_since(cursor)
+    cursor, found = listening.consumer.revoked_since(cursor)
     assert found == expected
-    assert listening.revoked_since(cursor) == (cursor, [])
-    assert open_(enlisted=True).revoked_since(0)[1] == expected
+    assert listening.consumer.revoked_since(cursor) == (cursor, [])
+    assert open_(registered=True).consumer.revoked_since(0)[1] == expected
 
 
-def test_an_order_to_revoke_may_carry_its_signature(store: LeaseStore) -> None:
+def test_an_order_to_revoke_may_carry_its_signature(store: Broker) -> None:
     signer = Signer(["a key that is long enough for tests"])
     text = f"SIGTERM {signer.sign_order('revoke', 'a', True, 'SIGTERM')}"
-    store.revoke(["a"], terminate=True, signal=text)
-    assert store.revoked_since(0)[1] == [Revocation("a", True, text)]
+    store.sender.revoke(["a"], terminate=True, signal=text)
+    assert store.consumer.revoked_since(0)[1] == [Revocation("a", True, text)]
 
 
-def test_what_is_signed_comes_as_it_was_signed(store: LeaseStore) -> None:
+def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
     signer = Signer(["a key that is long enough for tests"])
     own = {
         "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1,
@@ -688,43 +709,43 @@ def test_what_is_signed_comes_as_it_was_signed(store: LeaseStore) -> None:
     )  # fmt: skip
     for given in (call, replace(call, headers={"tenant": "a"}), replace(call, id="id-3", headers={})):
         wire = encode(given, signer)
-        store.push([Envelope("q", wire.headers, wire.properties, wire.body)])
-        (leased,) = until(lambda: store.lease(["q"], 10))
+        store.sender.push([Envelope("q", wire.headers, wire.properties, wire.body)])
+        (leased,) = until(lambda: store.consumer.lease(["q"], 10).messages)
         headers, _, _ = receive(leased.headers, leased.properties, leased.body, frozenset({"json"}), signer)
         assert headers["tenant"] if given.headers else True
 
 
 def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
-    store = open_(enlisted=True, revoke_expires=60.0)
-    store.revoke(["old"])
+    store = open_(registered=True, revoke_expires=60.0)
+    store.sender.revoke(["old"])
     clock.advance(61)
-    store.revoke(["new"])
-    cursor, found = store.revoked_since(0)
+    store.sender.revoke(["new"])
+    cursor, found = store.consumer.revoked_since(0)
     assert [revocation.task_id for revocation in found] == ["new"]
-    assert store.sweep(1e9, 1000) == 1
-    store.revoke(["newer"])
-    assert [revocation.task_id for revocation in store.revoked_since(cursor)[1]] == ["newer"]
+    assert store.consumer.sweep(1e9, 1000) == 1
+    store.sender.revoke(["newer"])
+    assert [revocation.task_id for revocation in store.consumer.revoked_since(cursor)[1]] == ["newer"]
 
 
-def test_a_revocation_wakes_a_worker(store: LeaseStore, open_: Open) -> None:
-    store.wait(0)
-    open_().revoke(["a"])
-    assert store.wait(30)
-    assert [revocation.task_id for revocation in store.revoked_since(0)[1]] == ["a"]
+def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
+    store.consumer.wait(0)
+    open_().sender.revoke(["a"])
+    assert store.consumer.wait(30)
+    assert [revocation.task_id for revocation in store.consumer.revoked_since(0)[1]] == ["a"]
 
 
-def test_a_revocation_among_messages_is_heard_at_the_next_look(store: LeaseStore, open_: Open) -> None:
+def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, open_: Open) -> None:
     client = open_()
-    store.wait(0)
-    cursor, _ = store.revoked_since(0)
+    store.consumer.wait(0)
+    cursor, _ = store.consumer.revoked_since(0)
     for name in ("a", "b"):
-        client.push([message(name)])
-        client.revoke([name])
-        client.push([message(name)])
-        assert store.wait(30)
-        cursor, found = store.revoked_since(cursor)
-        while not found and store.wait(30):  # the news of a server may come one by one
-            cursor, found = store.revoked_since(cursor)
+        client.sender.push([message(name)])
+        client.sender.revoke([name])
+        client.sender.push([message(name)])
+        assert store.consumer.wait(30)
+        cursor, found = store.consumer.revoked_since(cursor)
+        while not found and store.consumer.wait(30):  # the news of a server may come one by one
+            cursor, found = store.consumer.revoked_since(cursor)
         assert [revocation.task_id for revocation in found] == [name]
 
 
@@ -733,162 +754,161 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
 ) -> None:
     """FLUSHALL, TRUNCATE, an old backup, a file made anew: an epoch that came again would be another
     holder's, and a worker that waits for higher numbers would hear of no revocation."""
-    store, client = open_(enlisted=True), open_()
+    store, client = open_(registered=True), open_()
     old = {epoch(store) for _ in range(3)}
-    client.push([message("lost")])
+    client.sender.push([message("lost")])
     (lost,) = take(store)
-    client.revoke(["a", "b", "c"])
-    cursor, found = store.revoked_since(0)
-    while len(found) < 3 and store.wait(30):
-        cursor, more = store.revoked_since(cursor)
+    client.sender.revoke(["a", "b", "c"])
+    cursor, found = store.consumer.revoked_since(0)
+    while len(found) < 3 and store.consumer.wait(30):
+        cursor, more = store.consumer.revoked_since(cursor)
         found += more
     place.lose()
     clock.advance(1.0)
     with suppress(LeaseLost):
         for _ in range(30):  # the embedded broker looks for its file every tenth of a second
-            store.extend()
+            store.consumer.extend()
             time.sleep(0.01)
     fresh = open_()
     new = {epoch(fresh), epoch(store)}
-    fresh.resign()
+    fresh.consumer.deregister()
     assert len(old | new) == 5
     client = open_()
-    client.push([message("new")])
+    client.sender.push([message("new")])
     assert names(take(store)) == ["new"]
-    assert store.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
-    client.revoke(["d"])
-    found = store.revoked_since(cursor)[1]
-    while not found and store.wait(30):
-        found = store.revoked_since(cursor)[1]
+    assert store.consumer.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
+    client.sender.revoke(["d"])
+    found = store.consumer.revoked_since(cursor)[1]
+    while not found and store.consumer.wait(30):
+        found = store.consumer.revoked_since(cursor)[1]
     assert [revocation.task_id for revocation in found] == ["d"]
 
 
-def test_no_number_is_given_twice_in_whatever_order_messages_end(store: LeaseStore) -> None:
+def test_no_number_is_given_twice_in_whatever_order_messages_end(store: Broker) -> None:
     """A late ack of the first would delete the second, unrun."""
     own = epoch(store)
-    store.push([message(name) for name in "abcdef"])
+    store.sender.push([message(name) for name in "abcdef"])
     first = take(store)
     seen = {leased.tag for leased in first}
     for leased in (first[4], first[5], first[1], first[0], first[3], first[2]):
-        assert store.settle(own, [Ack(leased.tag)]) == set()
-    store.push([message(name) for name in "ghij"])
+        assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
+    store.sender.push([message(name) for name in "ghij"])
     assert not seen & {leased.tag for leased in take(store)}
 
 
 # -- waiting --
 
 
-def test_waiting_in_vain_ends(store: LeaseStore) -> None:
-    assert store.wait(0.01) is False
-    assert store.wait(0) is False
-    assert store.wait(-1) is False
+def test_waiting_in_vain_ends(store: Broker) -> None:
+    assert store.consumer.wait(0.01) is False
+    assert store.consumer.wait(0) is False
+    assert store.consumer.wait(-1) is False
 
 
-def test_a_push_before_the_wait_is_not_missed(store: LeaseStore, open_: Open) -> None:
-    open_().push([message("a")])
-    assert store.wait(30) is True
-    assert store.wait(0) is False
+def test_a_push_before_the_wait_is_not_missed(store: Broker, open_: Open) -> None:
+    open_().sender.push([message("a")])
+    assert store.consumer.wait(30) is True
+    assert store.consumer.wait(0) is False
 
 
 def test_every_waiter_hears_of_a_push(open_: Open) -> None:
-    stores = [open_(enlisted=True) for _ in range(3)]
-    stores[0].push([message("a")])
+    stores = [open_(registered=True) for _ in range(3)]
+    stores[0].sender.push([message("a")])
     assert [each.wait(30) for each in stores] == [True, True, True]
 
 
-def test_what_comes_back_is_news_to_the_others(store: LeaseStore, open_: Open) -> None:
+def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> None:
     holder = open_()
-    own = holder.enlist("holder", ["q"], 1)
-    holder.push([message("a")])
+    own = holder.consumer.register("holder", ["q"], 1)
+    holder.sender.push([message("a")])
     (leased,) = take(holder)
-    store.wait(0)
-    holder.settle(own, [Release(leased.tag)])
-    assert store.wait(30) is True
+    store.consumer.wait(0)
+    holder.consumer.settle(own, [Release(leased.tag)])
+    assert store.consumer.wait(30) is True
 
 
-def test_wake_ends_a_wait(store: LeaseStore) -> None:
+def test_wake_ends_a_wait(store: Broker) -> None:
     started = time.monotonic()
-    waking = threading.Timer(0.01, store.wake)
+    waking = threading.Timer(0.01, store.consumer.wake)
     waking.start()
-    store.wait(60)
+    store.consumer.wait(60)
     waking.join()
     assert time.monotonic() - started < 30
-    store.wake()
-    store.wait(60)
+    store.consumer.wake()
+    store.consumer.wait(60)
     assert time.monotonic() - started < 30
-    assert store.wait(0.001) is False
+    assert store.consumer.wait(0.001) is False
 
 
 def test_waking_a_store_that_does_not_wait_is_harmless(open_: Open) -> None:
     store = open_()
-    store.wake()
-    store.enlist("w", ["q"], 1)
-    store.resign()
-    store.wake()
+    store.consumer.wake()
+    store.consumer.register("w", ["q"], 1)
+    store.consumer.deregister()
+    store.consumer.wake()
     store.close()
-    store.wake()
+    store.consumer.wake()
 
 
-def test_the_doorbell_rings_in_other_processes(store: LeaseStore, other: Callable[[str], Other]) -> None:
+def test_the_doorbell_rings_in_other_processes(store: Broker, other: Callable[[str], Other]) -> None:
     listening = other(
         """
 store = place.open()
-store.enlist("listening@test", ["q"], 1)
+store.consumer.register("listening@test", ["q"], 1)
 say("up")
 while hear():
     found = []
     while not found:  # one message may ring twice, by the bell and by the list
-        rang = store.wait(60)
-        found = store.lease(["q"], 10)
+        rang = store.consumer.wait(60)
+        found = store.consumer.lease(["q"], 10).messages
     say(rang, *[m.headers for m in found])
 """
     )
     assert listening.hear() == "up"
     for number in range(3):
         listening.say("wait")
-        store.push([message(f"message{number}")])
+        store.sender.push([message(f"message{number}")])
         assert listening.hear() == f"True message{number}"
 
 
-def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: LeaseStore, open_: Open) -> None:
-    own, publisher = store.enlist("w", ["q"], 1), open_()
+def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, open_: Open) -> None:
+    own, publisher = store.consumer.register("w", ["q"], 1), open_()
     for number in range(5):
         assert take(store) == []
-        store.expect(10)
-        store.wait(0.02)
+        store.consumer.wait(0.02, 10)
         publisher.push([message(f"{number}"), message(f"{number} urgent", priority=9)])
         found: list[Leased] = []
         while len(found) < 2:
-            assert store.wait(30) is True
+            assert store.consumer.wait(30, 10) is True
             found += take(store)
         assert set(names(found)) == {f"{number}", f"{number} urgent"}
-        assert store.settle(own, [Ack(leased.tag) for leased in found]) == set()
+        assert store.consumer.settle(own, [Ack(leased.tag) for leased in found]) == set()
     assert take(store) == []
-    assert not store.ahead
+    assert not store.consumer.prefetched
 
 
-def test_a_waiter_that_was_killed_stops_nobody(store: LeaseStore, other: Callable[[str], Other]) -> None:
-    victim = other('store = place.open()\nstore.enlist("v", ["q"], 1)\nsay("up")\nstore.wait(60)\n')
+def test_a_waiter_that_was_killed_stops_nobody(store: Broker, other: Callable[[str], Other]) -> None:
+    victim = other('store = place.open()\nstore.register("v", ["q"], 1)\nsay("up")\nstore.wait(60)\n')
     assert victim.hear() == "up"
-    store.push([message("a")])
+    store.sender.push([message("a")])
     victim.kill()
     for number in range(3):
-        store.wait(0)
-        store.push([message(str(number))])
-        assert store.wait(30) is True
+        store.consumer.wait(0)
+        store.sender.push([message(str(number))])
+        assert store.consumer.wait(30) is True
 
 
 # -- many publishers --
 
 
-def test_every_push_of_many_threads_is_stored_when_it_returns(store: LeaseStore, place: Place) -> None:
+def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, place: Place) -> None:
     done: list[str] = []
     missing: list[str] = []
 
     def publish(thread: int) -> None:
         for number in range(25):
             name = f"{thread}-{number}"
-            store.push([message(name, body=b"1"), message(name, body=b"2")])
+            store.sender.push([message(name, body=b"1"), message(name, body=b"2")])
             done.append(name)
             before = len(done)
             if place.count() < 2 * before:
@@ -909,13 +929,13 @@ def test_every_push_of_many_threads_is_stored_when_it_returns(store: LeaseStore,
         assert own == sorted(own, key=lambda name: int(name.split("-")[1]))
 
 
-def test_one_callers_bad_message_is_not_anothers_failure(store: LeaseStore) -> None:
+def test_one_callers_bad_message_is_not_anothers_failure(store: Broker) -> None:
     failures: Counter[str] = Counter()
 
     def publish(name: str, body: Any) -> None:
         for _ in range(40):
             try:
-                store.push([message(name, body=body)])
+                store.sender.push([message(name, body=body)])
             except Exception:  # noqa: BLE001 - whatever it is, the store is asked afterwards
                 failures[name] += 1
 
@@ -931,13 +951,13 @@ def test_one_callers_bad_message_is_not_anothers_failure(store: LeaseStore) -> N
     assert Counter(names(take(store, limit=1000))) == {"good": 40, "fine": 40}
 
 
-def test_several_processes_publish_at_once(store: LeaseStore, other: Callable[[str], Other]) -> None:
+def test_several_processes_publish_at_once(store: Broker, other: Callable[[str], Other]) -> None:
     script = """
 store = place.open()
 say("up")
 hear()
 for number in range(100):
-    store.push([message(f"{os.getpid()}-{number}")])
+    store.sender.push([message(f"{os.getpid()}-{number}")])
 store.close()
 """
     processes = [other(script) for _ in range(3)]
@@ -955,13 +975,13 @@ store.close()
 
 FORKING_PUBLISHER = """
 store = place.open()
-store.push([message("parent-0")])
+store.sender.push([message("parent-0")])
 stop = False
 count = 1
 def publish():
     global count
     while not stop or count < 20:
-        store.push([message(f"parent-{count}")])
+        store.sender.push([message(f"parent-{count}")])
         count += 1
 thread = threading.Thread(target=publish)
 thread.start()
@@ -970,7 +990,7 @@ for child in range(4):
     pid = os.fork()
     if pid == 0:
         for number in range(10):
-            store.push([message(f"child{child}-{number}")])
+            store.sender.push([message(f"child{child}-{number}")])
         os._exit(0)
     children.append(pid)
 codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
@@ -981,9 +1001,7 @@ say(count, *codes)
 """
 
 
-def test_forked_children_publish_beside_their_parent(
-    store: LeaseStore, other: Callable[[str], Other]
-) -> None:
+def test_forked_children_publish_beside_their_parent(store: Broker, other: Callable[[str], Other]) -> None:
     publisher = other(FORKING_PUBLISHER)
     count, *codes = publisher.hear().split()
     assert codes == ["0"] * 4
@@ -993,13 +1011,13 @@ def test_forked_children_publish_beside_their_parent(
 
 PARENT_CLOSES_FIRST = """
 store = place.open()
-store.push([message("parent")])
+store.sender.push([message("parent")])
 reading, writing = os.pipe()
 if os.fork() == 0:
-    store.push([message("child, before")])
+    store.sender.push([message("child, before")])
     say("pushed")
     os.read(reading, 1)
-    store.push([message("child, after")])
+    store.sender.push([message("child, after")])
     os.kill(os.getpid(), signal.SIGKILL)
 hear()
 store.close()
@@ -1017,30 +1035,30 @@ def test_what_a_child_publishes_after_its_parent_closed_is_kept(
     assert publisher.hear() == "pushed"
     publisher.say("close")
     assert publisher.hear() == "closed"
-    assert names(take(open_(enlisted=True))) == ["parent", "child, before", "child, after"]
+    assert names(take(open_(registered=True))) == ["parent", "child, before", "child, after"]
 
 
 FORK_WHILE_HOLDING = """
 store = place.open()
-epoch = store.enlist("parent@test", ["q"], 1)
-(taken,) = store.lease(["q"], 1)
+epoch = store.consumer.register("parent@test", ["q"], 1)
+(taken,) = store.consumer.lease(["q"], 1).messages
 pid = os.fork()
 if pid == 0:
-    child = store.enlist("child@test", ["q"], 1)
-    (mine,) = store.lease(["q"], 1)
-    lost = store.settle(child, [Ack(mine.tag), Ack(taken.tag)])
-    store.resign()
+    child = store.consumer.register("child@test", ["q"], 1)
+    (mine,) = store.consumer.lease(["q"], 1).messages
+    lost = store.consumer.settle(child, [Ack(mine.tag), Ack(taken.tag)])
+    store.consumer.deregister()
     os._exit(0 if lost == {taken.tag} else 1)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-store.extend()
-say(code, len(store.settle(epoch, [Ack(taken.tag)])), store.wait(0))
+store.consumer.extend()
+say(code, len(store.consumer.settle(epoch, [Ack(taken.tag)])), store.consumer.wait(0))
 """
 
 
 def test_parent_and_child_hold_leases_of_their_own(
-    store: LeaseStore, place: Place, other: Callable[[str], Other]
+    store: Broker, place: Place, other: Callable[[str], Other]
 ) -> None:
-    store.push([message("a"), message("b")])
+    store.sender.push([message("a"), message("b")])
     process = other(FORK_WHILE_HOLDING)
     assert process.hear().split()[:2] == ["0", "0"]
     assert place.count() == 0
@@ -1049,178 +1067,178 @@ def test_parent_and_child_hold_leases_of_their_own(
 # -- administration --
 
 
-def test_queues_say_how_they_stand(store: LeaseStore, clock: FakeClock) -> None:
+def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    assert store.queues() == []
-    store.push([message("a", "r")])
+    assert store.admin.queues() == []
+    store.sender.push([message("a", "r")])
     oldest = clock.now()
-    store.push([message("bury"), message("keep"), message("later", due=oldest + 60)])
+    store.sender.push([message("bury"), message("keep"), message("later", due=oldest + 60)])
     (bury,) = take(store, limit=1)
     take(store, limit=1)
-    store.settle(own, [Bury(bury.tag, "why")])
+    store.consumer.settle(own, [Bury(bury.tag, "why")])
     clock.advance(5)
-    store.push([message("b", "r"), message("c", "r")])
-    assert store.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
-    store.purge("q")
+    store.sender.push([message("b", "r"), message("c", "r")])
+    assert store.admin.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
+    store.admin.purge("q")
     assert [info.queue for info in open_queues(store)] == ["r"]
 
 
-def open_queues(store: LeaseStore) -> list[Any]:
-    return [info for info in store.queues() if info.ready]
+def open_queues(store: Broker) -> list[Any]:
+    return [info for info in store.admin.queues() if info.ready]
 
 
-def test_a_purge_leaves_what_runs(store: LeaseStore, clock: FakeClock) -> None:
+def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    store.push(
+    store.sender.push(
         [message("running"), message("ready"), message("later", due=clock.now() + 9), message("x", "r")]
     )
     (running,) = take(store, limit=1)
-    assert store.purge("q") == 2
-    assert store.purge("q") == 0
-    assert store.settle(own, [Ack(running.tag)]) == set()
+    assert store.admin.purge("q") == 2
+    assert store.admin.purge("q") == 0
+    assert store.consumer.settle(own, [Ack(running.tag)]) == set()
     assert names(take(store, "q", "r")) == ["x"]
 
 
-def bury_all(store: LeaseStore, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
+def bury_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
     """Dead letters named *dying*, one second after another; their tags by name."""
     own = epoch(store)
-    store.push([message(name, queue, priority=5) for name in dying])
+    store.sender.push([message(name, queue, priority=5) for name in dying])
     for leased in take(store, queue):
         clock.advance(1)
-        store.settle(own, [Release(leased.tag, counted=True)])
-        store.lease([queue], 1)
-        store.settle(own, [Bury(leased.tag, f"{leased.headers} died")])
-    return {dead.headers: dead.tag for dead in store.dead()}
+        store.consumer.settle(own, [Release(leased.tag, counted=True)])
+        store.consumer.lease([queue], 1)
+        store.consumer.settle(own, [Bury(leased.tag, f"{leased.headers} died")])
+    return {dead.headers: dead.tag for dead in store.admin.dead()}
 
 
-def test_dead_letters_are_shown_newest_first(store: LeaseStore, clock: FakeClock) -> None:
+def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) -> None:
     bury_all(store, clock, "a", "b", "c")
     bury_all(store, clock, "d", queue="r")
-    assert [dead.headers for dead in store.dead()] == ["d", "c", "b", "a"]
-    assert [dead.headers for dead in store.dead("q", limit=2)] == ["c", "b"]
-    assert store.dead("r")[0][1:5] == ("r", "d died", clock.now(), 1)
-    assert store.dead("nothing") == []
+    assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "b", "a"]
+    assert [dead.headers for dead in store.admin.dead("q", limit=2)] == ["c", "b"]
+    assert store.admin.dead("r")[0][1:5] == ("r", "d died", clock.now(), 1)
+    assert store.admin.dead("nothing") == []
 
 
-def test_dead_letters_are_retried_with_a_clean_count(
-    store: LeaseStore, open_: Open, clock: FakeClock
-) -> None:
+def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open, clock: FakeClock) -> None:
     tags = bury_all(store, clock, "a", "b", "c")
-    listening = open_(enlisted=True)
-    assert store.dead_retry([tags["b"], 999]) == 1
-    assert listening.wait(30)
+    listening = open_(registered=True)
+    assert store.admin.dead_retry([tags["b"], 999]) == 1
+    assert listening.consumer.wait(30)
     (again,) = take(store)
     assert (again.headers, again.deliveries, again.redelivered, again.priority) == ("b", 0, True, 5)
-    assert store.dead_retry() == 2
+    assert store.admin.dead_retry() == 2
     assert names(take(store)) == ["a", "c"]
-    assert store.dead() == []
-    assert store.dead_retry() == 0
+    assert store.admin.dead() == []
+    assert store.admin.dead_retry() == 0
 
 
-def test_a_retried_dead_letter_leaves_no_failure_behind(store: LeaseStore, place: Place) -> None:
+def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Place) -> None:
     own = epoch(store)
-    store.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
+    store.sender.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
     one, other = take(store)
-    store.settle(own, [Bury(one.tag, "why", ("one", "FAILURE", b"old", None)), Bury(other.tag, "why")])
+    store.consumer.settle(
+        own, [Bury(one.tag, "why", ("one", "FAILURE", b"old", None)), Bury(other.tag, "why")]
+    )
     assert place.result("one") == ("FAILURE", b"old")
-    assert store.dead_retry() == 2
+    assert store.admin.dead_retry() == 2
     assert place.result("one") is None
 
 
-def test_a_dead_letter_counts_the_death_that_it_died_of(store: LeaseStore) -> None:
+def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
     own = epoch(store)
-    store.push([message("a"), message("b")])
+    store.sender.push([message("a"), message("b")])
     first, second = take(store)
-    store.settle(own, [Bury(first.tag, "why", counted=True), Bury(second.tag, "why")])
-    assert {dead.headers: dead.deliveries for dead in store.dead()} == {"a": 1, "b": 0}
+    store.consumer.settle(own, [Bury(first.tag, "why", counted=True), Bury(second.tag, "why")])
+    assert {dead.headers: dead.deliveries for dead in store.admin.dead()} == {"a": 1, "b": 0}
 
 
-def test_dead_letters_are_discarded(store: LeaseStore, clock: FakeClock) -> None:
+def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
     tags = bury_all(store, clock, "a", "b", "c")
-    assert store.dead_discard([tags["a"], 999]) == 1
-    assert [dead.headers for dead in store.dead()] == ["c", "b"]
-    assert store.dead_discard([]) == store.dead_retry([]) == 0
-    assert store.dead_discard() == 2
-    assert store.dead() == []
+    assert store.admin.dead_discard([tags["a"], 999]) == 1
+    assert [dead.headers for dead in store.admin.dead()] == ["c", "b"]
+    assert store.admin.dead_discard([]) == store.admin.dead_retry([]) == 0
+    assert store.admin.dead_discard() == 2
+    assert store.admin.dead() == []
 
 
-def test_thousands_of_dead_letters_go_at_once(store: LeaseStore) -> None:
+def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
     own = epoch(store)
-    store.push([message(str(number)) for number in range(1200)])
+    store.sender.push([message(str(number)) for number in range(1200)])
     leased = take(store, limit=2000)
-    store.settle(own, [Bury(each.tag, "why") for each in leased])
+    store.consumer.settle(own, [Bury(each.tag, "why") for each in leased])
     tags = [each.tag for each in leased]
-    assert store.dead_retry(tags[:600]) == 600
-    assert store.dead_discard(tags) == 600
+    assert store.admin.dead_retry(tags[:600]) == 600
+    assert store.admin.dead_discard(tags) == 600
     assert len(take(store, limit=2000)) == 600
 
 
-def test_sweeping_takes_old_dead_letters(store: LeaseStore, clock: FakeClock) -> None:
+def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> None:
     bury_all(store, clock, "old")
     clock.advance(100)
     bury_all(store, clock, "young")
-    assert store.sweep(50.0, 1000) == 1
-    assert [dead.headers for dead in store.dead()] == ["young"]
-    assert store.sweep(50.0, 1000) == 0
+    assert store.consumer.sweep(50.0, 1000) == 1
+    assert [dead.headers for dead in store.admin.dead()] == ["young"]
+    assert store.consumer.sweep(50.0, 1000) == 0
 
 
-def test_sweeping_keeps_those_that_died_last(store: LeaseStore, clock: FakeClock) -> None:
+def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    store.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
+    store.sender.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
     first, *others = take(store)
     for leased in (*others, first):
         clock.advance(1)
-        store.settle(own, [Bury(leased.tag, "why")])
-    assert store.sweep(1e9, 2) == 2
-    assert [dead.headers for dead in store.dead()] == ["sent first, died last", "d"]
+        store.consumer.settle(own, [Bury(leased.tag, "why")])
+    assert store.consumer.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.admin.dead()] == ["sent first, died last", "d"]
 
 
-def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(
-    store: LeaseStore, clock: FakeClock
-) -> None:
+def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    store.push([message("rare", "r"), *(message(name) for name in "abcd")])
+    store.sender.push([message("rare", "r"), *(message(name) for name in "abcd")])
     for leased in [*take(store, "r"), *take(store, "q")]:
         clock.advance(1)
-        store.settle(own, [Bury(leased.tag, "why")])
-    assert store.sweep(1e9, 2) == 2
-    assert [dead.headers for dead in store.dead()] == ["d", "c", "rare"]
-    assert store.sweep(1e9, 2) == 0
+        store.consumer.settle(own, [Bury(leased.tag, "why")])
+    assert store.consumer.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "rare"]
+    assert store.consumer.sweep(1e9, 2) == 0
 
 
-def test_depths_are_told_of_every_queue_that_is_asked_for(store: LeaseStore) -> None:
-    store.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
-    until(lambda: store.depths(["a"])[0].ready == 2)  # RabbitMQ counts a moment later
-    assert [(info.queue, info.ready) for info in store.depths(["c", "a"])] == [("c", 0), ("a", 2)]
+def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None:
+    store.sender.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
+    until(lambda: store.admin.depths(["a"])[0].ready == 2)  # RabbitMQ counts a moment later
+    assert [(info.queue, info.ready) for info in store.admin.depths(["c", "a"])] == [("c", 0), ("a", 2)]
 
 
-def test_sweeping_takes_expired_results(store: LeaseStore, place: Place, clock: FakeClock) -> None:
+def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: FakeClock) -> None:
     now = clock.now()
-    store.settle(epoch(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
+    store.consumer.settle(epoch(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
                                 (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
     clock.advance(10)
-    assert store.sweep(1e9, 1000) == 1
+    assert store.consumer.sweep(1e9, 1000) == 1
     assert [place.result(name) is not None for name in ("gone", "kept", "forever")] == [False, True, True]
 
 
-def test_a_sweep_of_very_much_is_done_in_portions(store: LeaseStore, clock: FakeClock) -> None:
+def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
-    store.settle(own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)])
+    store.consumer.settle(
+        own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)]
+    )
     clock.advance(10)
     portions = []
-    while portion := store.sweep(1e9, 1000):
+    while portion := store.consumer.sweep(1e9, 1000):
         portions.append(portion)
     assert sum(portions) == 5000
     assert max(portions) <= 2000
 
 
 def test_live_workers_are_listed(
-    open_: Open, store: LeaseStore, clock: FakeClock, other: Callable[[str], Other]
+    open_: Open, store: Broker, clock: FakeClock, other: Callable[[str], Other]
 ) -> None:
-    store.resign()
+    store.consumer.deregister()
     watching = open_()
     assert watching.workers() == []
-    store.enlist("w@test", ["q", "r"], 4)
+    store.consumer.register("w@test", ["q", "r"], 4)
     (found,) = watching.workers()
     assert found == {
         "name": "w@test", "pid": found["pid"], "queues": ["q", "r"], "concurrency": 4, "started": clock.now(),
@@ -1231,13 +1249,13 @@ def test_live_workers_are_listed(
     assert {worker["name"] for worker in watching.workers()} == {"w@test", "victim@test"}
     victim.kill()
     assert [worker["name"] for worker in watching.workers()] == ["w@test"]
-    store.resign()
+    store.consumer.deregister()
     assert watching.workers() == []
 
 
-def test_a_closed_store_opens_again_when_used(store: LeaseStore) -> None:
+def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
     store.close()
-    store.push([message("a")])
+    store.sender.push([message("a")])
     epoch(store)
     assert names(take(store)) == ["a"]
 
@@ -1250,35 +1268,35 @@ def test_what_a_place_cannot_do_is_in_the_suite() -> None:
 # -- moving house --
 
 
-def test_dead_letters_from_elsewhere(store: LeaseStore, clock: FakeClock) -> None:
+def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
     """They keep all but their tags."""
-    store.push_dead([])
-    assert store.dead() == []
+    store.admin.push_dead([])
+    assert store.admin.dead() == []
     yaml = '{"content_type":"application/x-yaml","content_encoding":"utf-8","correlation_id":"b"}'
     letters = [
         Dead(7, "q", "because", clock.now() - 61, 3, '{"id":"a"}', None, b"body"),
         Dead(7, "q", "it was", clock.now() - 60, 0, '{"id":"b"}', yaml, b"\x00\xff"),
     ]
-    store.push_dead(letters)
+    store.admin.push_dead(letters)
     own = epoch(store)
-    store.push([message("c")])
+    store.sender.push([message("c")])
     (leased,) = take(store)
-    store.settle(own, [Bury(leased.tag, "later")])
-    found = store.dead()
+    store.consumer.settle(own, [Bury(leased.tag, "later")])
+    found = store.admin.dead()
     assert [letter[1:] for letter in found[1:]] == [letter[1:] for letter in reversed(letters)]
     assert len({letter.tag for letter in found}) == 3
-    assert store.dead_retry() == 3
+    assert store.admin.dead_retry() == 3
     assert sorted(names(take(store))) == ["c", '{"id":"a"}', '{"id":"b"}']
-    store.push_dead([letters[0]._replace(queue="r")])
-    assert [(info.queue, info.dead) for info in store.queues() if info.dead] == [("r", 1)]
-    assert [letter.queue for letter in store.dead("r")] == ["r"]
-    assert store.dead_discard() == 1
+    store.admin.push_dead([letters[0]._replace(queue="r")])
+    assert [(info.queue, info.dead) for info in store.admin.queues() if info.dead] == [("r", 1)]
+    assert [letter.queue for letter in store.admin.dead("r")] == ["r"]
+    assert store.admin.dead_discard() == 1
 
 
-def test_delayed_messages_are_flushed(store: LeaseStore, clock: FakeClock) -> None:
-    store.push([message(name, due=clock.now() + 3600) for name in "ab"])
-    store.push([message("c", "r", due=clock.now() + 3600)])
-    assert store.flush_delayed("q") == 2
-    assert store.flush_delayed("q") == 0
+def test_delayed_messages_are_flushed(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message(name, due=clock.now() + 3600) for name in "ab"])
+    store.sender.push([message("c", "r", due=clock.now() + 3600)])
+    assert store.admin.flush_delayed("q") == 2
+    assert store.admin.flush_delayed("q") == 0
     assert names(take(store)) == ["a", "b"]
     assert take(store, "r") == []

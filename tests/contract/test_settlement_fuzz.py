@@ -55,7 +55,7 @@ class Desk:
         )
         self.settlements = Settlements(self.app, self.store)
         self.queue: str = getattr(place, "queue", "q")
-        self.epoch = self.store.enlist("fuzz@test", [self.queue], 2)
+        self.epoch = self.store.consumer.register("fuzz@test", [self.queue], 2)
         self.keeps_rows = "results" not in self.store.lacks
         self.numbers = iter(range(10**9))
         self.names: dict[int, str] = {}
@@ -67,30 +67,30 @@ class Desk:
 
     def lease(self, count: int) -> list[int]:
         pushed = [f"m{next(self.numbers)}" for _ in range(count)]
-        self.store.push([message(name, self.queue) for name in pushed])
+        self.store.sender.push([message(name, self.queue) for name in pushed])
         self.names = {}
         end = time.monotonic() + PATIENCE
         while len(self.names) < count:
             assert time.monotonic() < end, f"{len(self.names)} of {count}"
-            found = self.store.lease([self.queue], count - len(self.names))
+            found = self.store.consumer.lease([self.queue], count - len(self.names)).messages
             self.names |= {leased.tag: leased.headers for leased in found if leased.headers in pushed}
             strangers = [leased.tag for leased in found if leased.tag not in self.names]
-            self.store.settle(self.epoch, [Ack(tag) for tag in strangers])  # of the batch before
+            self.store.consumer.settle(self.epoch, [Ack(tag) for tag in strangers])  # of the batch before
             if not found:
-                self.store.wait(0.05)
+                self.store.consumer.wait(0.05)
         return list(self.names)
 
     def come_back(self, expected: set[str]) -> set[str]:
         """The names of what can be leased now: at least those *expected*."""
         names: set[str] = set()
         end = time.monotonic() + PATIENCE
-        while found := self.store.lease([self.queue], 100) or not expected <= names:
+        while found := self.store.consumer.lease([self.queue], 100).messages or not expected <= names:
             assert time.monotonic() < end, f"{expected - names} stay away"
             if isinstance(found, list):
                 names |= {leased.headers for leased in found}
-                self.store.settle(self.epoch, [Ack(leased.tag) for leased in found])
+                self.store.consumer.settle(self.epoch, [Ack(leased.tag) for leased in found])
             else:
-                self.store.wait(0.05)
+                self.store.consumer.wait(0.05)
         return names
 
     def status(self, task_id: str) -> str | None:
@@ -112,13 +112,13 @@ class Desk:
     def on_lease(self) -> int:
         if "counts" in self.store.lacks and self.kind != "sqs":
             return 0
-        return sum(info.leased for info in self.store.depths([self.queue]))
+        return sum(info.leased for info in self.store.admin.depths([self.queue]))
 
     def clear(self) -> None:
         """Away with dead letters, and with what came back; Amazon lets nobody do that often."""
         if self.kind != "sqs":
-            self.store.dead_discard()
-            self.store.purge(self.queue)
+            self.store.admin.dead_discard()
+            self.store.admin.purge(self.queue)
 
     def close(self) -> None:
         self.store.close()
@@ -228,7 +228,7 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
     rest = [tag for tag in tags if tag not in touched]
     desk.settlements.carry_out(desk.epoch, [Release(tag) for tag in rest])
     assert desk.on_lease() == 0
-    dead = Counter(letter.headers for letter in desk.store.dead(limit=10**6))
+    dead = Counter(letter.headers for letter in desk.store.admin.dead(limit=10**6))
     assert not dead or max(dead.values()) == 1, "told twice"
     back = {desk.names[tag] for tag in rest}
     ended: set[str] = set()
@@ -254,8 +254,8 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
             assert desk.status(f"good-{tag}") in ("SUCCESS", "FAILURE")
     came = desk.come_back(back)
     if desk.kind == "kombu":  # it counts nothing, so what it had kept on lease shows when it ends
-        desk.store.resign()
-        desk.epoch = desk.store.enlist("fuzz@test", [desk.queue], 2)
+        desk.store.consumer.deregister()
+        desk.epoch = desk.store.consumer.register("fuzz@test", [desk.queue], 2)
         came |= desk.come_back(set())
     assert came.isdisjoint(ended)
     desk.clear()
@@ -304,7 +304,7 @@ def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -
             "FAILURE",
             "FAILURE",
         ]
-    assert len(desk.store.dead()) == 1
+    assert len(desk.store.admin.dead()) == 1
 
 
 def test_a_row_that_is_refused_is_a_failure_that_says_why(desk: Desk) -> None:
@@ -316,7 +316,7 @@ def test_a_row_that_is_refused_is_a_failure_that_says_why(desk: Desk) -> None:
     assert meta is not None
     assert meta["status"] == "FAILURE"
     assert "does not take how it ended" in meta["result"]["exc_message"][0]
-    assert desk.store.dead() == []
+    assert desk.store.admin.dead() == []
 
 
 def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(desk: Desk) -> None:
@@ -324,6 +324,6 @@ def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(desk: Desk) -> None:
         return  # takes everything
     tag = desk.lease(1)[0]
     desk.settlements.carry_out(desk.epoch, [Ack(tag, (LONE, *desk.row("x")[1:]))])
-    (letter,) = desk.store.dead()
+    (letter,) = desk.store.admin.dead()
     assert "does not take how it ended" in letter.reason
     assert letter.tag == tag

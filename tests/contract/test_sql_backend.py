@@ -23,7 +23,7 @@ from qworker.errors import BackendError, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Ack
-from qworker.transports.sql.broker import SQLStore
+from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_upserts import channel_of, lock_of
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import message, until
@@ -167,13 +167,13 @@ def test_the_broker_stores_a_batch_by_one_statement_too(shop: Shop, first: str) 
     if first == "result store":
         shop.store("makes", "the", "tables")
     rows = [shop.backend.row(task_id, {"status": "SUCCESS", "result": task_id}) for task_id in ids]
-    with closing(SQLStore(shop.place.url)) as store:
-        own = store.enlist("w@test", ["q"], 1)
-        store.push([message(task_id) for task_id in ids])
-        tags = [leased.tag for leased in store.lease(["q"], 100)]
+    with closing(SQLBroker(shop.place.url)) as store:
+        own = store.consumer.register("w@test", ["q"], 1)
+        store.sender.push([message(task_id) for task_id in ids])
+        tags = [leased.tag for leased in store.consumer.lease(["q"], 100).messages]
         counted = Counting(store._handle.open())
         store._handle._link = counted  # type: ignore[assignment]
-        store.settle(own, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
+        store.consumer.settle(own, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
         assert sum(TABLE in statement and "INSERT" in statement for statement in counted.sent()) == 1
     assert shop.backend.get_many(ids).keys() == set(ids)
 
@@ -184,12 +184,12 @@ def test_there_are_more_numbers_than_any_queue_can_use_up(shop: Shop, first: str
     if first == "result store":
         shop.store("makes the tables")
     else:
-        with closing(SQLStore(shop.place.url)) as store:
-            own = store.enlist("w@test", ["q"], 1)
-            store.push([message("makes the tables")])
-            (leased,) = store.lease(["q"], 1)
+        with closing(SQLBroker(shop.place.url)) as store:
+            own = store.consumer.register("w@test", ["q"], 1)
+            store.sender.push([message("makes the tables")])
+            (leased,) = store.consumer.lease(["q"], 1).messages
             row = shop.backend.row("x", {"status": "SUCCESS", "result": 1})
-            store.settle(own, [Ack(leased.tag, row)])
+            store.consumer.settle(own, [Ack(leased.tag, row)])
     shop.place.execute(
         f"ALTER TABLE {TABLE} AUTO_INCREMENT = 3000000000"
         if shop.place.server == "mysql"
@@ -318,16 +318,16 @@ def test_nothing_is_told_when_nobody_wants_to_hear(told: Shop) -> None:
 
 
 def test_results_with_the_ack_are_told(told: Shop) -> None:
-    with closing(Listener(told)) as listener, closing(SQLStore(told.place.url)) as store:
-        own = store.enlist("w@test", ["q"], 1)
-        store.push([message("a"), message("b")])
-        one, two = store.lease(["q"], 2)
+    with closing(Listener(told)) as listener, closing(SQLBroker(told.place.url)) as store:
+        own = store.consumer.register("w@test", ["q"], 1)
+        store.sender.push([message("a"), message("b")])
+        one, two = store.consumer.lease(["q"], 2).messages
         row = told.backend.row
         acks = [
             Ack(one.tag, row("one", {"status": "SUCCESS"})),
             Ack(two.tag, row("two", {"status": "FAILURE"})),
         ]
-        store.settle(own, acks)
+        store.consumer.settle(own, acks)
         assert listener.told() == [{"one", "two"}]
 
 

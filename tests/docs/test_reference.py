@@ -7,7 +7,7 @@ import sys
 
 from qworker import signals, transports
 from qworker.tasks import options
-from qworker.transports.capabilities import OTHER, promises_of
+from qworker.transports.capabilities import OTHER, capabilities_of
 from tests.docs.pages import REPOSITORY
 
 
@@ -34,4 +34,4 @@ def test_every_task_option_is_explained() -> None:
 
 
 def test_every_broker_has_its_promises() -> None:
-    assert not [scheme for scheme in transports.SCHEMES if promises_of(f"{scheme}://h") is OTHER]
+    assert not [scheme for scheme in transports.SCHEMES if capabilities_of(f"{scheme}://h") is OTHER]

@@ -17,8 +17,8 @@ import pytest
 
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.transports import open_store
-from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports import open_broker
+from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.consumer import GATHER_SECONDS
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.outgoing import outgoing
@@ -29,7 +29,7 @@ from tests.servers import require
 
 pytestmark = pytest.mark.integration
 PATIENCE = 30.0
-Open = Callable[..., AMQPStore]
+Open = Callable[..., AMQPBroker]
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def prefix() -> Iterator[str]:
 
 @pytest.fixture
 def open_(prefix: str) -> Iterator[Open]:
-    opened: list[AMQPStore] = []
+    opened: list[AMQPBroker] = []
 
-    def open_one(url: str | None = None, **options: Any) -> AMQPStore:
+    def open_one(url: str | None = None, **options: Any) -> AMQPBroker:
         queues = options.pop("queues", {})
-        store = AMQPStore(url or require("rabbitmq"), queues=Queues(prefix=prefix, **queues), **options)
+        store = AMQPBroker(url or require("rabbitmq"), queues=Queues(prefix=prefix, **queues), **options)
         opened.append(store)
         return store
 
@@ -68,35 +68,35 @@ def names(messages: list[Leased]) -> list[str]:
     return [json.loads(leased.headers)["id"] for leased in messages]
 
 
-def receive(store: AMQPStore, count: int, *queues: str, **options: Any) -> list[Leased]:
+def receive(store: AMQPBroker, count: int, *queues: str, **options: Any) -> list[Leased]:
     """The next *count* messages, as they come."""
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < count:
-        found += store.lease(queues or ("q",), count - len(found), **options)
+        found += store.consumer.lease(queues or ("q",), count - len(found), **options).messages
         if len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-            store.wait(0.05)
+            store.consumer.wait(0.05)
     return found
 
 
-def nothing_comes(store: AMQPStore, seconds: float = 0.2) -> None:
+def nothing_comes(store: AMQPBroker, seconds: float = 0.2) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        store.wait(0.02)
-        assert store.lease(["q"], 100) == []
+        store.consumer.wait(0.02)
+        assert store.consumer.lease(["q"], 100).messages == []
 
 
 def test_a_message_keeps_its_headers_and_properties(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     headers = {
         "id": "é\u0000", "none": None, "yes": True, "no": False, "small": -5, "large": 2**40, "half": 0.5,
         "list": [1, None, ["x"]], "map": {"deep": {"er": []}}, "": "no name",
     }  # fmt: skip
     given = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c", "reply_to": "r"}
     body = bytes(range(256)) * 2000
-    store.push(
+    store.sender.push(
         [Envelope("q", json.dumps(headers), json.dumps(given), body, 3), Envelope("q", "{}", None, b"")]
     )
     first, second = receive(store, 2)
@@ -111,16 +111,16 @@ def test_a_message_keeps_its_headers_and_properties(open_: Open) -> None:
 )
 def test_headers_that_no_table_holds_come_back_as_text(open_: Open, text: str) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
-    store.push([Envelope("q", text, None, b"")])
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([Envelope("q", text, None, b"")])
     assert receive(store, 1)[0].headers == text
 
 
 def test_a_body_of_many_frames(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     body = os.urandom(3_000_000)
-    store.push([envelope("large", body=body), envelope("small")])
+    store.sender.push([envelope("large", body=body), envelope("small")])
     assert [leased.body for leased in receive(store, 2)] == [body, b"[]"]
 
 
@@ -129,18 +129,18 @@ def test_a_body_of_many_frames(open_: Open) -> None:
 
 def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
     store, consuming = open_(), open_()
-    own = consuming.enlist("w", ["q"], 4)
+    own = consuming.consumer.register("w", ["q"], 4)
     now = time.time()
     dues = {f"{number}": now + 0.3 + number * 0.007 for number in range(200)}
-    store.push([envelope(name, due=due) for name, due in dues.items()])
+    store.sender.push([envelope(name, due=due) for name, due in dues.items()])
     late: list[float] = []
     while len(late) < len(dues):
-        next_due = consuming.next_due(["q"])
-        consuming.wait(0.05 if next_due is None else max(0.0, min(0.05, next_due - time.time())))
-        for leased in consuming.lease(["q"], 100):
+        next_due = consuming.admin.next_due(["q"])
+        consuming.consumer.wait(0.05 if next_due is None else max(0.0, min(0.05, next_due - time.time())))
+        for leased in consuming.consumer.lease(["q"], 100).messages:
             late.append(time.time() - dues[names([leased])[0]])
             assert leased.due in (None, dues[names([leased])[0]])  # None: it was due before it came
-            assert consuming.settle(own, [Ack(leased.tag)]) == set()
+            assert consuming.consumer.settle(own, [Ack(leased.tag)]) == set()
         assert time.time() < now + PATIENCE
     assert min(late) >= 0
     assert sorted(late)[100] < 1
@@ -148,9 +148,11 @@ def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
 
 def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     now = time.time()
-    store.push([envelope("in an hour", due=now + 3600), envelope("soon", due=now + 0.2), envelope("plain")])
+    store.sender.push(
+        [envelope("in an hour", due=now + 3600), envelope("soon", due=now + 0.2), envelope("plain")]
+    )
     assert names(receive(store, 1)) == ["plain"]
     assert names(receive(store, 1)) == ["soon"]
     nothing_comes(store)
@@ -158,13 +160,13 @@ def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
 
 def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
     (leased,) = receive(store, 1)
     due = time.time() + 0.5
-    assert store.settle(own, [Release(leased.tag, due, parked=True)]) == set()
-    store.resign()
-    store.enlist("w", ["q"], 1)
+    assert store.consumer.settle(own, [Release(leased.tag, due, parked=True)]) == set()
+    store.consumer.deregister()
+    store.consumer.register("w", ["q"], 1)
     (again,) = receive(store, 1)
     assert time.time() >= due
     assert (again.parked, again.deliveries, again.due in (None, due)) == (1, 0, True)
@@ -172,50 +174,57 @@ def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
 
 def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     due = time.time() + 0.09
-    store.push([envelope("a", due=due)])
-    (leased,) = store.lease(["q"], 0, near=5, horizon=5.0) or receive(store, 1, near=5, horizon=5.0)
+    store.sender.push([envelope("a", due=due)])
+    (leased,) = store.consumer.lease(["q"], 0, delayed_limit=5, eta_window=5.0).messages or receive(
+        store, 1, delayed_limit=5, eta_window=5.0
+    )
     assert leased.due in (None, due)  # None: it came late, on a busy machine
 
 
 # -- losing the connection --
 
 
-def cut(store: AMQPStore) -> None:
+def cut(store: AMQPBroker) -> None:
     assert store._link is not None
     store._link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_lost_connection_is_a_lost_lease(open_: Open) -> None:
     store = open_()
-    old = store.enlist("w", ["q"], 2)
-    store.push([envelope("a"), envelope("b")])
+    old = store.consumer.register("w", ["q"], 2)
+    store.sender.push([envelope("a"), envelope("b")])
     held = receive(store, 2)
     cut(store)
-    assert store.wait(5) is True
-    for call in (store.extend, store.reclaim, lambda: store.lease(["q"], 1), lambda: store.revoked_since(0)):
+    assert store.consumer.wait(5) is True
+    for call in (
+        store.consumer.extend,
+        store.consumer.reclaim,
+        lambda: store.consumer.lease(["q"], 1).messages,
+        lambda: store.consumer.revoked_since(0),
+    ):
         with pytest.raises(LeaseLost):
             call()
     with pytest.raises(LeaseLost):
-        store.settle(old, [Ack(held[0].tag)])
-    new = store.enlist("w", ["q"], 2)
+        store.consumer.settle(old, [Ack(held[0].tag)])
+    new = store.consumer.register("w", ["q"], 2)
     assert new != old
     again = receive(store, 2)
     assert {leased.tag for leased in again} == {leased.tag for leased in held}
     assert all(leased.redelivered for leased in again)
-    assert store.settle(old, [Ack(held[0].tag)]) == {held[0].tag}
-    assert store.settle(new, [Ack(leased.tag) for leased in again]) == set()
+    assert store.consumer.settle(old, [Ack(held[0].tag)]) == {held[0].tag}
+    assert store.consumer.settle(new, [Ack(leased.tag) for leased in again]) == set()
 
 
 def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
     store = open_()
-    store.push([envelope("a")])
+    store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
     link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
-    store.push([envelope("b")])
-    store.enlist("w", ["q"], 1)
+    store.sender.push([envelope("b")])
+    store.consumer.register("w", ["q"], 1)
     assert names(receive(store, 2)) == ["a", "b"]
 
 
@@ -226,50 +235,50 @@ def test_no_server_is_said_within_the_deadline(open_: Open) -> None:
         store = open_(f"amqp://guest:secret@127.0.0.1:{silent.getsockname()[1]}//")
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable) as caught:
-            store.push([envelope("a")], timeout=0.3)
+            store.sender.push([envelope("a")], timeout=0.3)
         assert time.monotonic() - started < 3
         assert "secret" not in str(caught.value)
     with pytest.raises(BrokerUnavailable, match=r"refused|Refused"):
-        store.push([envelope("a")], timeout=1.0)
+        store.sender.push([envelope("a")], timeout=1.0)
 
 
 def test_a_wrong_password_is_no_traceback(open_: Open) -> None:
     port = require("rabbitmq").rpartition(":")[2].rstrip("/")
     with pytest.raises(BrokerUnavailable, match="ACCESS_REFUSED"):
-        open_(f"amqp://guest:wrong@127.0.0.1:{port}//").push([envelope("a")])
+        open_(f"amqp://guest:wrong@127.0.0.1:{port}//").sender.push([envelope("a")])
 
 
 def test_a_deleted_queue_is_made_anew(open_: Open, prefix: str) -> None:
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
-    store.settle(own, [Ack(leased.tag) for leased in receive(store, 1)])
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
+    store.consumer.settle(own, [Ack(leased.tag) for leased in receive(store, 1)])
     link = Link(address_of(store.url), 5.0)
     link.call(link.channel().queue_delete, prefix + "q")
     link.close()
-    store.push([envelope("b"), envelope("c", "r")])
+    store.sender.push([envelope("b"), envelope("c", "r")])
     assert names(receive(store, 1)) == ["b"]
 
 
 def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
     store = open_()
-    store.push([envelope("a")])
+    store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
     link._set_blocked("memory")  # what the server's connection.blocked does
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="alarm"):
-        store.push([envelope("b")], timeout=0.2)
+        store.sender.push([envelope("b")], timeout=0.2)
     assert 0.15 < time.monotonic() - started < 5
     link._set_unblocked()
-    store.push([envelope("c")])
-    store.enlist("w", ["q"], 1)
+    store.sender.push([envelope("c")])
+    store.consumer.register("w", ["q"], 1)
     assert names(receive(store, 2)) == ["a", "c"]
 
 
 def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
     store = open_(heartbeat=0.3)
-    store.push([envelope("a")])
+    store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
     ours, theirs = socket.socketpair()  # a connection whose other side has gone without a word
@@ -279,20 +288,20 @@ def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
     link._poll.register(ours.fileno(), select.POLLIN)
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="did not confirm"):
-        store.push([envelope("b")], timeout=20.0)
+        store.sender.push([envelope("b")], timeout=20.0)
     assert time.monotonic() - started < 10
     theirs.close()
-    store.push([envelope("b")])
-    store.enlist("w", ["q"], 1)
+    store.sender.push([envelope("b")])
+    store.consumer.register("w", ["q"], 1)
     assert names(receive(store, 2)) == ["a", "b"]
 
 
 def test_what_a_full_queue_refuses_is_not_published(open_: Open) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     store = open_(queues={"declared": {"q": {"queue_arguments": arguments}}})
-    store.push([envelope("a")])
+    store.sender.push([envelope("a")])
     with pytest.raises(BrokerUnavailable, match="refused"):
-        store.push([envelope("b")])
+        store.sender.push([envelope("b")])
 
 
 def test_a_large_push_that_fails_tells_how_far_it_came(open_: Open) -> None:
@@ -301,7 +310,7 @@ def test_a_large_push_that_fails_tells_how_far_it_came(open_: Open) -> None:
     with pytest.raises(
         BrokerUnavailable, match=f"{PORTION} of {2 * PORTION} messages were published.*refused"
     ):
-        store.push([envelope(str(number)) for number in range(2 * PORTION)])
+        store.sender.push([envelope(str(number)) for number in range(2 * PORTION)])
 
 
 class SlowLink(Link):
@@ -341,107 +350,112 @@ def test_queues_are_taken_as_they_are(open_: Open, prefix: str) -> None:
     )
     link.close()
     store = open_()
-    store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
     assert names(receive(store, 1)) == ["a"]
 
 
 def test_wrong_options_of_a_queue_are_said(open_: Open) -> None:
     store = open_(queues={"declared": {"q": {"queue_arguments": {"x-max-priority": "many"}}}})
     with pytest.raises(ConfigurationError, match="task_queues"):
-        store.push([envelope("a")])
+        store.sender.push([envelope("a")])
 
 
 def test_the_server_keeps_priorities_apart(open_: Open) -> None:
     store = open_(queues={"max_priority": 9})
-    store.push([envelope(f"{priority}", priority=priority) for priority in (0, 9, 4) for _ in range(20)])
-    store.enlist("w", ["q"], 1)
+    store.sender.push(
+        [envelope(f"{priority}", priority=priority) for priority in (0, 9, 4) for _ in range(20)]
+    )
+    store.consumer.register("w", ["q"], 1)
     assert names(receive(store, 60)) == ["9"] * 20 + ["4"] * 20 + ["0"] * 20
 
 
 def test_no_queue_waits_for_another(open_: Open) -> None:
     store = open_()
-    store.push([envelope(queue, queue) for queue in "qrs" for _ in range(30)])
-    store.enlist("w", ["q", "r", "s"], 8)
+    store.sender.push([envelope(queue, queue) for queue in "qrs" for _ in range(30)])
+    store.consumer.register("w", ["q", "r", "s"], 8)
     first = [names(receive(store, 5, "q", "r", "s"))[0] for _ in range(6)]
     assert set(first) == {"q", "r", "s"}
 
 
 def test_quorum_queues(open_: Open) -> None:
     store = open_(queues={"type": "quorum"})
-    own = store.enlist("w", ["q"], 4)
-    store.push([envelope(str(number)) for number in range(40)])
+    own = store.consumer.register("w", ["q"], 4)
+    store.sender.push([envelope(str(number)) for number in range(40)])
     messages = receive(store, 40)
-    assert store.settle(own, [Release(messages[0].tag), *(Ack(one.tag) for one in messages[1:])]) == set()
+    assert (
+        store.consumer.settle(own, [Release(messages[0].tag), *(Ack(one.tag) for one in messages[1:])])
+        == set()
+    )
     (again,) = receive(store, 1)
     assert (names([again]), again.deliveries, again.tag) == (["0"], 0, messages[0].tag)
 
 
 def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) -> None:
     busy, idle = open_(), open_()
-    own = busy.enlist("busy", ["q"], 1)
-    busy.push([envelope(str(number)) for number in range(1200)])
-    busy.settle(own, [Ack(leased.tag) for leased in receive(busy, 400)])
+    own = busy.consumer.register("busy", ["q"], 1)
+    busy.sender.push([envelope(str(number)) for number in range(1200)])
+    busy.consumer.settle(own, [Ack(leased.tag) for leased in receive(busy, 400)])
     (long,) = receive(busy, 1)
-    idle.enlist("idle", ["q"], 1)
+    idle.consumer.register("idle", ["q"], 1)
     deadline = time.monotonic() + PATIENCE
     while busy._inbox.waiting <= 100:  # they are on their way
-        busy.wait(0.02)
+        busy.consumer.wait(0.02)
         assert time.monotonic() < deadline, busy._inbox.waiting
     found: list[Leased] = []
     while len(found) < 799:
-        busy.reclaim()
-        idle.wait(0.02)
-        found += idle.lease(["q"], 400)
+        busy.consumer.reclaim()
+        idle.consumer.wait(0.02)
+        found += idle.consumer.lease(["q"], 400).messages
         assert time.monotonic() < deadline, len(found)
-    idle.resign()
-    busy.wait(0)
+    idle.consumer.deregister()
+    busy.consumer.wait(0)
     nothing_is_sent = time.monotonic() + 0.3
     while time.monotonic() < nothing_is_sent:
-        assert busy.wait(0.05) is False
-    assert busy.settle(own, [Ack(long.tag)]) == set()
+        assert busy.consumer.wait(0.05) is False
+    assert busy.consumer.settle(own, [Ack(long.tag)]) == set()
     assert len(receive(busy, 799)) == 799
 
 
 def test_a_queue_deleted_before_it_is_consumed_again(open_: Open, prefix: str) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     store._inbox.prefetch.paused = True
     store._resize(store._link)  # type: ignore[arg-type]
     link = Link(address_of(store.url), 5.0)
     link.call(link.channel().queue_delete, prefix + "q")
     link.close()
     with pytest.raises(LeaseLost, match="NOT_FOUND"):
-        store.lease(["q"], 1)
-    store.enlist("w", ["q"], 1)
-    assert store.lease(["q"], 1) == []
+        store.consumer.lease(["q"], 1)
+    store.consumer.register("w", ["q"], 1)
+    assert store.consumer.lease(["q"], 1).messages == []
 
 
 def test_what_is_taken_goes_to_one_only(open_: Open) -> None:
     stores = [open_() for _ in range(3)]
-    owns = [store.enlist(f"w{number}", ["q"], 2) for number, store in enumerate(stores)]
-    stores[0].push([envelope(str(number)) for number in range(3000)])
+    owns = [store.consumer.register(f"w{number}", ["q"], 2) for number, store in enumerate(stores)]
+    stores[0].sender.push([envelope(str(number)) for number in range(3000)])
     seen: list[str] = []
     deadline = time.monotonic() + PATIENCE
     while len(seen) < 3000 and time.monotonic() < deadline:
         for store, own in zip(stores, owns, strict=True):
-            store.wait(0.001)
-            taken = store.lease(["q"], 50)
+            store.consumer.wait(0.001)
+            taken = store.consumer.lease(["q"], 50).messages
             seen += names(taken)
             # In any order, so that not all can be acknowledged together.
-            assert store.settle(own, [Ack(leased.tag) for leased in sorted(taken)]) == set()
+            assert store.consumer.settle(own, [Ack(leased.tag) for leased in sorted(taken)]) == set()
     assert sorted(seen, key=int) == [str(number) for number in range(3000)]
-    assert stores[0].queues() == []
+    assert stores[0].admin.queues() == []
 
 
 def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
     store = open_()
-    store.push([envelope("a")])
+    store.sender.push([envelope("a")])
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        other = AMQPStore(store.url, queues=Queues(prefix=prefix))
-        other.enlist("child", ["q"], 1)
+        other = AMQPBroker(store.url, queues=Queues(prefix=prefix))
+        other.consumer.register("child", ["q"], 1)
         receive(other, 1)
         os.write(writing, b"!")
         time.sleep(PATIENCE)
@@ -449,7 +463,7 @@ def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
     os.read(reading, 1)
     os.kill(child, 9)
     os.waitpid(child, 0)
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     (leased,) = receive(store, 1)
     assert (leased.redelivered, leased.deliveries) == (True, 0)
     os.close(reading)
@@ -458,22 +472,22 @@ def test_a_killed_process_gives_back_at_once(open_: Open, prefix: str) -> None:
 
 def test_a_forked_child_shares_no_connection(open_: Open) -> None:
     store = open_()
-    own = store.enlist("parent", ["q"], 1)
-    store.push([envelope("a")])
+    own = store.consumer.register("parent", ["q"], 1)
+    store.sender.push([envelope("a")])
     (leased,) = receive(store, 1)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            store.settle(own, [Ack(leased.tag)])
+            store.consumer.settle(own, [Ack(leased.tag)])
         except LeaseLost:
-            store.push([envelope("from the child")])
+            store.sender.push([envelope("from the child")])
             store.close()
             code = 0
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    store.extend()
-    assert store.settle(own, [Ack(leased.tag)]) == set()
+    store.consumer.extend()
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
     assert names(receive(store, 1)) == ["from the child"]
 
 
@@ -482,24 +496,24 @@ def test_threads_share_their_confirms(open_: Open) -> None:
 
     def publish(thread: int) -> None:
         for number in range(50):
-            store.push([envelope(f"{thread}-{number}"), envelope(f"{thread}-{number}+")])
+            store.sender.push([envelope(f"{thread}-{number}"), envelope(f"{thread}-{number}+")])
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    own = store.enlist("w", ["q"], 100)
+    own = store.consumer.register("w", ["q"], 100)
     messages = receive(store, 800)
     assert len(set(names(messages))) == 800
-    assert store.settle(own, [Ack(leased.tag) for leased in messages]) == set()
+    assert store.consumer.settle(own, [Ack(leased.tag) for leased in messages]) == set()
 
 
 def test_without_confirms_nothing_is_waited_for(open_: Open) -> None:
     store = open_(confirms=False)
     for number in range(100):
-        store.push([envelope(str(number))])
-    store.enlist("w", ["q"], 100)
+        store.sender.push([envelope(str(number))])
+    store.consumer.register("w", ["q"], 100)
     assert len(receive(store, 100)) == 100
 
 
@@ -508,31 +522,31 @@ def test_without_confirms_nothing_is_waited_for(open_: Open) -> None:
 
 def test_thousands_of_dead_letters(open_: Open) -> None:
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([envelope(str(number)) for number in range(1500)])
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope(str(number)) for number in range(1500)])
     for _ in range(3):
-        store.settle(own, [Bury(leased.tag, f"why {leased.tag}") for leased in receive(store, 500)])
-    everything = store.dead(limit=5000)
+        store.consumer.settle(own, [Bury(leased.tag, f"why {leased.tag}") for leased in receive(store, 500)])
+    everything = store.admin.dead(limit=5000)
     assert len(everything) == 1500
     assert all(dead.reason == f"why {dead.tag}" for dead in everything)
     tags = [dead.tag for dead in everything]
-    assert store.dead_retry(tags[:700]) == 700
+    assert store.admin.dead_retry(tags[:700]) == 700
     assert len(receive(store, 700)) == 700
-    assert store.dead_discard(tags) == 800
-    assert store.dead() == []
+    assert store.admin.dead_discard(tags) == 800
+    assert store.admin.dead() == []
 
 
 def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([envelope("a", priority=2)])
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", priority=2)])
     (first,) = receive(store, 1)
-    store.settle(own, [Bury(first.tag, "bad", counted=True)])
-    (dead,) = store.dead("q")
+    store.consumer.settle(own, [Bury(first.tag, "bad", counted=True)])
+    (dead,) = store.admin.dead("q")
     assert (dead.queue, dead.reason, dead.deliveries, dead.body) == ("q", "bad", 1, b"[]")
-    assert store.dead("r") == []
-    assert [(info.queue, info.dead) for info in store.queues()] == [("q", 1)]
-    assert store.dead_retry([dead.tag, 999]) == 1
+    assert store.admin.dead("r") == []
+    assert [(info.queue, info.dead) for info in store.admin.queues()] == [("q", 1)]
+    assert store.admin.dead_retry([dead.tag, 999]) == 1
     (again,) = receive(store, 1)
     assert (again.deliveries, again.redelivered, again.priority) == (0, True, 2)
     assert again.tag != first.tag
@@ -540,58 +554,58 @@ def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
 
 def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
     first = open_()
-    first.enlist("w", ["q"], 1)
-    assert first.revoked_since(0)[1] == []
-    first.revoke([f"task-{number}" for number in range(1200)])
+    first.consumer.register("w", ["q"], 1)
+    assert first.consumer.revoked_since(0)[1] == []
+    first.sender.revoke([f"task-{number}" for number in range(1200)])
     later = open_()
-    later.enlist("later", ["q"], 1)
-    cursor, found = later.revoked_since(0)
+    later.consumer.register("later", ["q"], 1)
+    cursor, found = later.consumer.revoked_since(0)
     assert [one.task_id for one in found] == [f"task-{number}" for number in range(1200)]
-    assert later.revoked_since(cursor) == (cursor, [])
-    later.enlist("later", ["q"], 1)
-    assert later.revoked_since(cursor) == (cursor, [])
+    assert later.consumer.revoked_since(cursor) == (cursor, [])
+    later.consumer.register("later", ["q"], 1)
+    assert later.consumer.revoked_since(cursor) == (cursor, [])
 
 
 def test_a_revocation_that_comes_along_with_messages_is_told_by_the_next_wait(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
-    cursor, _ = store.revoked_since(0)
-    store.revoke(["x"])
+    store.consumer.register("w", ["q"], 1)
+    cursor, _ = store.consumer.revoked_since(0)
+    store.sender.revoke(["x"])
     deadline = time.monotonic() + PATIENCE
-    while not store.wait(0.0):  # it is read by lease(), not by a wait()
-        store.lease(["q"], 1)
+    while not store.consumer.wait(0.0):  # it is read by lease(), not by a wait()
+        store.consumer.lease(["q"], 1)
         assert time.monotonic() < deadline
-    assert [one.task_id for one in store.revoked_since(cursor)[1]] == ["x"]
-    assert not store.wait(0.0)
+    assert [one.task_id for one in store.consumer.revoked_since(cursor)[1]] == ["x"]
+    assert not store.consumer.wait(0.0)
 
 
 def test_what_comes_while_there_is_something_to_be_asked_for_is_told_together(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 16)  # 64 messages are pushed to it
-    store.push([envelope(str(number)) for number in range(4)])
+    store.consumer.register("w", ["q"], 16)  # 64 messages are pushed to it
+    store.sender.push([envelope(str(number)) for number in range(4)])
     receive(store, 1)
     sent, told = 40, 0
-    sender = threading.Thread(target=lambda: [store.push([envelope("later")]) for _ in range(sent)])
+    sender = threading.Thread(target=lambda: [store.sender.push([envelope("later")]) for _ in range(sent)])
     began = time.monotonic()
     sender.start()
     while sender.is_alive():
-        told += store.wait(GATHER_SECONDS)
+        told += store.consumer.wait(GATHER_SECONDS)
     most = (time.monotonic() - began) / GATHER_SECONDS
     assert 0 < told <= most + 1
-    while store.wait(0.0):
+    while store.consumer.wait(0.0):
         pass
     assert len(receive(store, 20)) == 20
-    store.wake()
+    store.consumer.wake()
     began = time.monotonic()
-    assert not store.wait(PATIENCE)
+    assert not store.consumer.wait(PATIENCE)
     assert time.monotonic() - began < 5
 
 
 def test_purging_is_counted(open_: Open) -> None:
     store = open_()
-    store.push([envelope("a"), envelope("b")])
-    assert store.purge("q") == 2
-    assert store.purge("unheard of") == 0
+    store.sender.push([envelope("a"), envelope("b")])
+    assert store.admin.purge("q") == 2
+    assert store.admin.purge("unheard of") == 0
 
 
 def test_a_queue_of_kombu_is_bound_as_often_as_it_says(prefix: str) -> None:
@@ -606,9 +620,9 @@ def test_a_queue_of_kombu_is_bound_as_often_as_it_says(prefix: str) -> None:
             Queue("r", [binding(media, routing_key="video.#"), binding(media, routing_key="image")])
         ],
     )
-    store = open_store(conf.broker_url, conf)
-    assert isinstance(store, AMQPStore)
-    store.enlist("w", ["r"], 1)
+    store = open_broker(conf.broker_url, conf)
+    assert isinstance(store, AMQPBroker)
+    store.consumer.register("w", ["r"], 1)
     link = Link(address_of(store.url), 5.0)
     channel = link.channel()
     for key in ("video.long", "image", "sound"):
@@ -628,10 +642,10 @@ def test_settings_reach_the_server(prefix: str) -> None:
         task_queue_max_priority=5,
         task_queues={"r": {"exchange": prefix + "x", "exchange_type": "topic", "routing_key": "some.#"}},
     )
-    store = open_store(conf.broker_url, conf)
-    assert isinstance(store, AMQPStore)
+    store = open_broker(conf.broker_url, conf)
+    assert isinstance(store, AMQPBroker)
     assert store._queues.max_priority == 5
-    store.enlist("w", ["r"], 1)
+    store.consumer.register("w", ["r"], 1)
     link = Link(address_of(store.url), 5.0)
     channel = link.channel()
     link.call(
@@ -645,7 +659,7 @@ def test_settings_reach_the_server(prefix: str) -> None:
     link.call(channel.exchange_delete, prefix + "x")
     link.close()
     store.close()
-    assert AMQPStore("amqp://").lacks
-    unset = open_store("amqp://", Settings())
-    assert isinstance(unset, AMQPStore)
+    assert AMQPBroker("amqp://").lacks
+    unset = open_broker("amqp://", Settings())
+    assert isinstance(unset, AMQPBroker)
     assert unset._queues.max_priority is None

@@ -16,7 +16,7 @@ import amqp
 import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 PATIENCE = 30.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRAME_MAX = 131072
-Open = Callable[..., AMQPStore]
+Open = Callable[..., AMQPBroker]
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def open_(prefix: str) -> Iterator[Open]:
-    opened: list[AMQPStore] = []
+    opened: list[AMQPBroker] = []
 
-    def open_one(proxy: Proxy | None = None, **queues: Any) -> AMQPStore:
+    def open_one(proxy: Proxy | None = None, **queues: Any) -> AMQPBroker:
         url = require("rabbitmq")
         if proxy is not None:
             address = address_of(url)
             url = url.replace(f"{address.host}:{address.port}", f"127.0.0.1:{proxy.port}")
-        store = AMQPStore(url, queues=Queues(prefix=prefix, **queues))
+        store = AMQPBroker(url, queues=Queues(prefix=prefix, **queues))
         opened.append(store)
         return store
 
@@ -84,35 +84,37 @@ def names(messages: list[Leased]) -> list[str]:
     return [json.loads(leased.headers)["id"] for leased in messages]
 
 
-def receive(store: AMQPStore, count: int) -> list[Leased]:
+def receive(store: AMQPBroker, count: int) -> list[Leased]:
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < count:
-        found += store.lease(["q"], count - len(found))
+        found += store.consumer.lease(["q"], count - len(found)).messages
         if len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-            store.wait(0.05)
+            store.consumer.wait(0.05)
     return found
 
 
-def comes_again(store: AMQPStore) -> list[str]:
+def comes_again(store: AMQPBroker) -> list[str]:
     """What there is for *store*, once the marker behind everything that came back has come, too."""
-    store.push([envelope("marker")])
+    store.sender.push([envelope("marker")])
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
     while "marker" not in names(found):
         assert time.monotonic() < deadline, f"only {names(found)} came"
-        found += store.lease(["q"], 1000)
-        store.wait(0.05)
-    store.settle(store._epoch, [Ack(leased.tag) for leased in found if names([leased]) == ["marker"]])
+        found += store.consumer.lease(["q"], 1000).messages
+        store.consumer.wait(0.05)
+    store.consumer.settle(
+        store._epoch, [Ack(leased.tag) for leased in found if names([leased]) == ["marker"]]
+    )
     return [name for name in names(found) if name != "marker"]
 
 
-def lose_what_is_said(store: AMQPStore, proxy: Proxy, settlements: list[Settlement]) -> None:
+def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlement]) -> None:
     """Settle so that the server hears nothing of it, and lose the connection."""
     proxy.up.lost = True
     read = proxy.up.pieces
-    store.settle(store._epoch, settlements)
+    store.consumer.settle(store._epoch, settlements)
     deadline = time.monotonic() + PATIENCE
     while proxy.up.pieces == read:
         assert time.monotonic() < deadline, "the proxy has thrown it away"
@@ -121,12 +123,12 @@ def lose_what_is_said(store: AMQPStore, proxy: Proxy, settlements: list[Settleme
     proxy.heal()
 
 
-def enlist_again(store: AMQPStore, concurrency: int) -> None:
+def enlist_again(store: AMQPBroker, concurrency: int) -> None:
     """As the listener does: until the broker answers."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            store.enlist("w", ["q"], concurrency)
+            store.consumer.register("w", ["q"], concurrency)
         except BrokerUnavailable:
             assert time.monotonic() < deadline
         else:
@@ -141,22 +143,22 @@ def test_what_was_acknowledged_when_the_connection_broke_is_not_run_again(
     open_: Open, proxy: Proxy, type: str
 ) -> None:
     store = open_(proxy, type=type)
-    store.enlist("w", ["q"], 4)
-    store.push([envelope(str(number)) for number in range(8)])
+    store.consumer.register("w", ["q"], 4)
+    store.sender.push([envelope(str(number)) for number in range(8)])
     held = receive(store, 8)
     lose_what_is_said(store, proxy, [Ack(leased.tag) for leased in held[:5]])
     enlist_again(store, 4)
     assert sorted(comes_again(store)) == names(held[5:]), "what was not settled is run; what was is not"
-    store.resign()
+    store.consumer.deregister()
     beside = open_()
-    beside.enlist("v", ["q"], 4)
+    beside.consumer.register("v", ["q"], 4)
     assert sorted(comes_again(beside)) == sorted(names(held[5:])), "and the server has heard of it by now"
 
 
 def test_a_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
     store = open_(proxy)
-    store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
     lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
     for _ in range(2):
         enlist_again(store, 1)
@@ -169,11 +171,11 @@ def test_what_was_to_start_once_its_ack_is_known_comes_again_when_it_is_not(
 ) -> None:
     """A task with acks_late=False does not start then; it must not be taken for finished."""
     store = open_(proxy)
-    store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
     lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
     with pytest.raises(LeaseLost):
-        store.confirm()
+        store.consumer.confirm()
     enlist_again(store, 1)
     assert comes_again(store) == ["a"]
 
@@ -182,9 +184,9 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     """The copy is confirmed on another connection; the old one, whose ack was lost,
     is known for what it is."""
     store, aside = open_(proxy), open_()
-    store.enlist("w", ["q"], 2)
+    store.consumer.register("w", ["q"], 2)
     store._publisher, publisher = aside._publisher, store._publisher
-    aside.push([envelope("counted"), envelope("dead"), envelope("twice")])
+    aside.sender.push([envelope("counted"), envelope("dead"), envelope("twice")])
     counted, dead, twice = receive(store, 3)
     settlements = [Release(counted.tag, counted=True), Bury(dead.tag, "why"), Release(twice.tag, parked=True)]
     lose_what_is_said(store, proxy, settlements)
@@ -192,7 +194,7 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     enlist_again(store, 2)
     store._inbox.prefetch.ask(100)
     assert sorted(comes_again(store)) == ["counted", "twice"]
-    assert [letter.reason for letter in store.dead()] == ["why"]
+    assert [letter.reason for letter in store.admin.dead()] == ["why"]
     by_name = {names([held.leased])[0]: held.leased for held in store._inbox.leased.values()}
     assert (by_name["counted"].deliveries, by_name["twice"].parked) == (1, 1)
 
@@ -203,16 +205,16 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
 WORKER = """
 import struct, sys
 from pathlib import Path
-from qworker.transports.amqp.broker import AMQPStore
+from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.queues import Queues
-store = AMQPStore(sys.argv[1], queues=Queues(prefix=sys.argv[2], type=sys.argv[3]))
-store.enlist("victim", ["q"], 4)
+store = AMQPBroker(sys.argv[1], queues=Queues(prefix=sys.argv[2], type=sys.argv[3]))
+store.consumer.register("victim", ["q"], 4)
 held = []
 while len(held) < int(sys.argv[4]):
-    held += store.lease(["q"], 100)
-    store.wait(0.05)
+    held += store.consumer.lease(["q"], 100).messages
+    store.consumer.wait(0.05)
 running = [leased.tag for leased in held if "poison" in leased.headers]
-Path(store.running_path()).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *running)))
+Path(store.consumer.running_path()).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *running)))
 print(*(leased.deliveries for leased in held if "poison" in leased.headers), flush=True)
 sys.stdin.read()
 """
@@ -238,41 +240,41 @@ def dies(prefix: str, count: int, type: str = "classic") -> str:
 
 def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, directory: Path) -> None:
     store = open_()
-    store.push([envelope("poison"), *(envelope(str(number)) for number in range(5))])
+    store.sender.push([envelope("poison"), *(envelope(str(number)) for number in range(5))])
     assert [dies(prefix, 6) for _ in range(3)] == ["0", "1", "2"]
-    store.enlist("w", ["q"], 4)
+    store.consumer.register("w", ["q"], 4)
     found = {names([leased])[0]: leased for leased in receive(store, 6)}
     assert {name: leased.deliveries for name, leased in found.items()} == {
         "poison": 3, **{str(number): 0 for number in range(5)}
     }  # fmt: skip
     assert all(leased.redelivered for leased in found.values())
-    store.settle(store._epoch, [Release(found["poison"].tag, counted=True)])
+    store.consumer.settle(store._epoch, [Release(found["poison"].tag, counted=True)])
     (again,) = receive(store, 1)
     assert again.deliveries == 4, "each death counts once, though its file is still there"
-    store.settle(store._epoch, [Release(again.tag, parked=True)])
+    store.consumer.settle(store._epoch, [Release(again.tag, parked=True)])
     assert receive(store, 1)[0].deliveries == 4
 
 
 def test_who_lives_counts_the_death_of_another(open_: Open, prefix: str, directory: Path) -> None:
     """What comes back comes at once, before the dead one's successor is there."""
     store = open_()
-    store.push([envelope("poison")])
+    store.sender.push([envelope("poison")])
     assert dies(prefix, 1) == "0"
     first, second = open_(), open_()
-    first.enlist("w", ["q"], 1)
+    first.consumer.register("w", ["q"], 1)
     assert receive(first, 1)[0].deliveries == 1
-    second.enlist("v", ["q"], 1)
+    second.consumer.register("v", ["q"], 1)
     first.close()
     assert receive(second, 1)[0].deliveries == 1, "and an orderly end is no death"
 
 
 def test_a_worker_that_ends_leaves_no_files(open_: Open, directory: Path) -> None:
     store = open_()
-    path = store.running_path()
+    path = store.consumer.running_path()
     assert path is not None
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     assert Path(path).with_suffix(".lock").exists()
-    store.resign()
+    store.consumer.deregister()
     assert list(Path(path).parent.iterdir()) == []
 
 
@@ -309,46 +311,46 @@ def test_headers_that_fill_a_frame_are_settled(
     open_: Open, prefix: str, settle: Callable[[int], Settlement]
 ) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     headers = filling(FRAME_MAX - 8)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
-    assert store.settle(store._epoch, [settle(leased.tag)]) == set()
-    (letter,) = store.dead()
+    assert store.consumer.settle(store._epoch, [settle(leased.tag)]) == set()
+    (letter,) = store.admin.dead()
     assert json.loads(letter.headers) == headers
     assert (letter.body, letter.queue) == (b"[]", "q")
     assert letter.reason.startswith(("because because", "it could not go back to its queue: "))
-    assert store.dead_retry() == 0, "there is no room to say that it was here before"
-    assert [other.tag for other in store.dead()] == [letter.tag]
-    assert store.dead_discard([letter.tag]) == 1
+    assert store.admin.dead_retry() == 0, "there is no room to say that it was here before"
+    assert [other.tag for other in store.admin.dead()] == [letter.tag]
+    assert store.admin.dead_discard([letter.tag]) == 1
     assert comes_again(store) == []
 
 
 def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     headers = filling(FRAME_MAX - 600)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
-    store.settle(store._epoch, [Release(leased.tag, counted=True)])
+    store.consumer.settle(store._epoch, [Release(leased.tag, counted=True)])
     (again,) = receive(store, 1)
     assert (again.deliveries, json.loads(again.headers)) == (1, headers)
-    store.settle(store._epoch, [Bury(again.tag, "why " * 1000)])
-    assert store.dead_retry() == 1
+    store.consumer.settle(store._epoch, [Bury(again.tag, "why " * 1000)])
+    assert store.admin.dead_retry() == 1
     assert json.loads(receive(store, 1)[0].headers) == headers
 
 
 def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: Open) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     fits = envelope("fits", headers={"large": "x" * (FRAME_MAX - 1500)})
     too_large = envelope("large", headers={"large": "é" * (FRAME_MAX // 2)})
     for batch in ([too_large], [fits, too_large], [too_large._replace(due=time.time() + 60)]):
         with pytest.raises(
             PublishError, match=r"have 131\d{3} bytes, RabbitMQ takes 130040: nothing was published"
         ):
-            store.push(batch)
-    store.push([fits])
+            store.sender.push(batch)
+    store.sender.push([fits])
     assert comes_again(store) == ["fits"]
 
 
@@ -357,15 +359,15 @@ def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: 
 
 def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     given = {"x-tenant": "acme", "x-request-id": 7, "x-deliver": None}
-    store.push([envelope("a", headers=given), envelope("b", headers={**given, "none": 2**70})])
+    store.sender.push([envelope("a", headers=given), envelope("b", headers={**given, "none": 2**70})])
     servers = {"x-death": [{"count": 1}], "x-first-death-queue": "q", "x-qworker-deliveries": 2}
     push_raw(prefix, {"id": "c", **given, **servers})
     for leased in receive(store, 3):
         headers = json.loads(leased.headers)
         assert {name: value for name, value in headers.items() if name.startswith("x-")} == given
-        store.settle(store._epoch, [Release(leased.tag, counted=True)])
+        store.consumer.settle(store._epoch, [Release(leased.tag, counted=True)])
     for leased in receive(store, 3):
         assert given.items() <= json.loads(leased.headers).items(), "also when it is sent anew"
 
@@ -373,7 +375,7 @@ def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
 @pytest.mark.parametrize("days", [19.3, 19.45, 19.9, 45, 4000])
 def test_delays_of_many_days(open_: Open, prefix: str, days: float) -> None:
     store = open_()
-    store.push([envelope("a", due=time.time() + days * 86400)])
+    store.sender.push([envelope("a", due=time.time() + days * 86400)])
     link = Link(address_of(require("rabbitmq")), 5.0)
     (queue,) = [name for name in store._publisher._declared if "delay" in name]
     assert link.call(link.channel().queue_delete, queue) == 1, "it waits there"
@@ -382,9 +384,9 @@ def test_delays_of_many_days(open_: Open, prefix: str, days: float) -> None:
 
 def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:
     store = open_(dead_expires=4000 * 86400.0)
-    store.enlist("w", ["q"], 1)
-    store.push([envelope("a")])
-    store.settle(store._epoch, [Bury(receive(store, 1)[0].tag, "why")])
-    assert len(store.dead()) == 1
-    assert store.sweep(4000 * 86400.0, 10) == 0
-    assert len(store.dead()) == 1
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a")])
+    store.consumer.settle(store._epoch, [Bury(receive(store, 1)[0].tag, "why")])
+    assert len(store.admin.dead()) == 1
+    assert store.consumer.sweep(4000 * 86400.0, 10) == 0
+    assert len(store.admin.dead()) == 1

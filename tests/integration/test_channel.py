@@ -25,7 +25,7 @@ from kombu.pidbox import Mailbox
 from qworker.errors import ConfigurationError
 from qworker.transports import register
 from qworker.transports.lease import Ack, Bury, Envelope
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 
@@ -58,10 +58,10 @@ def connect(url: str) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[SQLiteStore]:
+def store(url: str) -> Iterator[SQLiteBroker]:
     """The same file as qworker sees it."""
-    store = SQLiteStore(url)
-    store.enlist("w@test", ["q"], 1)
+    store = SQLiteBroker(url)
+    store.consumer.register("w@test", ["q"], 1)
     yield store
     store.close()
 
@@ -164,9 +164,9 @@ def test_another_broker_takes_over_and_back(tmp_path: Path) -> None:
         connection.maybe_switch_next()
         publish(connection, "to the second")
     for url, body in ((first, b"to the first"), (second, b"to the second")):
-        with closing(SQLiteStore(url)) as store:
-            store.enlist("w", ["q"], 1)
-            assert [leased.body for leased in store.lease(["q"], 10)] == [body]
+        with closing(SQLiteBroker(url)) as store:
+            store.consumer.register("w", ["q"], 1)
+            assert [leased.body for leased in store.consumer.lease(["q"], 10).messages] == [body]
 
 
 def test_a_locked_file_is_an_operational_error(connect: Connect, tmp_path: Path) -> None:
@@ -323,12 +323,12 @@ def test_an_acked_message_is_gone(connect: Connect) -> None:
         assert not connection.SimpleQueue("q").qsize()
 
 
-def test_without_ack_a_message_is_gone_as_it_comes(connect: Connect, store: SQLiteStore) -> None:
+def test_without_ack_a_message_is_gone_as_it_comes(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, "a", "b")
         assert Inbox(connection, queue(), no_ack=True).drain(1) == ["a"]
-        assert [info.leased for info in store.queues()] == [0]
-    assert [leased.body for leased in store.lease(["q"], 10)] == [b"b"]
+        assert [info.leased for info in store.admin.queues()] == [0]
+    assert [leased.body for leased in store.consumer.lease(["q"], 10).messages] == [b"b"]
 
 
 def test_an_unacked_message_comes_back_when_its_channel_closes(connect: Connect) -> None:
@@ -345,14 +345,14 @@ def test_an_unacked_message_comes_back_when_its_channel_closes(connect: Connect)
 
 
 def test_an_unacked_message_comes_back_when_its_connection_closes(
-    connect: Connect, store: SQLiteStore
+    connect: Connect, store: SQLiteBroker
 ) -> None:
     connection = connect()
     publish(connection, "a")
     Inbox(connection, queue()).drain(1)
-    assert store.lease(["q"], 1) == []
+    assert store.consumer.lease(["q"], 1).messages == []
     connection.release()
-    (leased,) = store.lease(["q"], 1)
+    (leased,) = store.consumer.lease(["q"], 1).messages
     assert (leased.redelivered, leased.deliveries) == (True, 0)
 
 
@@ -367,11 +367,11 @@ def test_a_requeued_message_comes_again_in_its_place(connect: Connect) -> None:
         assert inbox[1].delivery_info["redelivered"] is True
 
 
-def test_a_rejected_message_is_a_dead_letter(connect: Connect, store: SQLiteStore) -> None:
+def test_a_rejected_message_is_a_dead_letter(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, "a")
         Inbox(connection, queue(), settle="reject").drain(1)
-    (dead,) = store.dead()
+    (dead,) = store.admin.dead()
     assert (dead.body, dead.reason) == (b"a", "rejected by its consumer")
 
 
@@ -384,12 +384,12 @@ def test_recovering_a_channel_brings_all_back(connect: Connect) -> None:
         assert inbox.drain(4) == ["a", "b", "a", "b"]
 
 
-def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLiteStore) -> None:
+def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, *range(5))
         inbox = Inbox(connection, queue(), prefetch=2)
         assert inbox.drain_all() == [0, 1]
-        assert [(info.ready, info.leased) for info in store.queues()] == [(3, 2)]
+        assert [(info.ready, info.leased) for info in store.admin.queues()] == [(3, 2)]
         inbox[0].ack()
         assert inbox.drain_all() == [0, 1, 2]
 
@@ -436,49 +436,51 @@ with Consumer(connection, [Queue("q")], callbacks=[receive]):
 
 
 def test_a_consumer_may_take_as_long_as_it_likes(connect: Connect, url: str) -> None:
-    other = SQLiteStore(url, uptime=lambda: time.monotonic() + 10_000_000)
-    other.enlist("later", ["q"], 1)
+    other = SQLiteBroker(url, uptime=lambda: time.monotonic() + 10_000_000)
+    other.consumer.register("later", ["q"], 1)
     with closing(other), connect() as connection:
         publish(connection, "a")
         inbox = Inbox(connection, queue())
         inbox.drain(1)
-        assert other.reclaim() == []
+        assert other.consumer.reclaim() == []
         inbox[0].ack()
-        assert [info for info in other.queues() if info.leased] == []
+        assert [info for info in other.admin.queues() if info.leased] == []
 
 
 def test_a_dead_workers_messages_reach_a_kombu_consumer(
-    connect: Connect, url: str, store: SQLiteStore
+    connect: Connect, url: str, store: SQLiteBroker
 ) -> None:
     with connect() as connection:
         publish(connection, "a")
-        store.lease(["q"], 1)
+        store.consumer.lease(["q"], 1)
         store._holding.let_go()  # as the kernel does for a process that is killed
         inbox = Inbox(connection, queue())
         assert inbox.drain(1) == ["a"]
 
 
 def test_what_cannot_be_read_stops_nobody(
-    connect: Connect, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+    connect: Connect, store: SQLiteBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.push(
+    store.sender.push(
         [Envelope("q", "{", None, b""), Envelope("q", "[]", "[]", b""), Envelope("q", "{}", None, b'"good"')]
     )
     with connect() as connection, caplog.at_level(logging.ERROR):
         inbox = Inbox(connection, queue(), settle="ack")
         assert inbox.drain(1) == ["good"]
-    assert [dead.reason[:18] for dead in store.dead()] == ["InvalidTaskMessage"] * 2
+    assert [dead.reason[:18] for dead in store.admin.dead()] == ["InvalidTaskMessage"] * 2
     assert "cannot be read: headers" in caplog.text
 
 
 def test_settling_what_another_has_is_only_said(
-    connect: Connect, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+    connect: Connect, store: SQLiteBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect() as connection:
         publish(connection, "a")
         inbox = Inbox(connection, queue())
         inbox.drain(1)
-        connection.transport.store.settle(connection.transport.epoch, [Ack(int(inbox[0].delivery_tag))])
+        connection.transport.store.consumer.settle(
+            connection.transport.epoch, [Ack(int(inbox[0].delivery_tag))]
+        )
         inbox[0].ack()
     assert "no longer ours to settle" in caplog.text
 
@@ -593,7 +595,7 @@ def subscriber(name: str, **options: Any) -> Queue:
     return Queue(name, EVENTS, auto_delete=True, durable=False, **options)
 
 
-def queue_names(store: SQLiteStore) -> set[str]:
+def queue_names(store: SQLiteBroker) -> set[str]:
     with closing(sqlite3.connect(store.path)) as connection:
         return {
             name
@@ -604,7 +606,7 @@ def queue_names(store: SQLiteStore) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close channel", "close connection"])
-def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteStore, how: str) -> None:
+def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteBroker, how: str) -> None:
     connection = connect()
     inbox = Inbox(connection, subscriber("mine"))
     sender = connect()
@@ -620,7 +622,7 @@ def test_a_subscribers_queue_goes_with_it(connect: Connect, store: SQLiteStore, 
     assert queue_names(store) == set()
 
 
-def test_a_dead_subscribers_queue_goes_too(connect: Connect, store: SQLiteStore, url: str) -> None:
+def test_a_dead_subscribers_queue_goes_too(connect: Connect, store: SQLiteBroker, url: str) -> None:
     script = f"""
 import time
 from kombu import Connection, Consumer, Exchange, Queue
@@ -643,22 +645,22 @@ with Consumer(connection, [queue], callbacks=[print]):
     victim.wait()
     victim.stdout.close()
     assert queue_names(store) == {"mine"}
-    assert [dead.name.split("@")[0] for dead in store.reclaim()] == ["kombu"]
+    assert [dead.name.split("@")[0] for dead in store.consumer.reclaim()] == ["kombu"]
     assert queue_names(store) == set()
 
 
-def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQLiteStore) -> None:
+def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQLiteBroker) -> None:
     first, second = connect(), connect()
     Inbox(first, Queue("shared", EVENTS, exclusive=True))
     left = Inbox(second, Queue("shared", EVENTS, exclusive=True))
-    first.transport.store.resign()
+    first.transport.store.consumer.deregister()
     Producer(connect(), EVENTS).publish("event")
     assert left.drain(1) == ["event"]
-    second.transport.store.resign()
+    second.transport.store.consumer.deregister()
     assert queue_names(store) == set()
 
 
-def test_a_durable_queue_stays(connect: Connect, store: SQLiteStore) -> None:
+def test_a_durable_queue_stays(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     Inbox(connection, queue())
     publish(connection, "a")
@@ -667,14 +669,14 @@ def test_a_durable_queue_stays(connect: Connect, store: SQLiteStore) -> None:
 
 
 def test_messages_outlive_their_time_to_live_by_a_sweep_at_most(connect: Connect, url: str) -> None:
-    later = SQLiteStore(url, clock=type("Later", (), {"now": staticmethod(lambda: time.time() + 10)})())  # type: ignore[arg-type]
-    later.enlist("later", ["q"], 1)
+    later = SQLiteBroker(url, clock=type("Later", (), {"now": staticmethod(lambda: time.time() + 10)})())  # type: ignore[arg-type]
+    later.consumer.register("later", ["q"], 1)
     with closing(later), connect() as connection:
         for name, ttl in (("short", 5), ("long", 100), ("endless", None)):
             Queue(name, EVENTS, message_ttl=ttl)(connection.default_channel).declare()
         Producer(connection, EVENTS).publish("event")
-        assert later.sweep(1e9, 1000) == 1
-        assert {info.queue: info.ready for info in later.queues()} == {"long": 1, "endless": 1}
+        assert later.consumer.sweep(1e9, 1000) == 1
+        assert {info.queue: info.ready for info in later.admin.queues()} == {"long": 1, "endless": 1}
 
 
 # -- with Celery's own machinery of kombu --
@@ -700,8 +702,8 @@ def test_a_mailbox_asks_and_is_answered(connect: Connect, url: str) -> None:
     assert asking.call(["nobody@test"], "ping", timeout=0.01) in (None, [])
 
 
-def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteStore) -> None:
-    store.push([Envelope("q", '{"task":"t","id":"i"}', None, b"[[],{},{}]", 7)])
+def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteBroker) -> None:
+    store.sender.push([Envelope("q", '{"task":"t","id":"i"}', None, b"[[],{},{}]", 7)])
     with connect() as connection:
         inbox = Inbox(connection, queue())
         assert inbox.drain(1) == [[[], {}, {}]]
@@ -710,7 +712,7 @@ def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteSt
         assert message.properties["correlation_id"] == "i"
         assert message.properties["priority"] == 7
         message.ack()
-    assert store.queues() == []
+    assert store.admin.queues() == []
 
 
 @pytest.mark.parametrize(
@@ -724,18 +726,18 @@ def test_a_qworker_message_is_read_and_settled(connect: Connect, store: SQLiteSt
         (None, False),
     ],
 )
-def test_an_eta_waits_in_the_store(connect: Connect, store: SQLiteStore, eta: Any, waits: bool) -> None:
+def test_an_eta_waits_in_the_store(connect: Connect, store: SQLiteBroker, eta: Any, waits: bool) -> None:
     with connect() as connection:
         publish(connection, [[], {}, {}], headers={"task": "t", "id": "i", "eta": eta})
-        assert [(info.delayed, info.ready) for info in store.queues()] == [(1, 0) if waits else (0, 1)]
+        assert [(info.delayed, info.ready) for info in store.admin.queues()] == [(1, 0) if waits else (0, 1)]
         assert len(Inbox(connection, queue()).drain_all()) == (not waits)
 
 
-def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store: SQLiteStore) -> None:
+def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         inbox = Inbox(connection, queue())
         due = time.time() + 0.1
-        store.push([Envelope("q", "{}", None, b'"late"', due=due)])
+        store.sender.push([Envelope("q", "{}", None, b'"late"', due=due)])
         assert inbox.drain(1, timeout=60) == ["late"]
         assert due <= time.time() < due + 30
 
@@ -743,7 +745,7 @@ def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store:
 # -- forks and threads --
 
 
-def test_a_child_of_a_consumer_takes_nothing_with_it(connect: Connect, url: str, store: SQLiteStore) -> None:
+def test_a_child_of_a_consumer_takes_nothing_with_it(connect: Connect, url: str, store: SQLiteBroker) -> None:
     script = f"""
 import gc, os
 from kombu import Connection, Consumer, Queue
@@ -772,11 +774,11 @@ print("done", flush=True)
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )
     assert ended.stdout.split() == ["0", "done"], ended.stderr
-    assert store.queues() == []
-    assert store.reclaim() == []
+    assert store.admin.queues() == []
+    assert store.consumer.reclaim() == []
 
 
-def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteStore) -> None:
+def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteBroker) -> None:
     pool = connect().Pool(limit=3)
 
     def send(number: int) -> None:
@@ -790,8 +792,8 @@ def test_a_producer_pool_publishes_from_threads(connect: Connect, store: SQLiteS
     for thread in threads:
         thread.join()
     pool.force_close_all()
-    assert len({leased.body for leased in store.lease(["q"], 1000)}) == 60
-    assert store.reclaim() == []  # who only publishes is no holder
+    assert len({leased.body for leased in store.consumer.lease(["q"], 1000).messages}) == 60
+    assert store.consumer.reclaim() == []  # who only publishes is no holder
 
 
 def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
@@ -811,11 +813,11 @@ def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
     assert open_files() == before
 
 
-def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQLiteStore) -> None:
-    epoch = store.enlist("w@test", ["q"], 1)
+def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQLiteBroker) -> None:
+    epoch = store.consumer.register("w@test", ["q"], 1)
     with connect() as connection:
         publish(connection, "a")
-        (leased,) = store.lease(["q"], 1)
-        store.settle(epoch, [Bury(leased.tag, "why")])
-        store.dead_retry()
+        (leased,) = store.consumer.lease(["q"], 1).messages
+        store.consumer.settle(epoch, [Bury(leased.tag, "why")])
+        store.admin.dead_retry()
         assert Inbox(connection, queue()).drain(1) == ["a"]

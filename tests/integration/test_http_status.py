@@ -129,8 +129,8 @@ def test_the_metrics_count_what_ended_and_prometheus_can_read_them(watched: Watc
 def test_the_metrics_tell_how_the_queues_stand(watched: Watched) -> None:
     queue = ("queue", "celery")
     watched.odd.apply_async((1,), countdown=3600)
-    watched.store.push([Envelope("celery", "no headers", None, b"")])
-    until(lambda: watched.store.dead())
+    watched.store.sender.push([Envelope("celery", "no headers", None, b"")])
+    until(lambda: watched.store.admin.dead())
     metrics = watched.metrics()
     assert metrics[("qworker_queues_known",)] == 1
     assert metrics[("qworker_queue_messages_ready", queue)] == 0

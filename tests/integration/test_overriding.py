@@ -96,7 +96,7 @@ class House:
             worker.advance(seconds) if seconds else worker.run()
 
     def headers(self) -> list[dict[str, Any]]:
-        return [parse_headers(one.headers) for one in self.store.lease(["celery"], 100)]
+        return [parse_headers(one.headers) for one in self.store.consumer.lease(["celery"], 100).messages]
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_every_call_goes_through_apply_async(how: str) -> None:
     results = calls(task, house.app)[how]()
     count = len(results) if isinstance(results, list) else 1
     assert len(seen) == count
-    house.store.enlist("here", ["celery"], 1)
+    house.store.consumer.register("here", ["celery"], 1)
     found = house.headers()
     assert [one["tenant"] for one in found] == ["acme"] * count
     ids = [each.id for each in results] if isinstance(results, list) else [results.id]
@@ -306,7 +306,7 @@ def test_who_sends_nothing_sends_nothing() -> None:
     task = house.app.task(name="work", base=Once)(lambda x: x)
     results = task.apply_many([(1,), (1,), (2,)])
     assert [result is None for result in results] == [False, True, False]
-    assert house.store.queues()[0].ready == 2
+    assert house.store.admin.queues()[0].ready == 2
 
 
 def test_many_calls_are_stored_together_or_not_at_all() -> None:
@@ -315,7 +315,7 @@ def test_many_calls_are_stored_together_or_not_at_all() -> None:
     plain = house.app.task(name="plain")(lambda x: x)
     with pytest.raises(TypeError):
         house.app.send_many([task.s(1), plain.s(1), task.s(1, 2)])
-    assert house.store.queues() == []
+    assert house.store.admin.queues() == []
     sent = house.app.send_many([task.s(1), plain.s(2), task.s(3)])
     house.run()
     assert [result.get() for result in sent] == [1, 2, 3]
@@ -538,5 +538,5 @@ def test_a_name_for_the_log_may_be_given_to_the_decorator() -> None:
     house = House()
     named = house.app.task(name="map", shadow_name=lambda task, args, kwargs, options: args[0])(lambda *x: x)
     named.delay("what it maps")
-    house.store.enlist("here", ["celery"], 1)
+    house.store.consumer.register("here", ["celery"], 1)
     assert house.headers()[0]["shadow"] == "what it maps"

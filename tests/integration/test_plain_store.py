@@ -16,12 +16,12 @@ from qworker import QWorker
 from qworker.conf import Settings
 from qworker.errors import ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
-from qworker.transports import open_store
-from qworker.transports.kombu.broker import PlainStore
+from qworker.transports import open_broker
+from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., PlainStore]
+Open = Callable[..., KombuBroker]
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def queue() -> str:
 
 @pytest.fixture(params=["memory", "filesystem"])
 def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Open]:
-    opened: list[PlainStore] = []
+    opened: list[KombuBroker] = []
     options = {
         f"data_folder_{way}": str(tmp_path / "messages") for way in ("in", "out")
     } | {"control_folder": str(tmp_path / "control")}  # fmt: skip
 
-    def open_one(**more: Any) -> PlainStore:
+    def open_one(**more: Any) -> KombuBroker:
         given = options if request.param == "filesystem" else {}
-        store = PlainStore(f"{request.param}://", options=dict(given), clock=clock, **more)
+        store = KombuBroker(f"{request.param}://", options=dict(given), clock=clock, **more)
         opened.append(store)
         return store
 
@@ -52,7 +52,7 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
     yield open_one
     for store in opened:
         for name in {*store._declared, "qworker.dead"}:
-            store.purge(name)
+            store.admin.purge(name)
         store.close()
 
 
@@ -66,180 +66,184 @@ def names(messages: list[Leased]) -> list[str]:
 
 def test_messages_come_as_they_were_sent(open_: Open, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     body = bytes(range(256))
     properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
-    store.push(
+    store.sender.push(
         [Envelope(queue, '{"id":"é"}', json.dumps(properties), body), Envelope(queue, "no JSON", None, b"")]
     )
-    first, second = sorted(store.lease([queue], 10), key=lambda leased: len(leased.body), reverse=True)
+    first, second = sorted(
+        store.consumer.lease([queue], 10).messages, key=lambda leased: len(leased.body), reverse=True
+    )
     assert json.loads(first.headers) == {"id": "é"}
     assert json.loads(first.properties or "") == properties
     assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
     assert second.headers == "no JSON"
-    assert store.lease([queue], 10) == []
-    assert store.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
-    assert store.settle(own, [Ack(first.tag)]) == {first.tag}
-    assert store.queues() == []
+    assert store.consumer.lease([queue], 10).messages == []
+    assert store.consumer.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
+    assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
+    assert store.admin.queues() == []
 
 
 def test_headers_that_begin_with_x_arrive(open_: Open, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     given = {"id": "a", "x-tenant": "acme", "x-none": None}
-    store.push([Envelope(queue, json.dumps({**given, "x-qworker-deliveries": 1, "x-death": []}), None, b"")])
+    store.sender.push(
+        [Envelope(queue, json.dumps({**given, "x-qworker-deliveries": 1, "x-death": []}), None, b"")]
+    )
     for deliveries in (1, 2):
-        (leased,) = store.lease([queue], 1)
+        (leased,) = store.consumer.lease([queue], 1).messages
         assert (json.loads(leased.headers), leased.deliveries) == (given, deliveries)
-        store.settle(own, [Release(leased.tag, counted=True)])
+        store.consumer.settle(own, [Release(leased.tag, counted=True)])
 
 
 def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> None:
     store = open_()
-    store.enlist("w", [queue, queue + "r"], 1)
-    store.push([envelope(name, str(number)) for number in range(10) for name in (queue, queue + "r")])
-    taken = [store.lease([queue, queue + "r"], 5) for _ in range(4)]
+    store.consumer.register("w", [queue, queue + "r"], 1)
+    store.sender.push([envelope(name, str(number)) for number in range(10) for name in (queue, queue + "r")])
+    taken = [store.consumer.lease([queue, queue + "r"], 5).messages for _ in range(4)]
     assert [len(messages) for messages in taken] == [5, 5, 5, 5]
     assert Counter(leased.queue for leased in taken[0] + taken[1]) == {queue: 5, queue + "r": 5}
 
 
 def test_a_release_comes_back_with_its_counts(open_: Open, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, "a")])
-    (leased,) = store.lease([queue], 1)
-    store.settle(own, [Release(leased.tag)])
-    (leased,) = store.lease([queue], 1)
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, "a")])
+    (leased,) = store.consumer.lease([queue], 1).messages
+    store.consumer.settle(own, [Release(leased.tag)])
+    (leased,) = store.consumer.lease([queue], 1).messages
     assert (leased.deliveries, leased.parked) == (0, 0)
-    store.settle(own, [Release(leased.tag, counted=True)])
-    (leased,) = store.lease([queue], 1)
-    store.settle(own, [Release(leased.tag, parked=True)])
-    (leased,) = store.lease([queue], 1)
+    store.consumer.settle(own, [Release(leased.tag, counted=True)])
+    (leased,) = store.consumer.lease([queue], 1).messages
+    store.consumer.settle(own, [Release(leased.tag, parked=True)])
+    (leased,) = store.consumer.lease([queue], 1).messages
     assert (leased.deliveries, leased.parked, leased.redelivered) == (1, 1, True)
 
 
 def test_delays_are_kept_by_the_worker(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     now = clock.now()
-    store.push(
+    store.sender.push(
         [
             envelope(queue, "later", due=now + 60),
             envelope(queue, "near", due=now + 3),
             envelope(queue, "plain"),
         ]
     )
-    (plain,) = store.lease([queue], 10)
-    assert names([plain]) == ["plain"]
-    assert store.next_due([queue]) == now + 3
-    store.settle(own, [Release(plain.tag, now + 10, parked=True)])
-    assert names(store.lease([queue], 0, near=5, horizon=5.0)) == ["near"]
+    claim = store.consumer.lease([queue], 10)
+    (plain,) = claim.messages
+    assert (names([plain]), claim.next_due) == (["plain"], now + 3)
+    store.consumer.settle(own, [Release(plain.tag, now + 10, parked=True)])
+    assert names(store.consumer.lease([queue], 0, delayed_limit=5, eta_window=5.0).messages) == ["near"]
     clock.advance(10)
-    (again,) = store.lease([queue], 10)
+    (again,) = store.consumer.lease([queue], 10).messages
     assert (names([again]), again.parked, again.due) == (["plain"], 1, now + 10)
     clock.advance(50)
-    assert names(store.lease([queue], 10)) == ["later"]
+    assert names(store.consumer.lease([queue], 10).messages) == ["later"]
 
 
 def test_too_many_delays_go_back_to_their_queue(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_(eta_limit=2)
-    store.enlist("w", [queue], 1)
-    store.push([envelope(queue, str(number), due=clock.now() + 60) for number in range(3)])
-    assert store.lease([queue], 10) == []
+    store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, str(number), due=clock.now() + 60) for number in range(3)])
+    assert store.consumer.lease([queue], 10).messages == []
     clock.advance(60)
     found: list[Leased] = []
     deadline = time.monotonic() + 20
     while len(found) < 3 and time.monotonic() < deadline:
-        found += store.lease([queue], 10)
+        found += store.consumer.lease([queue], 10).messages
         time.sleep(0.01)
     assert sorted(names(found)) == ["0", "1", "2"]
 
 
 def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_()
-    store.dead_discard()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, name) for name in "abc"])
-    taken = store.lease([queue], 3)  # files come in no order
+    store.admin.dead_discard()
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, name) for name in "abc"])
+    taken = store.consumer.lease([queue], 3).messages  # files come in no order
     for leased in taken:
         clock.advance(1)
-        store.settle(own, [Bury(leased.tag, f"why {names([leased])[0]}", counted=True)])
-    letters = store.dead()
+        store.consumer.settle(own, [Bury(leased.tag, f"why {names([leased])[0]}", counted=True)])
+    letters = store.admin.dead()
     first, second, third = names(taken)
     assert [letter.reason for letter in letters] == [f"why {name}" for name in (third, second, first)]
     assert (letters[0].queue, letters[0].died_at, letters[0].deliveries) == (queue, clock.now(), 1)
-    assert [(info.queue, info.dead) for info in store.queues() if info.queue == queue] == [(queue, 3)]
-    assert store.dead_retry([letters[0].tag, 5]) == 1
-    (again,) = store.lease([queue], 5)
+    assert [(info.queue, info.dead) for info in store.admin.queues() if info.queue == queue] == [(queue, 3)]
+    assert store.admin.dead_retry([letters[0].tag, 5]) == 1
+    (again,) = store.consumer.lease([queue], 5).messages
     assert (names([again]), again.deliveries, again.redelivered) == ([third], 0, True)
-    assert store.dead_discard([letters[1].tag]) == 1
-    assert [letter.reason for letter in store.dead()] == [f"why {first}"]
-    assert store.dead_discard() == 1
+    assert store.admin.dead_discard([letters[1].tag]) == 1
+    assert [letter.reason for letter in store.admin.dead()] == [f"why {first}"]
+    assert store.admin.dead_discard() == 1
 
 
 def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: Open, queue: str) -> None:
     """And what was sent by then is not sent again."""
     store = open_()
-    store.dead_discard()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, name) for name in "abcd"])
-    ran, bad, counted, odd = (leased.tag for leased in store.lease([queue], 4))
+    store.admin.dead_discard()
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, name) for name in "abcd"])
+    ran, bad, counted, odd = (leased.tag for leased in store.consumer.lease([queue], 4).messages)
     batch = [Ack(ran), Bury(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(TypeError):
-            store.settle(own, batch)
-    assert store.settle(own, batch[:2]) == set()
-    assert store.settle(own, [*batch[2:3], Release(odd), Ack(bad)]) == {bad}
-    assert len(store.dead()) == 1
-    again = store.lease([queue], 4)
+            store.consumer.settle(own, batch)
+    assert store.consumer.settle(own, batch[:2]) == set()
+    assert store.consumer.settle(own, [*batch[2:3], Release(odd), Ack(bad)]) == {bad}
+    assert len(store.admin.dead()) == 1
+    again = store.consumer.lease([queue], 4).messages
     assert sorted(leased.deliveries for leased in again) == [0, 1]
 
 
 def test_what_an_epoch_held_goes_back_at_its_end(open_: Open, queue: str) -> None:
     store = open_()
-    old = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, "a")])
-    (leased,) = store.lease([queue], 1)
-    new = store.enlist("w", [queue], 1)
-    (again,) = store.lease([queue], 1)
+    old = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, "a")])
+    (leased,) = store.consumer.lease([queue], 1).messages
+    new = store.consumer.register("w", [queue], 1)
+    (again,) = store.consumer.lease([queue], 1).messages
     assert again.tag == leased.tag
-    assert store.settle(old, [Ack(leased.tag)]) == {leased.tag}
-    assert store.settle(new, [Ack(again.tag)]) == set()
-    store.resign()
-    store.resign()
+    assert store.consumer.settle(old, [Ack(leased.tag)]) == {leased.tag}
+    assert store.consumer.settle(new, [Ack(again.tag)]) == set()
+    store.consumer.deregister()
+    store.consumer.deregister()
     with pytest.raises(LeaseLost):
-        store.lease([queue], 1)
+        store.consumer.lease([queue], 1)
 
 
 def test_waiting_ends_by_a_push_or_a_call(open_: Open, queue: str) -> None:
     store = open_(poll=20.0)
-    store.enlist("w", [queue], 1)
+    store.consumer.register("w", [queue], 1)
     started = time.monotonic()
-    assert store.wait(0.01) is False
-    store.push([envelope(queue, "a")])
-    assert store.wait(10) is True
-    store.wake()
-    assert store.wait(10) is False
+    assert store.consumer.wait(0.01) is False
+    store.sender.push([envelope(queue, "a")])
+    assert store.consumer.wait(10) is True
+    store.consumer.wake()
+    assert store.consumer.wait(10) is False
     assert time.monotonic() - started < 10
 
 
 def test_what_it_cannot_do_is_said(open_: Open) -> None:
     store = open_()
-    assert {"revoked", "workers", "delays"} <= store.lacks
-    assert store.workers() == []
+    assert {"fanout", "workers", "eta"} <= store.lacks
+    assert store.admin.workers() == []
     with pytest.raises(NotSupported, match="revoked"):
-        store.revoke(["a"])
+        store.sender.revoke(["a"])
 
 
 def test_every_scheme_of_kombus_is_a_broker() -> None:
     conf = Settings()
-    assert isinstance(open_store("memory://", conf), PlainStore)
-    assert isinstance(open_store("sqla+sqlite:///x", conf), PlainStore)
+    assert isinstance(open_broker("memory://", conf), KombuBroker)
+    assert isinstance(open_broker("sqla+sqlite:///x", conf), KombuBroker)
     with pytest.raises(ConfigurationError, match="did you mean"):
-        open_store("amqpx://", conf)
-    missing = open_store("zookeeper://127.0.0.1/", conf)
+        open_broker("amqpx://", conf)
+    missing = open_broker("zookeeper://127.0.0.1/", conf)
     with pytest.raises(ConfigurationError, match=r"pip install .kombu\[zookeeper\]"):
-        missing.push([envelope("q", "a")])
+        missing.sender.push([envelope("q", "a")])
 
 
 def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
@@ -250,8 +254,8 @@ def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
         return x + y
 
     result = add.delay(2, 3)
-    app.broker.enlist("w", [queue], 1)
-    (leased,) = app.broker.lease([queue], 1)
+    app.broker.consumer.register("w", [queue], 1)
+    (leased,) = app.broker.consumer.lease([queue], 1).messages
     assert json.loads(leased.headers)["id"] == result.id
     assert leased.properties is None
     assert json.loads(leased.body)[0] == [2, 3]
@@ -260,5 +264,5 @@ def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
 
 def test_depths_tell_what_is_ready(open_: Open, queue: str) -> None:
     store = open_()
-    store.push([envelope(queue, "a"), envelope(queue, "b")])
-    assert [(info.queue, info.ready) for info in store.depths([queue])] == [(queue, 2)]
+    store.sender.push([envelope(queue, "a"), envelope(queue, "b")])
+    assert [(info.queue, info.ready) for info in store.admin.depths([queue])] == [(queue, 2)]

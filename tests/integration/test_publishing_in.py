@@ -50,7 +50,7 @@ def engine(place: SQLPlace) -> Iterator[sa.Engine]:
 
 
 def waiting(app: QWorker) -> int:
-    return sum(info.ready + info.delayed for info in app.broker.queues())
+    return sum(info.ready + info.delayed for info in app.broker.admin.queues())
 
 
 def orders(engine: sa.Engine) -> int:
@@ -79,7 +79,7 @@ def test_a_commit_sends_it(app: QWorker, engine: sa.Engine) -> None:
         assert waiting(app) == 0
         session.commit()
     assert orders(engine) == 1
-    (info,) = app.broker.queues()
+    (info,) = app.broker.admin.queues()
     assert (info.ready, info.delayed) == (1201, 1)
     with engine.begin() as connection, app.publishing_in(connection):
         bill.delay(3)
@@ -103,14 +103,14 @@ def test_a_connection_of_the_driver_will_do(app: QWorker, engine: sa.Engine) -> 
     "place", [PostgreSQLPlace], ids=["postgresql"], indirect=True
 )  # MySQL tells of nothing
 def test_a_waiting_worker_hears_of_the_commit(app: QWorker, engine: sa.Engine) -> None:
-    app.broker.enlist("w@test", ["celery"], 1)
-    assert not app.broker.wait(0)
+    app.broker.consumer.register("w@test", ["celery"], 1)
+    assert not app.broker.consumer.wait(0)
     with engine.begin() as connection:
         with app.publishing_in(connection):
             app.tasks["bill"].delay(1)
-        assert not app.broker.wait(0)
-    assert app.broker.wait(30)
-    assert len(app.broker.lease(["celery"], 10)) == 1
+        assert not app.broker.consumer.wait(0)
+    assert app.broker.consumer.wait(30)
+    assert len(app.broker.consumer.lease(["celery"], 10).messages) == 1
 
 
 def test_calls_of_another_app_and_after_the_block_go_their_own_way(

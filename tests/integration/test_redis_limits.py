@@ -13,7 +13,7 @@ from qworker.components.settlements import Settlements
 from qworker.errors import EncodeError, PublishError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack
-from qworker.transports.redis.broker import RedisStore
+from qworker.transports.redis.broker import RedisBroker
 from tests.acceptance.private_servers import Redis, serving
 from tests.contract.lease_places import message
 
@@ -38,25 +38,25 @@ def app(server: Redis) -> Iterator[QWorker]:
 
 
 def test_a_message_that_is_too_large_is_refused_and_others_are_not(server: Redis) -> None:
-    with closing(RedisStore(server.url)) as store:
+    with closing(RedisBroker(server.url)) as store:
         with pytest.raises(PublishError, match="proto-max-bulk-len"):
-            store.push([message("large", body=b"x" * LIMIT)])
-        store.push([message("fits", body=b"x" * (LIMIT // 2))])
-        assert [info.ready for info in store.queues()] == [1]
-        store.purge("q")
+            store.sender.push([message("large", body=b"x" * LIMIT)])
+        store.sender.push([message("fits", body=b"x" * (LIMIT // 2))])
+        assert [info.ready for info in store.admin.queues()] == [1]
+        store.admin.purge("q")
 
 
 def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app: QWorker) -> None:
-    with closing(RedisStore(server.url)) as store:
-        epoch = store.enlist("w@test", ["q"], 2)
-        store.push([message(str(number)) for number in range(3)])
-        tags = [leased.tag for leased in store.lease(["q"], 3)]
+    with closing(RedisBroker(server.url)) as store:
+        epoch = store.consumer.register("w@test", ["q"], 2)
+        store.sender.push([message(str(number)) for number in range(3)])
+        tags = [leased.tag for leased in store.consumer.lease(["q"], 3).messages]
         rows: list[Any] = [
             app.backend.row(name, app.backend.meta(name, "SUCCESS", "x" * size))
             for name, size in (("one", 1), ("large", LIMIT), ("two", LIMIT // 2))
         ]
         Settlements(app, store).carry_out(epoch, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
-        assert store.queues() == []
+        assert store.admin.queues() == []
     states = {name: app.backend.get(name) for name in ("one", "large", "two")}
     assert {name: meta and meta["status"] for name, meta in states.items()} == {
         "one": "SUCCESS", "large": "FAILURE", "two": "SUCCESS"

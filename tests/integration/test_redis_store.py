@@ -22,7 +22,7 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Leased, Release, Store  # noqa: E402
-from qworker.transports.redis.broker import RedisStore  # noqa: E402
+from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
 from tests.contract.lease_places import mark, message, until  # noqa: E402
@@ -66,8 +66,8 @@ def server() -> Iterator[Callable[..., Redis]]:
 
 
 @contextmanager
-def opened(server: Redis, **options: Any) -> Iterator[RedisStore]:
-    store = RedisStore(server.url, options=options)
+def opened(server: Redis, **options: Any) -> Iterator[RedisBroker]:
+    store = RedisBroker(server.url, options=options)
     try:
         yield store
     finally:
@@ -88,7 +88,7 @@ def test_results_expire_by_themselves(open_: Callable[..., Any], place: RedisPla
     store = open_()
     now = time.time()
     rows = [("soon", "SUCCESS", b'{"status": "SUCCESS"}', now + 100), ("never", "SUCCESS", b"pickled", None)]
-    store.settle(store.enlist("w", ["q"], 1), [Store(row) for row in rows])
+    store.consumer.settle(store.consumer.register("w", ["q"], 1), [Store(row) for row in rows])
     key = f"{place.prefix}celery-task-meta-"
     assert 95 < place.client.ttl(f"{key}soon") <= 100
     assert place.client.ttl(f"{key}never") == -1
@@ -102,10 +102,10 @@ def test_a_result_is_published_as_celery_does(open_: Callable[..., Any], place: 
     listening.subscribe(channel)
     until(lambda: place.client.pubsub_numsub(channel)[0][1])
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([message("a")])
-    (leased,) = store.lease(["q"], 1)
-    store.settle(own, [Ack(leased.tag, ("one", "SUCCESS", b'{"status": "SUCCESS"}', None))])
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([message("a")])
+    (leased,) = store.consumer.lease(["q"], 1).messages
+    store.consumer.settle(own, [Ack(leased.tag, ("one", "SUCCESS", b'{"status": "SUCCESS"}', None))])
     found = until(listening.get_message)
     assert found["data"] == b'{"status": "SUCCESS"}'
     listening.close()
@@ -126,21 +126,21 @@ def test_an_ack_stores_the_result_with_the_app(place: RedisPlace) -> None:
 
 def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, publisher = open_(options={"client_name": f"{place.prefix}w"}), open_()
-    own = store.enlist("w", ["q"], 1)
+    own = store.consumer.register("w", ["q"], 1)
     publisher.push([message("a")])
-    (held,) = store.lease(["q"], 1)
-    store.wait(0)
+    (held,) = store.consumer.lease(["q"], 1).messages
+    store.consumer.wait(0)
     ids = [each["id"] for each in place.client.client_list() if each["name"] == f"{place.prefix}w"]
     for id in ids:
         place.client.client_kill_filter(_id=id)
-    assert store.wait(30) is True, "whatever was said meanwhile must be looked for"
+    assert store.consumer.wait(30) is True, "whatever was said meanwhile must be looked for"
     with pytest.raises(BrokerUnavailable):
-        store.lease(["q"], 1)
-    assert store.settle(own, [Ack(held.tag)]) == set()
-    store.wait(0)
+        store.consumer.lease(["q"], 1)
+    assert store.consumer.settle(own, [Ack(held.tag)]) == set()
+    store.consumer.wait(0)
     publisher.push([message("b")])
-    assert store.wait(30) is True
-    assert names(store.lease(["q"], 1)) == ["b"]
+    assert store.consumer.wait(30) is True
+    assert names(store.consumer.lease(["q"], 1).messages) == ["b"]
 
 
 def test_an_idle_publisher_survives_what_the_server_closed(
@@ -163,18 +163,18 @@ def test_what_a_claim_took_whose_answer_was_lost_comes_back(place: RedisPlace, t
     gate = Gate((host, port))
     options = {"global_keyprefix": place.prefix, "socket_timeout": 2.0}
     db = place.url.rpartition("/")[2]
-    store = RedisStore(f"redis://127.0.0.1:{gate.port}/{db}", options=options)
-    own = store.enlist("w", ["q"], 1)
-    store.push([message("a"), message("b")])
+    store = RedisBroker(f"redis://127.0.0.1:{gate.port}/{db}", options=options)
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([message("a"), message("b")])
     gate.deaf = True
     with pytest.raises(BrokerUnavailable):
-        store.lease(["q"], 10)
+        store.consumer.lease(["q"], 10)
     assert place.client.hlen(f"{place.prefix}unacked") == 2
     gate.deaf = False
-    again = store.lease(["q"], 10)
+    again = store.consumer.lease(["q"], 10).messages
     assert names(again) == ["a", "b"]
     assert {leased.deliveries for leased in again} == {0}
-    assert store.settle(own, [Ack(leased.tag) for leased in again]) == set()
+    assert store.consumer.settle(own, [Ack(leased.tag) for leased in again]) == set()
     assert place.count() == 0
     store.close()
     gate.close()
@@ -219,12 +219,12 @@ class Gate:
 
 
 def test_nobody_there(open_: Callable[..., Any]) -> None:
-    store = RedisStore(f"redis://:secret@127.0.0.1:{free_port()}/0")
+    store = RedisBroker(f"redis://:secret@127.0.0.1:{free_port()}/0")
     with pytest.raises(BrokerUnavailable) as caught:
-        store.push([message("a")])
+        store.sender.push([message("a")])
     assert "secret" not in str(caught.value)
     with pytest.raises(BrokerUnavailable):
-        store.enlist("w", ["q"], 1)
+        store.consumer.register("w", ["q"], 1)
     store.close()
 
 
@@ -234,56 +234,57 @@ def test_nobody_there(open_: Callable[..., Any]) -> None:
 def test_a_server_that_evicts_is_refused(server: Callable[..., Redis]) -> None:
     evicting = server(**{"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
     with opened(evicting) as store, pytest.raises(ConfigurationError, match="noeviction"):
-        store.enlist("w", ["q"], 1)
+        store.consumer.register("w", ["q"], 1)
     with opened(evicting, allow_eviction=True) as store:
-        assert store.enlist("w", ["q"], 1)
+        assert store.consumer.register("w", ["q"], 1)
 
 
 def test_when_memory_is_full_acks_and_results_still_go(server: Callable[..., Redis]) -> None:
     full = server()
     with opened(full) as store:
-        own = store.enlist("w", ["q"], 1)
-        store.push([message(str(number)) for number in range(10)])
-        held = store.lease(["q"], 5)
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([message(str(number)) for number in range(10)])
+        held = store.consumer.lease(["q"], 5).messages
         full.do("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(BrokerUnavailable, match="memory is full"):
-            store.push([message("no")])
+            store.sender.push([message("no")])
         with pytest.raises(BrokerUnavailable, match="memory is full"):
-            store.push([message("no"), message("no", "r")])
+            store.sender.push([message("no"), message("no", "r")])
         rows = [(leased.headers, "SUCCESS", b'{"status": "SUCCESS"}', None) for leased in held]
         assert (
-            store.settle(own, [Ack(leased.tag, row) for leased, row in zip(held, rows, strict=True)]) == set()
+            store.consumer.settle(own, [Ack(leased.tag, row) for leased, row in zip(held, rows, strict=True)])
+            == set()
         )
-        store.settle(own, [Store(("alone", "SUCCESS", b'{"status": "SUCCESS"}', None))])
+        store.consumer.settle(own, [Store(("alone", "SUCCESS", b'{"status": "SUCCESS"}', None))])
         assert full.do("EXISTS", "celery-task-meta-0", "celery-task-meta-alone") == 2
-        store.extend()
-        assert len(store.lease(["q"], 10)) == 5
+        store.consumer.extend()
+        assert len(store.consumer.lease(["q"], 10).messages) == 5
         full.do("CONFIG", "SET", "maxmemory", "0")
-        store.push([message("yes")])
+        store.sender.push([message("yes")])
 
 
 def test_a_replica_is_not_written_to(server: Callable[..., Redis]) -> None:
     replica = server()
     with opened(replica) as store:
-        store.push([message("a")])
+        store.sender.push([message("a")])
         replica.do("REPLICAOF", "127.0.0.1", str(free_port()))
         with pytest.raises(BrokerUnavailable, match="replica"):
-            store.push([message("b")])
+            store.sender.push([message("b")])
         replica.do("REPLICAOF", "NO", "ONE")
-        store.push([message("c")])
+        store.sender.push([message("c")])
 
 
 def test_a_wrong_password_is_named(server: Callable[..., Redis]) -> None:
     private = server()
     private.do("CONFIG", "SET", "requirepass", "right")
-    store = RedisStore(private.url.replace("redis://", "redis://:wrong@"))
+    store = RedisBroker(private.url.replace("redis://", "redis://:wrong@"))
     with pytest.raises(BrokerUnavailable, match="password"):
-        store.push([message("a")])
+        store.sender.push([message("a")])
     store.close()
     with pytest.raises(BrokerUnavailable, match="password"), opened(private) as nobody:
-        nobody.push([message("a")])
-    right = RedisStore(private.url.replace("redis://", "redis://:right@"))
-    right.push([message("a")])
+        nobody.sender.push([message("a")])
+    right = RedisBroker(private.url.replace("redis://", "redis://:right@"))
+    right.sender.push([message("a")])
     right.close()
 
 
@@ -295,13 +296,13 @@ def test_a_missing_password_is_named_though_the_server_speaks_of_lengths(
     wanted = r"wants a password and got none: write it into the URL, as in redis://:PASSWORD@HOST"
     with opened(private) as nobody:
         with pytest.raises(BrokerUnavailable, match=wanted):
-            nobody.push([message(str(number)) for number in range(20)])  # many arguments
+            nobody.sender.push([message(str(number)) for number in range(20)])  # many arguments
         with pytest.raises(BrokerUnavailable, match=wanted):
-            nobody.push([message("a", body=b"a" * 100_000)])  # a long one
+            nobody.sender.push([message("a", body=b"a" * 100_000)])  # a long one
         with pytest.raises(BrokerUnavailable, match=wanted):
-            nobody.enlist("w", ["q"], 1)
+            nobody.consumer.register("w", ["q"], 1)
         with pytest.raises(BrokerUnavailable, match=wanted):
-            nobody.queues()
+            nobody.admin.queues()
 
 
 DAMAGED = {
@@ -328,18 +329,18 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_buried(
 ) -> None:
     place.client.lpush(f"{place.prefix}q", DAMAGED[name])
     first, second = open_(), open_()
-    own = first.enlist("first", ["q"], 1)
-    (leased,) = first.lease(["q"], 10)
-    assert first.settle(own, [Release(leased.tag, counted=True, parked=True)]) == set()
-    (leased,) = first.lease(["q"], 10)
-    first.resign()  # gives back what is held
-    other = second.enlist("second", ["q"], 1)
-    (leased,) = second.lease(["q"], 10)
-    assert second.settle(other, [Bury(leased.tag, "damaged")]) == set()
-    (letter,) = second.dead()
-    assert second.dead_retry([letter.tag]) == 1
-    (leased,) = second.lease(["q"], 10)
-    assert second.settle(other, [Ack(leased.tag)]) == set()
+    own = first.consumer.register("first", ["q"], 1)
+    (leased,) = first.consumer.lease(["q"], 10).messages
+    assert first.consumer.settle(own, [Release(leased.tag, counted=True, parked=True)]) == set()
+    (leased,) = first.consumer.lease(["q"], 10).messages
+    first.consumer.deregister()  # gives back what is held
+    other = second.consumer.register("second", ["q"], 1)
+    (leased,) = second.consumer.lease(["q"], 10).messages
+    assert second.consumer.settle(other, [Bury(leased.tag, "damaged")]) == set()
+    (letter,) = second.admin.dead()
+    assert second.admin.dead_retry([letter.tag]) == 1
+    (leased,) = second.consumer.lease(["q"], 10).messages
+    assert second.consumer.settle(other, [Ack(leased.tag)]) == set()
     assert place.count() == 0
 
 
@@ -350,27 +351,27 @@ def test_a_damaged_revocation_is_passed_over(
     open_: Callable[..., Any], place: RedisPlace, order: bytes
 ) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
-    store.revoke(["before"])
+    store.consumer.register("w", ["q"], 1)
+    store.sender.revoke(["before"])
     place.client.zadd(f"{place.prefix}qworker.revoked", {order: 1.5})
-    store.revoke(["after"])
-    cursor, found = store.revoked_since(0)
+    store.sender.revoke(["after"])
+    cursor, found = store.consumer.revoked_since(0)
     assert [one.task_id for one in found] == ["before", "after"]
-    assert store.revoked_since(cursor) == (cursor, [])
+    assert store.consumer.revoked_since(cursor) == (cursor, [])
 
 
 def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:
     durable = server()
     with opened(durable) as store:
-        own = store.enlist("w", ["q"], 1)
-        store.push([message("a"), message("later", due=time.time() + 1000)])
-        (leased,) = store.lease(["q"], 1)
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([message("a"), message("later", due=time.time() + 1000)])
+        (leased,) = store.consumer.lease(["q"], 1).messages
         durable.kill()
         with pytest.raises(BrokerUnavailable):
-            store.settle(own, [Ack(leased.tag)])
+            store.consumer.settle(own, [Ack(leased.tag)])
         durable.start()
-        assert store.settle(own, [Ack(leased.tag)]) == set()
-        assert [(info.ready, info.delayed, info.leased) for info in store.queues()] == [(0, 1, 0)]
+        assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
+        assert [(info.ready, info.delayed, info.leased) for info in store.admin.queues()] == [(0, 1, 0)]
 
 
 # -- ways to a server --
@@ -379,10 +380,10 @@ def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:
 def test_a_unix_socket(server: Callable[..., Redis], tmp_path: Path) -> None:
     path = Path("/tmp", f"qworker-{hashlib.sha1(str(tmp_path).encode()).hexdigest()[:8]}.sock")
     server(unixsocket=str(path))
-    store = RedisStore(f"redis+socket://{path}?virtual_host=2")
-    store.enlist("w", ["q"], 1)
-    store.push([message("a")])
-    assert names(store.lease(["q"], 1)) == ["a"]
+    store = RedisBroker(f"redis+socket://{path}?virtual_host=2")
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([message("a")])
+    assert names(store.consumer.lease(["q"], 1).messages) == ["a"]
     store.close()
 
 
@@ -399,23 +400,23 @@ def test_tls(server: Callable[..., Redis], tmp_path: Path) -> None:
         "tls-port": port, "tls-cert-file": certificate, "tls-key-file": key, "tls-ca-cert-file": certificate,
         "tls-auth-clients": "no",
     })  # fmt: skip
-    store = RedisStore(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
-    own = store.enlist("w", ["q"], 1)
+    store = RedisBroker(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
+    own = store.consumer.register("w", ["q"], 1)
     body = b"x" * 300_000
-    store.push([message(str(number), body=body) for number in range(5)])
-    assert store.wait(30) is True
-    found = store.lease(["q"], 10)
+    store.sender.push([message(str(number), body=body) for number in range(5)])
+    assert store.consumer.wait(30) is True
+    found = store.consumer.lease(["q"], 10).messages
     assert [leased.body for leased in found] == [body] * 5
-    assert store.settle(own, [Ack(leased.tag) for leased in found]) == set()
-    store.wait(0)
-    waker = threading.Timer(0.05, lambda: store.push([message("later")]))
+    assert store.consumer.settle(own, [Ack(leased.tag) for leased in found]) == set()
+    store.consumer.wait(0)
+    waker = threading.Timer(0.05, lambda: store.sender.push([message("later")]))
     waker.start()
-    assert store.wait(30) is True
+    assert store.consumer.wait(30) is True
     waker.join()
     store.close()
-    stranger = RedisStore(f"rediss://127.0.0.1:{port}/0")
+    stranger = RedisBroker(f"rediss://127.0.0.1:{port}/0")
     with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
-        stranger.push([message("a")])
+        stranger.sender.push([message("a")])
     stranger.close()
 
 
@@ -434,13 +435,13 @@ def test_a_sentinel_leads_to_the_master(server: Callable[..., Redis], tmp_path: 
         )
     try:
         until(lambda: replicas(port))
-        store = RedisStore(f"sentinel://127.0.0.1:{port}/0", options={"master_name": "mine"})
-        store.enlist("w", ["q"], 1)
-        store.push([message("before")])
+        store = RedisBroker(f"sentinel://127.0.0.1:{port}/0", options={"master_name": "mine"})
+        store.consumer.register("w", ["q"], 1)
+        store.sender.push([message("before")])
         until(lambda: other.do("LLEN", "q\x06\x169") == 1)
         master.kill()
         until(lambda: pushed(store))
-        assert "before" in names(store.lease(["q"], 10))
+        assert "before" in names(store.consumer.lease(["q"], 10).messages)
         store.close()
     finally:
         sentinel.kill()
@@ -457,10 +458,10 @@ def replicas(port: int) -> bool:
         client.close()
 
 
-def pushed(store: RedisStore) -> bool:
+def pushed(store: RedisBroker) -> bool:
     try:
-        store.push([message("after")])
-        store.extend()
+        store.sender.push([message("after")])
+        store.consumer.extend()
     except BrokerUnavailable:
         return False
     return True
@@ -473,64 +474,68 @@ def pushed(store: RedisStore) -> bool:
 def idle(open_: Callable[..., Any]) -> Any:
     """A store that has claimed everything, and expects up to four messages; Redis knows it."""
     store = open_()
-    store.enlist("idle", ["q"], 1)
-    assert store.lease(["q"], 10) == []
-    store.expect(4)
-    assert store.wait(0.05) is False
+    store.consumer.register("idle", ["q"], 1)
+    assert store.consumer.lease(["q"], 10).messages == []
+    assert store.consumer.wait(0.05, 4) is False
     return store
 
 
 def test_a_message_that_finds_a_worker_idle_is_claimed_inside_the_server(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
-    open_().push([message("a"), message("b")])
+    open_().sender.push([message("a"), message("b")])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 2)  # and it has asked nothing
-    assert idle.wait(30) is True
-    assert idle.ahead
-    assert names(idle.lease(["q"], 0)) == ["a", "b"]
-    assert not idle.ahead
-    assert idle.lease(["q"], 10) == []
+    assert idle.consumer.wait(30, 4) is True
+    assert idle.consumer.prefetched
+    assert names(idle.consumer.lease(["q"], 0).messages) == ["a", "b"]
+    assert not idle.consumer.prefetched
+    assert idle.consumer.lease(["q"], 10).messages == []
 
 
 def test_no_more_are_claimed_than_are_expected(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
-    open_().push([message(str(number)) for number in range(9)])
+    open_().sender.push([message(str(number)) for number in range(9)])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 4)
-    assert idle.wait(30) is True
-    assert names(idle.lease(["q"], 6)) == ["0", "1", "2", "3", "4", "5"]
-    assert idle.wait(0.05) is False  # nothing is claimed while something may be left
-    assert names(idle.lease(["q"], 10)) == ["6", "7", "8"]
+    assert idle.consumer.wait(30, 4) is True
+    assert names(idle.consumer.lease(["q"], 6).messages) == ["0", "1", "2", "3", "4", "5"]
+    assert idle.consumer.wait(0.05) is False  # nothing is claimed while something may be left
+    assert names(idle.consumer.lease(["q"], 10).messages) == ["6", "7", "8"]
 
 
 def test_the_most_urgent_is_claimed_first(idle: Any, open_: Callable[..., Any]) -> None:
-    open_().push([message("a"), message("urgent", priority=9)])
+    open_().sender.push([message("a"), message("urgent", priority=9)])
     found: list[str] = []
-    until(lambda: idle.wait(0.1) and (found.extend(names(idle.lease(["q"], 10))) or len(found) == 2))
+    until(
+        lambda: (
+            idle.consumer.wait(0.1, 4)
+            and (found.extend(names(idle.consumer.lease(["q"], 10).messages)) or len(found) == 2)
+        )
+    )
     assert found == ["urgent", "a"]
 
 
 def test_who_expects_nothing_any_more_leaves_messages_to_others(idle: Any, open_: Callable[..., Any]) -> None:
     """A worker that begins to stop may have an hour to go."""
-    idle.expect(0)
+    idle.consumer.wait(0)
     publisher, other = open_(), open_()
     publisher.push([message("a")])
-    other.enlist("other", ["q"], 1)
-    assert names(other.lease(["q"], 10)) == ["a"]
-    idle.wait(0)
-    assert idle.lease(["q"], 0) == []
+    other.consumer.register("other", ["q"], 1)
+    assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
+    idle.consumer.wait(0)
+    assert idle.consumer.lease(["q"], 0).messages == []
 
 
 def test_what_was_claimed_as_it_was_called_off_goes_back(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
-    open_().push([message("a")])
+    open_().sender.push([message("a")])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 1)
-    idle.expect(0)  # the answer is on its way, and is not read any more
-    assert idle.ahead
-    assert idle.lease(["q"], 0) == []
+    idle.consumer.wait(0)  # the answer is on its way, and is not read any more
+    assert idle.consumer.prefetched
+    assert idle.consumer.lease(["q"], 0).messages == []
     assert place.client.hlen(f"{place.prefix}unacked") == 0
-    (leased,) = idle.lease(["q"], 10)
+    (leased,) = idle.consumer.lease(["q"], 10).messages
     assert (leased.headers, leased.deliveries) == ("a", 0)
 
 
@@ -540,9 +545,14 @@ def test_a_claim_whose_connection_was_cut_loses_nothing(
     for client in place.client.client_list():
         if client["cmd"] == "blmove":
             place.client.client_kill_filter(_id=client["id"])
-    open_().push([message("a")])
+    open_().sender.push([message("a")])
     found: list[str] = []
-    until(lambda: idle.wait(0.1) and (found.extend(names(idle.lease(["q"], 10))) or found))
+    until(
+        lambda: (
+            idle.consumer.wait(0.1, 4)
+            and (found.extend(names(idle.consumer.lease(["q"], 10).messages)) or found)
+        )
+    )
     assert found == ["a"]
 
 
@@ -551,38 +561,38 @@ def test_a_claim_of_which_the_server_has_forgotten_the_script_is_made_anew(
 ) -> None:
     forgetful = server()
     with opened(forgetful) as store:
-        store.enlist("idle", ["q"], 1)
-        assert store.lease(["q"], 10) == []
-        store.expect(4)
-        assert store.wait(0.05) is False
+        store.consumer.register("idle", ["q"], 1)
+        assert store.consumer.lease(["q"], 10).messages == []
+        assert store.consumer.wait(0.05, 4) is False
         forgetful.do("SCRIPT", "FLUSH")
-        store.push([message("a")])
-        assert store.wait(30) is True
-        assert names(store.lease(["q"], 10)) == ["a"]
+        store.sender.push([message("a")])
+        assert store.consumer.wait(30, 4) is True
+        assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
 
 
 def test_a_claim_is_not_carried_out_for_who_has_resigned(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
-    idle.resign()
-    open_().push([message("a")])
+    idle.consumer.deregister()
+    open_().sender.push([message("a")])
     other = open_()
-    other.enlist("other", ["q"], 1)
-    assert names(other.lease(["q"], 10)) == ["a"]
+    other.consumer.register("other", ["q"], 1)
+    assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
 
 
 def test_a_claim_of_many_queues_is_shared_among_them(open_: Callable[..., Any], place: RedisPlace) -> None:
     """Together they take no more than there is room for."""
     store, queues = open_(), ["q", "r", "s"]
-    store.enlist("idle", queues, 1)
-    assert store.lease(queues, 10) == []
-    store.expect(3)
-    assert store.wait(0.05) is False
-    open_().push([message(f"{queue}{number}", queue) for queue in queues for number in range(3)])
+    store.consumer.register("idle", queues, 1)
+    assert store.consumer.lease(queues, 10).messages == []
+    assert store.consumer.wait(0.05, 3) is False
+    open_().sender.push([message(f"{queue}{number}", queue) for queue in queues for number in range(3)])
     until(lambda: place.client.hlen(f"{place.prefix}unacked") == 3)
-    assert store.wait(30) is True
-    found = names(store.lease(queues, 9))
-    until(lambda: found.extend(names(store.lease(queues, 9 - len(found)))) or len(found) == 9)
+    assert store.consumer.wait(30, 3) is True
+    found = names(store.consumer.lease(queues, 9).messages)
+    until(
+        lambda: found.extend(names(store.consumer.lease(queues, 9 - len(found)).messages)) or len(found) == 9
+    )
     assert place.client.hlen(f"{place.prefix}unacked") == 9
 
 
@@ -596,15 +606,14 @@ def test_a_worker_of_very_many_queues_has_one_connection_for_each(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     store, queues = open_(), [f"q{number}" for number in range(20)]
-    store.enlist("idle", queues, 1)
-    assert store.lease(queues, 100) == []
-    store.expect(100)
+    store.consumer.register("idle", queues, 1)
+    assert store.consumer.lease(queues, 100).messages == []
     before = open_sockets()
-    assert store.wait(0.05) is False
+    assert store.consumer.wait(0.05, 100) is False
     assert 0 < open_sockets() - before <= 20
-    open_().push([message("a", "q7")])
-    assert store.wait(30) is True
-    assert names(store.lease(queues, 100)) == ["a"]
+    open_().sender.push([message("a", "q7")])
+    assert store.consumer.wait(30, 100) is True
+    assert names(store.consumer.lease(queues, 100).messages) == ["a"]
 
 
 # -- beside others --
@@ -612,42 +621,42 @@ def test_a_worker_of_very_many_queues_has_one_connection_for_each(
 
 def test_a_plain_lpush_of_another_rings(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
-    store.enlist("w", ["q"], 1)
-    assert store.lease(["q"], 10) == []
-    assert store.wait(0.3) is False
+    store.consumer.register("w", ["q"], 1)
+    assert store.consumer.lease(["q"], 10).messages == []
+    assert store.consumer.wait(0.3) is False
     threading.Timer(0.1, place.client.lpush, [f"{place.prefix}q", "not an envelope"]).start()
-    assert store.wait(30) is True
-    (leased,) = store.lease(["q"], 10)
+    assert store.consumer.wait(30) is True
+    (leased,) = store.consumer.lease(["q"], 10).messages
     assert leased.headers == "not an envelope"
-    assert store.lease(["q"], 10) == []
+    assert store.consumer.lease(["q"], 10).messages == []
     threading.Timer(0.1, place.client.lpush, [f"{place.prefix}q\x06\x163", "with a priority"]).start()
-    assert store.wait(30) is True
-    assert names(store.lease(["q"], 10)) == ["with a priority"]
+    assert store.consumer.wait(30) is True
+    assert names(store.consumer.lease(["q"], 10).messages) == ["with a priority"]
 
 
 def test_stock_tools_find_the_queue(open_: Callable[..., Any], place: RedisPlace) -> None:
-    open_().push([message("a", "mail")])
+    open_().sender.push([message("a", "mail")])
     assert place.client.smembers(f"{place.prefix}_kombu.binding.mail") == {b"mail\x06\x16\x06\x16mail"}
 
 
 def test_flushing_hands_delayed_messages_to_the_lists(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
-    store.push([message(str(number), due=time.time() + 1000, priority=9) for number in range(1500)])
-    assert store.flush_delayed("q") == 1500
+    store.sender.push([message(str(number), due=time.time() + 1000, priority=9) for number in range(1500)])
+    assert store.admin.flush_delayed("q") == 1500
     assert place.client.llen(f"{place.prefix}q") == 1500
-    assert store.flush_delayed("q") == 0
+    assert store.admin.flush_delayed("q") == 0
 
 
 def test_a_silent_worker_of_another_host_says_what_it_was_running(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     silent, well = open_(lease_seconds=0.3), open_()
-    silent.enlist("silent", ["q"], 1)
-    well.enlist("well", ["q"], 1)
-    well.push([message("running"), message("waiting")])
-    running, _ = silent.lease(["q"], 2)
+    silent.consumer.register("silent", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
+    well.sender.push([message("running"), message("waiting")])
+    running, _ = silent.consumer.lease(["q"], 2).messages
     mark(silent, running.tag)
-    silent.wait(0.01)
+    silent.consumer.wait(0.01)
     record = next(
         key
         for key in place.all_keys()
@@ -655,9 +664,9 @@ def test_a_silent_worker_of_another_host_says_what_it_was_running(
     )
     assert place.client.hget(record, "running") == str(running.tag).encode()
     place.client.hset(record, mapping={"boot": "another", "lock": "/nowhere", "marks": "/nowhere"})
-    ((name, returned, counted),) = until(well.reclaim)
+    ((name, returned, counted),) = until(well.consumer.reclaim)
     assert (name, returned, counted) == ("silent", 2, 1)
-    assert {leased.headers: leased.deliveries for leased in well.lease(["q"], 2)} == {
+    assert {leased.headers: leased.deliveries for leased in well.consumer.lease(["q"], 2).messages} == {
         "running": 1,
         "waiting": 0,
     }
@@ -666,9 +675,9 @@ def test_a_silent_worker_of_another_host_says_what_it_was_running(
 def test_a_lease_holds_back_stock_consumers(open_: Callable[..., Any], place: RedisPlace) -> None:
     """What is on lease is restored by them only when their time-out is over after the end of the lease."""
     store = open_(lease_seconds=30.0)
-    store.enlist("w", ["q"], 1)
-    store.push([message("a")])
-    store.lease(["q"], 1)
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([message("a")])
+    store.consumer.lease(["q"], 1)
     ((field, score),) = place.client.zrange(f"{place.prefix}unacked_index", 0, -1, withscores=True)
     assert score > time.time() + 20
     payload, exchange, routing_key = json.loads(place.client.hget(f"{place.prefix}unacked", field))
@@ -678,30 +687,30 @@ def test_a_lease_holds_back_stock_consumers(open_: Callable[..., Any], place: Re
 def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], place: RedisPlace) -> None:
     """A stock consumer with a clock of its own took our message for lost, and put it back."""
     store = open_()
-    own = store.enlist("w", ["q"], 1)
-    store.push([message("a")])
-    (first,) = store.lease(["q"], 1)
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([message("a")])
+    (first,) = store.consumer.lease(["q"], 1).messages
     (value,) = place.client.hvals(f"{place.prefix}unacked")
     place.client.rpush(f"{place.prefix}q", value[1 : value.rfind(b', "", ')])
-    (second,) = store.lease(["q"], 1)
+    (second,) = store.consumer.lease(["q"], 1).messages
     assert second.tag == first.tag
     assert place.count() == 1
-    assert store.settle(own, [Ack(first.tag)]) == set()
+    assert store.consumer.settle(own, [Ack(first.tag)]) == set()
     assert place.count() == 0
     assert place.client.zcard(f"{place.prefix}unacked_index") == 0
 
 
 def test_revocations_between_rings_are_heard(open_: Callable[..., Any]) -> None:
     store, other = open_(), open_()
-    store.enlist("w", ["q"], 1)
-    cursor, _ = store.revoked_since(0)
+    store.consumer.register("w", ["q"], 1)
+    cursor, _ = store.consumer.revoked_since(0)
     for number in range(5):
-        other.push([message("a")])
-        assert store.wait(30) is True
-        assert store.revoked_since(cursor) == (cursor, [])
-        other.revoke([str(number)])
-        assert store.wait(30) is True
-        cursor, found = store.revoked_since(cursor)
+        other.sender.push([message("a")])
+        assert store.consumer.wait(30) is True
+        assert store.consumer.revoked_since(cursor) == (cursor, [])
+        other.sender.revoke([str(number)])
+        assert store.consumer.wait(30) is True
+        cursor, found = store.consumer.revoked_since(cursor)
         assert [revocation.task_id for revocation in found] == [str(number)]
 
 
@@ -709,15 +718,15 @@ def test_holders_that_were_silent_for_a_day_are_forgotten(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     gone, well = open_(), open_()
-    gone.enlist("gone", ["q"], 1)
-    well.enlist("well", ["q"], 1)
+    gone.consumer.register("gone", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
     owners = f"{place.prefix}qworker.owners"
     epoch = next(each for each in place.client.zrange(owners, 0, -1) if int(each) == gone._epoch)
     place.client.zadd(owners, {epoch: time.time() - 3600})
-    assert well.reclaim() == []
+    assert well.consumer.reclaim() == []
     assert place.client.zcard(owners) == 2
     place.client.zadd(owners, {epoch: time.time() - 100_000})
-    assert well.reclaim() == []
+    assert well.consumer.reclaim() == []
     assert place.client.zcard(owners) == 1
 
 
@@ -729,14 +738,14 @@ def test_a_worker_without_a_place_for_files_is_known_by_its_lease(
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(file))
     silent = open_(lease_seconds=0.3)
-    silent.enlist("silent", ["q"], 1)
-    assert silent.running_path() is None
+    silent.consumer.register("silent", ["q"], 1)
+    assert silent.consumer.running_path() is None
     monkeypatch.undo()
     well = open_()
-    well.enlist("well", ["q"], 1)
-    well.push([message("a")])
-    silent.lease(["q"], 1)
-    ((name, returned, counted),) = until(well.reclaim)
+    well.consumer.register("well", ["q"], 1)
+    well.sender.push([message("a")])
+    silent.consumer.lease(["q"], 1)
+    ((name, returned, counted),) = until(well.consumer.reclaim)
     assert (name, returned, counted) == ("silent", 1, 0)
 
 
@@ -745,7 +754,7 @@ def test_files_of_the_long_dead_are_deleted(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     store = open_()
-    store.enlist("w", ["q"], 1)
+    store.consumer.register("w", ["q"], 1)
     place = tmp_path / "qworker"
     for name, age in (
         ("old.lock", 1e6),
@@ -755,7 +764,7 @@ def test_files_of_the_long_dead_are_deleted(
     ):
         (place / name).touch()
         os.utime(place / name, (time.time() - age,) * 2)
-    open_().enlist("next", ["q"], 1)
+    open_().consumer.register("next", ["q"], 1)
     left = {path.name for path in place.iterdir()}
     assert {"new.lock", "4194304.new.running"} < left
     assert not {"old.lock", "4194304.old.running"} & left
@@ -765,27 +774,27 @@ def test_without_blmove_a_worker_looks_for_others_messages(server: Callable[...,
     """As on servers before 6.2, which do not know it."""
     old = server()
     old.do("ACL", "SETUSER", "old", "on", ">pw", "~*", "&*", "+@all", "-blmove")
-    store = RedisStore(old.url.replace("redis://", "redis://old:pw@"))
-    store.enlist("w", ["q"], 1)
-    assert store.lease(["q"], 10) == []
-    assert store.wait(0.3) is False
+    store = RedisBroker(old.url.replace("redis://", "redis://old:pw@"))
+    store.consumer.register("w", ["q"], 1)
+    assert store.consumer.lease(["q"], 10).messages == []
+    assert store.consumer.wait(0.3) is False
     threading.Timer(0.1, old.do, ["LPUSH", "q", "from another"]).start()
-    assert store.wait(30) is True
-    assert names(store.lease(["q"], 10)) == ["from another"]
+    assert store.consumer.wait(30) is True
+    assert names(store.consumer.lease(["q"], 10).messages) == ["from another"]
     store.close()
 
 
 def test_large_messages_are_taken_few_at_a_time(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
-    own = store.enlist("w", ["q"], 1)
+    own = store.consumer.register("w", ["q"], 1)
     body = bytes(MAX_LEASE_BYTES // 2)
     for number in range(3):
-        store.push([message(str(number), body=body)])
-    first = store.lease(["q"], 10)
+        store.sender.push([message(str(number), body=body)])
+    first = store.consumer.lease(["q"], 10).messages
     assert names(first) == ["0", "1"]
     assert {len(leased.body) for leased in first} == {len(body)}
-    assert names(store.lease(["q"], 10)) == ["2"]
-    assert store.settle(own, [Ack(leased.tag) for leased in first]) == set()
+    assert names(store.consumer.lease(["q"], 10).messages) == ["2"]
+    assert store.consumer.settle(own, [Ack(leased.tag) for leased in first]) == set()
 
 
 @pytest.mark.parametrize(("scale", "order"), [("qworker", [9, 8, 4, 0]), ("celery", [0, 4, 8, 9])])

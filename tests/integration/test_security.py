@@ -20,8 +20,8 @@ from qworker.control import dead_letters
 from qworker.errors import Reject, TaskRevoked
 from qworker.message.protocol import TaskMessage, encode
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.lease import Dead, Envelope, LeaseStore
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.lease import Broker, Dead, Envelope
+from qworker.transports.sqlite.broker import SQLiteBroker
 from qworker.transports.transfer import move
 
 pytestmark = pytest.mark.integration
@@ -41,9 +41,9 @@ class House:
         self.worker = self.make_worker()
 
     def make_app(self, **settings: Any) -> QWorker:
-        broker: LeaseStore
+        broker: Broker
         if self.kind == "sqlite":
-            broker, backend = SQLiteStore(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
+            broker, backend = SQLiteBroker(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
         else:
             first = next((app.broker for app in self.opened if isinstance(app, QWorker)), None)
             broker = first.another() if isinstance(first, MemoryStore) else MemoryStore(self.clock)
@@ -101,24 +101,24 @@ class House:
 
     def push(self, envelope: Envelope) -> None:
         """As a stranger does it."""
-        self.app.broker.push([envelope])
+        self.app.broker.sender.push([envelope])
         self.worker.run()
 
     def dead(self) -> list[Dead]:
-        return list(self.app.broker.dead())
+        return list(self.app.broker.admin.dead())
 
     def sent(self, call: Callable[[], Any]) -> tuple[Any, Envelope]:
         """What *call* returns, and the message that it sent."""
         seen: list[Envelope] = []
-        push = self.app.broker.push
-        self.app.broker.push = lambda envelopes, timeout=10.0: (
+        push = self.app.broker.sender.push
+        self.app.broker.sender.push = lambda envelopes, timeout=10.0: (
             seen.extend(envelopes),
             push(envelopes, timeout),
         )[1]  # type: ignore[method-assign]
         try:
             result = call()
         finally:
-            self.app.broker.push = push  # type: ignore[method-assign]
+            self.app.broker.sender.push = push  # type: ignore[method-assign]
         return result, seen[0]
 
 
@@ -236,7 +236,7 @@ def test_a_changed_message_is_refused(house: House, change: str) -> None:
 def test_a_forged_order_to_revoke_is_not_heard(house: House, caplog: pytest.LogCaptureFixture) -> None:
     victim = house.app.send_task("add", (1, 2), countdown=60)
     other = house.app.send_task("add", (3, 4), countdown=60)
-    house.app.broker.revoke([victim.id], terminate=True)
+    house.app.broker.sender.revoke([victim.id], terminate=True)
     house.app.control.revoke(other.id)
     with caplog.at_level(logging.WARNING):
         house.pass_time(80)
@@ -256,7 +256,7 @@ def test_a_copy_of_what_has_run_is_not_run(house: House, caplog: pytest.LogCaptu
         house.push(envelope)
     assert house.ran == [(1, 2)]
     assert "it is a copy of a signed message" in caplog.text
-    assert [info.ready for info in house.app.broker.queues()] in ([], [0])
+    assert [info.ready for info in house.app.broker.admin.queues()] in ([], [0])
     assert result.get(timeout=0) == 3
 
 
@@ -364,7 +364,7 @@ def test_a_dead_letter_that_is_too_old_is_signed_anew(house: House) -> None:
     old = house.app.send_task("add", (1, 2))
     house.clock.advance(2 * DAY)
     young = house.app.send_task("bury")
-    house.app.broker.push([forged("forged", "add")])
+    house.app.broker.sender.push([forged("forged", "add")])
     house.worker = house.make_worker()
     house.worker.run()
     assert old.state == "PENDING"

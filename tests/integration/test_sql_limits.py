@@ -16,7 +16,7 @@ from qworker.components.settlements import Settlements
 from qworker.errors import EncodeError, PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
-from qworker.transports.sql.broker import SQLStore
+from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
 from tests.contract.lease_places import message
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -74,7 +74,7 @@ def test_no_text_of_an_exception_stops_a_worker(app: QWorker, worker: StepWorker
         culprit.get(timeout=10)
     assert caught.value.args == (f"unknown user {text}",)
     assert "ValueError: unknown user" in (culprit.traceback or "")
-    assert app.broker.queues() == []
+    assert app.broker.admin.queues() == []
 
 
 def test_a_state_of_the_task_is_stored_where_the_broker_made_the_table(
@@ -135,14 +135,14 @@ def test_what_a_key_is() -> None:
 # -- max_allowed_packet --
 
 
-def longest_of(store: SQLStore) -> int:
+def longest_of(store: SQLBroker) -> int:
     link: Any = store._handle.open()
     return int(link._connection.longest)
 
 
 def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLPlace) -> None:
     with closing(mysql.open()) as store:
-        assert isinstance(store, SQLStore)
+        assert isinstance(store, SQLBroker)
         link: Any = store._handle.open()
         start = "SELECT length('"
         text = "x" * (longest_of(store) - 2 - len(start) - len("')"))
@@ -155,10 +155,10 @@ def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLP
 def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQLPlace) -> None:
     app = QWorker("limits", broker=mysql.url, backend=f"db+{mysql.url}", set_as_current=False)
     with closing(mysql.open()) as store:
-        assert isinstance(store, SQLStore)
-        epoch = store.enlist("w@test", ["q"], 2)
-        store.push([message(str(number)) for number in range(3)])
-        tags = [leased.tag for leased in store.lease(["q"], 3)]
+        assert isinstance(store, SQLBroker)
+        epoch = store.consumer.register("w@test", ["q"], 2)
+        store.sender.push([message(str(number)) for number in range(3)])
+        tags = [leased.tag for leased in store.consumer.lease(["q"], 3).messages]
         large = pack({"status": "SUCCESS", "result": b"'" * (longest_of(store) * 2 // 3), "traceback": None,
                       "children": None, "date_done": None})  # fmt: skip
         good = [app.backend.row(name, app.backend.meta(name, "SUCCESS", name)) for name in ("one", "two")]
@@ -168,7 +168,7 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
             [Ack(tags[0], good[0]), Ack(tags[1], ("large", "SUCCESS", large, None)), Ack(tags[2], good[1])],
         )
         assert store._handle.generation == generation, "nothing was sent at which the server hangs up"
-        assert store.queues() == []
+        assert store.admin.queues() == []
     meta = app.backend.get("large")
     assert meta is not None
     assert meta["status"] == states.FAILURE
@@ -179,14 +179,14 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
 
 def test_a_message_over_the_packet_is_refused_at_once(mysql: SQLPlace) -> None:
     with closing(mysql.open()) as store:
-        assert isinstance(store, SQLStore)
-        store.push([message("small")])
+        assert isinstance(store, SQLBroker)
+        store.sender.push([message("small")])
         began = time.monotonic()
         with pytest.raises(PublishError, match="max_allowed_packet"):
-            store.push([message("large", body=b"'" * longest_of(store)), message("beside")])
+            store.sender.push([message("large", body=b"'" * longest_of(store)), message("beside")])
         assert time.monotonic() - began < 20, "it was not tried again and again"
-        store.push([message("small")])
-        assert [info.ready for info in store.queues()] == [2]
+        store.sender.push([message("small")])
+        assert [info.ready for info in store.admin.queues()] == [2]
 
 
 def test_the_result_store_refuses_what_is_over_the_packet(mysql: SQLPlace) -> None:
@@ -208,8 +208,8 @@ def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str
     """Our sessions have a mode of their own; should one be changed under us, PyMySQL hears of it and escapes
     otherwise."""
     with closing(mysql.open()) as store:
-        assert isinstance(store, SQLStore)
-        epoch = store.enlist("w@test", ["q"], 2)
+        assert isinstance(store, SQLBroker)
+        epoch = store.consumer.register("w@test", ["q"], 2)
         for link in (store._handle.open(), store._publisher.open()):
             (found,) = link.ask("SELECT @@sql_mode")[0]
             assert "STRICT_ALL_TABLES" in found
@@ -217,11 +217,11 @@ def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str
             link.do(f"SET SESSION sql_mode = '{mode}'")
         body = bytes(range(256)) * 4 + b"'\\'' OR 1=1 -- \\"
         headers = "'\\'\"\\\\; DROP TABLE x; -- \U0001f600\\"
-        store.push([message(headers, body=body, properties=headers) for _ in range(50)])
-        for leased in store.lease(["q"], 100):
+        store.sender.push([message(headers, body=body, properties=headers) for _ in range(50)])
+        for leased in store.consumer.lease(["q"], 100).messages:
             assert (leased.headers, leased.properties, leased.body) == (headers, headers, body)
-            store.settle(epoch, [Ack(leased.tag, (f"id-{leased.tag}'\\", "SUCCESS", body, None))])
-        assert store.queues() == []
+            store.consumer.settle(epoch, [Ack(leased.tag, (f"id-{leased.tag}'\\", "SUCCESS", body, None))])
+        assert store.admin.queues() == []
         ((count,),) = store._handle.open().ask(
             "SELECT count(*) FROM celery_taskmeta WHERE result = %s", (body,)
         )

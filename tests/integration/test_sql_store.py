@@ -19,9 +19,9 @@ from qworker.backends.sql import SQLBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
-from qworker.transports import open_store
-from qworker.transports.lease import Ack, LeaseStore, Reclaimed, Release, Store
-from qworker.transports.sql.broker import SQLStore
+from qworker.transports import open_broker
+from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
+from qworker.transports.sql.broker import SQLBroker
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import mark, message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -38,9 +38,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
 
 @pytest.fixture
 def stores(place: SQLPlace) -> Iterator[Any]:
-    opened: list[LeaseStore] = []
+    opened: list[Broker] = []
 
-    def open_one(**options: Any) -> LeaseStore:
+    def open_one(**options: Any) -> Broker:
         opened.append(place.open(**options))
         return opened[-1]
 
@@ -62,68 +62,71 @@ def test_many_make_the_tables_at_once(stores: Any, place: SQLPlace) -> None:
 
 
 def test_tables_of_a_newer_version_are_left_alone(stores: Any, place: SQLPlace) -> None:
-    stores().push([message("a")])
+    stores().sender.push([message("a")])
     place.execute("UPDATE qworker_schema SET version = 99")
     with pytest.raises(ConfigurationError, match="newer qworker"):
-        stores().push([message("b")])
+        stores().sender.push([message("b")])
 
 
 def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQLPlace) -> None:
     store = stores()
-    store.enlist("w@test", ["q"], 1)
-    store.push([message("a")])
-    assert store.wait(30)
+    store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a")])
+    assert store.consumer.wait(30)
     place.end_connections()
-    store.push([message("b")])  # it looks first
+    store.sender.push([message("b")])  # it looks first
     with pytest.raises(BrokerUnavailable):
-        store.lease(["q"], 10)
-    assert [leased.headers for leased in store.lease(["q"], 10)] == ["a", "b"]
-    store.wait(0)  # listens again, on the new connection
-    until(lambda: not store.wait(0))
-    stores().push([message("c")])
-    assert store.wait(30)
+        store.consumer.lease(["q"], 10)
+    assert [leased.headers for leased in store.consumer.lease(["q"], 10).messages] == ["a", "b"]
+    store.consumer.wait(0)  # listens again, on the new connection
+    until(lambda: not store.consumer.wait(0))
+    stores().sender.push([message("c")])
+    assert store.consumer.wait(30)
 
 
 def test_a_wait_on_a_connection_that_ended_does_not_last(stores: Any, place: SQLPlace) -> None:
     store = stores()
-    store.enlist("w@test", ["q"], 1)
+    store.consumer.register("w@test", ["q"], 1)
     ending = threading.Timer(0.05, place.end_connections)
     ending.start()
     with pytest.raises(BrokerUnavailable):
-        store.wait(60)
+        store.consumer.wait(60)
     ending.join()
-    assert store.wait(30) is True
+    assert store.consumer.wait(30) is True
 
 
 def test_marks_are_known_where_their_file_is_not(stores: Any) -> None:
     now = [1000.0]
     lost, well = (stores(lease_seconds=15.0, uptime=lambda: now[0]) for _ in range(2))
-    lost.enlist("lost@test", ["q"], 1)
-    well.enlist("well@test", ["q"], 1)
-    well.push([message("runs"), message("waits")])
-    running, _ = lost.lease(["q"], 10)
+    lost.consumer.register("lost@test", ["q"], 1)
+    well.consumer.register("well@test", ["q"], 1)
+    well.sender.push([message("runs"), message("waits")])
+    running, _ = lost.consumer.lease(["q"], 10).messages
     mark(lost, running.tag)
-    until(lambda: not lost.wait(0.2))  # once it has heard of the push
-    Path(lost.running_path()).unlink()
+    until(lambda: not lost.consumer.wait(0.2))  # once it has heard of the push
+    Path(lost.consumer.running_path()).unlink()
     now[0] += 16
-    assert well.reclaim() == [Reclaimed("lost@test", 2, 1)]
-    assert {each.headers: each.deliveries for each in well.lease(["q"], 10)} == {"runs": 1, "waits": 0}
+    assert well.consumer.reclaim() == [Reclaimed("lost@test", 2, 1)]
+    assert {each.headers: each.deliveries for each in well.consumer.lease(["q"], 10).messages} == {
+        "runs": 1,
+        "waits": 0,
+    }
 
 
 def test_publishers_do_not_ring_for_a_worker_that_has_enough(stores: Any) -> None:
     busy, other = stores(), stores()
-    own = busy.enlist("busy@test", ["q"], 1)
-    other.push([message(str(number)) for number in range(10)])
-    assert busy.wait(30)
+    own = busy.consumer.register("busy@test", ["q"], 1)
+    other.sender.push([message(str(number)) for number in range(10)])
+    assert busy.consumer.wait(30)
     for _ in range(3):
-        (leased,) = busy.lease(["q"], 1)
-        busy.settle(own, [Ack(leased.tag)])
-    other.push([message("unheard")])
-    assert busy.wait(30) is True  # from now on it wants to hear, and looks for what it missed
-    assert len(busy.lease(["q"], 100)) == 8
-    until(lambda: not busy.wait(0.02))
-    other.push([message("heard")])
-    assert busy.wait(30) is True
+        (leased,) = busy.consumer.lease(["q"], 1).messages
+        busy.consumer.settle(own, [Ack(leased.tag)])
+    other.sender.push([message("unheard")])
+    assert busy.consumer.wait(30) is True  # from now on it wants to hear, and looks for what it missed
+    assert len(busy.consumer.lease(["q"], 100).messages) == 8
+    until(lambda: not busy.consumer.wait(0.02))
+    other.sender.push([message("heard")])
+    assert busy.consumer.wait(30) is True
 
 
 def deadlock(place: SQLPlace) -> Exception:
@@ -143,8 +146,8 @@ def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
 ) -> None:
     """It would be ours without our knowing, as long as we live."""
     store, queues = stores(), ["q", "r"]
-    store.enlist("w@test", queues, 1)
-    store.push([message("a", "q"), message("b", "r")])
+    store.consumer.register("w@test", queues, 1)
+    store.sender.push([message("a", "q"), message("b", "r")])
     link = store._handle.open()
     claim, calls = link.claim, []
 
@@ -155,10 +158,10 @@ def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
         return claim(epoch, queue, *rest)
 
     monkeypatch.setattr(link, "claim", fails_second)
-    found = [leased.headers for leased in store.lease(queues, 10)]
+    found = [leased.headers for leased in store.consumer.lease(queues, 10).messages]
     assert len(found) == (2 if times == 1 else 1)
     monkeypatch.undo()
-    found += [leased.headers for leased in store.lease(queues, 10)]
+    found += [leased.headers for leased in store.consumer.lease(queues, 10).messages]
     assert sorted(found) == ["a", "b"]
 
 
@@ -166,7 +169,7 @@ def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
     stores: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = stores(), stores()
-    store.enlist("w@test", ["q"], 1)
+    store.consumer.register("w@test", ["q"], 1)
     link = store._handle.open()
     take, looked = link._claim, []
 
@@ -175,18 +178,20 @@ def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
         return take(*given)
 
     monkeypatch.setattr(link, "_claim", watched)
-    assert store.lease(["q"], 10, 10, 5.0) == []
+    assert store.consumer.lease(["q"], 10, 10, 5.0).messages == []
     assert looked == [10]  # nothing was known yet
-    other.push([message("a"), message("b")])
-    assert len(store.lease(["q"], 1, 10, 5.0)) == 1
+    other.sender.push([message("a"), message("b")])
+    assert len(store.consumer.lease(["q"], 1, 10, 5.0).messages) == 1
     assert looked == [10, 0]
-    other.push([message("soon", due=SYSTEM_CLOCK.now() + 2), message("late", due=SYSTEM_CLOCK.now() + 60)])
-    assert [leased.headers for leased in store.lease(["q"], 1, 10, 5.0)] == ["b"]
+    other.sender.push(
+        [message("soon", due=SYSTEM_CLOCK.now() + 2), message("late", due=SYSTEM_CLOCK.now() + 60)]
+    )
+    assert [leased.headers for leased in store.consumer.lease(["q"], 1, 10, 5.0).messages] == ["b"]
     assert looked == [10, 0, 0]
-    assert store.next_due(["q"]) < SYSTEM_CLOCK.now() + 2
-    assert [leased.headers for leased in store.lease(["q"], 10, 10, 5.0)] == ["soon"]
+    assert store.admin.next_due(["q"]) < SYSTEM_CLOCK.now() + 2
+    assert [leased.headers for leased in store.consumer.lease(["q"], 10, 10, 5.0).messages] == ["soon"]
     assert looked == [10, 0, 0, 10]
-    assert store.lease(["q"], 10, 10, 5.0) == []
+    assert store.consumer.lease(["q"], 10, 10, 5.0).messages == []
     assert looked == [10, 0, 0, 10, 0]
 
 
@@ -195,9 +200,9 @@ def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
     and the way there and back where the server is far."""
     counted = {}
     with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
-        store = SQLStore(proxy.url(place.url))
-        own = store.enlist("w@test", ["q"], 1)
-        store.extend()
+        store = SQLBroker(proxy.url(place.url))
+        own = store.consumer.register("w@test", ["q"], 1)
+        store.consumer.extend()
 
         def exchanges(name: str, work: Callable[[], Any]) -> Any:
             before = proxy.up.pieces
@@ -206,46 +211,44 @@ def test_what_belongs_together_takes_few_exchanges(place: SQLPlace) -> None:
             return result
 
         for _ in range(4):  # the first ones connect, and have statements prepared
-            exchanges("publish", lambda: store.push([message("a")]))
-            exchanges("publish 30", lambda: store.push([message("b")] * 30))
-            found = exchanges("claim", lambda: store.lease(["q"], 100, 10, 5.0))
-            assert len(found) == 31
-            assert exchanges("revocations", lambda: store.revoked_since(0)) == (0, [])
-            acks = [Ack(each.tag) for each in found]
-            assert exchanges("ack", partial(store.settle, own, acks)) == set()
+            exchanges("publish", lambda: store.sender.push([message("a")]))
+            exchanges("publish 30", lambda: store.sender.push([message("b")] * 30))
+            claim = exchanges("claim", lambda: store.consumer.lease(["q"], 100, 10, 5.0))
+            assert (len(claim.messages), claim.next_due, claim.last_revocation) == (31, None, 0)
+            acks = [Ack(each.tag) for each in claim.messages]
+            assert exchanges("ack", partial(store.consumer.settle, own, acks)) == set()
             assert place.count() == 0
-            exchanges("claim nothing", lambda: store.lease(["q"], 100, 10, 5.0))
+            exchanges("claim nothing", lambda: store.consumer.lease(["q"], 100, 10, 5.0).messages)
         store.close()
-    claim = 1 if place.server == "postgresql" else 2
+    each = 1 if place.server == "postgresql" else 2
     assert counted == {
         "publish": 1,
         "publish 30": 1,
-        "claim": claim,
-        "revocations": 0,
+        "claim": each,
         "ack": 1,
-        "claim nothing": claim,
+        "claim nothing": each,
     }
 
 
 def test_what_a_claim_saw_of_revocations_holds_until_the_next_news(stores: Any) -> None:
     store, other = stores(), stores()
-    store.enlist("w@test", ["q"], 1)
-    store.lease(["q"], 1)
-    other.revoke(["a"])
-    until(lambda: store.wait(0.1))
-    cursor, found = store.revoked_since(0)
+    store.consumer.register("w@test", ["q"], 1)
+    store.consumer.lease(["q"], 1)
+    other.sender.revoke(["a"])
+    until(lambda: store.consumer.wait(0.1))
+    cursor, found = store.consumer.revoked_since(0)
     assert [each.task_id for each in found] == ["a"]
-    store.lease(["q"], 1)
-    assert store.revoked_since(cursor) == (cursor, [])
-    other.revoke(["b"])
-    store.lease(["q"], 1)
-    assert [each.task_id for each in store.revoked_since(cursor)[1]] == ["b"]
+    store.consumer.lease(["q"], 1)
+    assert store.consumer.revoked_since(cursor) == (cursor, [])
+    other.sender.revoke(["b"])
+    store.consumer.lease(["q"], 1)
+    assert [each.task_id for each in store.consumer.revoked_since(cursor)[1]] == ["b"]
 
 
 def test_settling_nothing_is_nothing(stores: Any) -> None:
     store = stores()
-    assert store.settle(store.enlist("w@test", ["q"], 1), []) == set()
-    assert store.dead_discard([]) == store.dead_retry([]) == 0
+    assert store.consumer.settle(store.consumer.register("w@test", ["q"], 1), []) == set()
+    assert store.admin.dead_discard([]) == store.admin.dead_retry([]) == 0
 
 
 # -- results --
@@ -269,9 +272,9 @@ def test_results_go_to_celerys_table_with_the_ack(
     assert not results.same_store("postgresql://elsewhere/test")
     if first == "result store":
         assert results.get("one") is None  # makes the table
-    own = store.enlist("w@test", ["q"], 1)
-    store.push([message("a")])
-    (leased,) = store.lease(["q"], 1)
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a")])
+    (leased,) = store.consumer.lease(["q"], 1).messages
     done = datetime.now(UTC).isoformat()
 
     def row(status: str, value: Any) -> Any:
@@ -285,12 +288,12 @@ def test_results_go_to_celerys_table_with_the_ack(
         }
         return results.row("one", meta)
 
-    store.settle(own, [Store(row("STARTED", None))])
+    store.consumer.settle(own, [Store(row("STARTED", None))])
     assert results.get("one")["status"] == "STARTED"  # type: ignore[index]
-    assert store.settle(
+    assert store.consumer.settle(
         own, [Ack(leased.tag, row("SUCCESS", 42)), Ack(999, results.row("two", {"status": "SUCCESS"}))]
     ) == {999}
-    store.settle(own, [Store(row("FAILURE", None)), Store(row("STARTED", None))])
+    store.consumer.settle(own, [Store(row("FAILURE", None)), Store(row("STARTED", None))])
     found = results.get("one")
     assert found is not None
     assert (found["status"], found["result"]) == ("SUCCESS", 42)
@@ -302,12 +305,12 @@ def test_results_go_to_celerys_table_with_the_ack(
 def test_a_child_and_the_worker_may_both_store_a_result(stores: Any, place: SQLPlace) -> None:
     results = backend(place)
     store = stores()
-    own = store.enlist("w@test", ["q"], 1)
-    store.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.consumer.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
     assert results.store("one", {"status": "FAILURE", "result": "why", "date_done": None})
-    store.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
+    store.consumer.settle(own, [Store(results.row("one", {"status": "STARTED"}))])
     assert results.get("one")["status"] == "FAILURE"  # type: ignore[index]
-    store.settle(own, [Store(results.row("one", {"status": "SUCCESS"}))])
+    store.consumer.settle(own, [Store(results.row("one", {"status": "SUCCESS"}))])
     assert results.get("one")["status"] == "SUCCESS"  # type: ignore[index]
     results.close()
 
@@ -319,9 +322,9 @@ def test_a_child_and_the_worker_may_both_store_a_result(stores: Any, place: SQLP
 def test_a_server_that_is_not_there_is_named_without_its_password(scheme: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        store = open_store(f"{scheme}://me:hush@127.0.0.1:{free.getsockname()[1]}/test", Settings())
+        store = open_broker(f"{scheme}://me:hush@127.0.0.1:{free.getsockname()[1]}/test", Settings())
         with pytest.raises(BrokerUnavailable) as caught:
-            store.push([message("a")])
+            store.sender.push([message("a")])
     assert "hush" not in str(caught.value)
     assert "hush" not in store.safe_url  # type: ignore[attr-defined]
 
@@ -332,25 +335,25 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         silent.listen()
         for scheme in ("postgresql", "mysql"):
             url = f"{scheme}://me@127.0.0.1:{silent.getsockname()[1]}/test"
-            store = SQLStore(url, connect_timeout=0.5)
+            store = SQLBroker(url, connect_timeout=0.5)
             began = time.monotonic()
             with pytest.raises(BrokerUnavailable):
-                store.push([message("a")])
+                store.sender.push([message("a")])
             assert time.monotonic() - began < 10  # libpq takes no fewer than two seconds
 
 
 def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(place: SQLPlace) -> None:
     with Proxy(urlsplit(place.url).port or {"postgresql": 5432}.get(place.server, 3306)) as proxy:
-        store = SQLStore(proxy.url(place.url))
-        store.push([message("a")])
+        store = SQLBroker(proxy.url(place.url))
+        store.sender.push([message("a")])
         proxy.down.open = False
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable):
-            store.push([message("b")], timeout=1)
+            store.sender.push([message("b")], timeout=1)
         assert 0.9 < time.monotonic() - began < 10
         proxy.heal()
         proxy.cut()
-        store.push([message("c")], timeout=20)
+        store.sender.push([message("c")], timeout=20)
         assert place.count() in (2, 3), "of b, nobody knows"
         store.close()
 
@@ -358,7 +361,7 @@ def test_a_server_that_falls_silent_keeps_who_publishes_no_longer_than_asked(pla
 def test_a_queue_name_that_does_not_fit_is_the_callers_error(stores: Any, place: SQLPlace) -> None:
     long = "q" * 300 if place.server == "mysql" else "q\x00"
     with pytest.raises(PublishError, match="cannot take this"):
-        stores().push([message("a", long)])
+        stores().sender.push([message("a", long)])
     assert place.count() == 0
 
 
@@ -376,10 +379,12 @@ def test_the_same_place_is_known_by_any_name() -> None:
 
 def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPlace) -> None:
     store = stores()
-    own = store.enlist("w@test", ["q"], 1)
-    store.push([message(name) for name in ("acked", "released", "runs")])
-    acked, released, _ = store.lease(["q"], 10)
-    store.settle(own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag, counted=True)])
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message(name) for name in ("acked", "released", "runs")])
+    acked, released, _ = store.consumer.lease(["q"], 10).messages
+    store.consumer.settle(
+        own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag, counted=True)]
+    )
     # As it was before the commit that the crash undid.
     place.execute("DELETE FROM celery_taskmeta WHERE task_id = 'one'")
     columns = "queue, urgency, state, owner, sent, headers, body"
@@ -392,19 +397,23 @@ def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPla
     )
     place.end_connections()
     with pytest.raises(BrokerUnavailable):
-        store.lease(["q"], 10)
-    assert [(each.headers, each.deliveries) for each in store.lease(["q"], 10)] == [("released", 1)]
+        store.consumer.lease(["q"], 10)
+    assert [(each.headers, each.deliveries) for each in store.consumer.lease(["q"], 10).messages] == [
+        ("released", 1)
+    ]
     assert place.count() == 2
     assert place.result("one") == ("SUCCESS", b"1")
 
 
 def test_what_a_holder_knows_nothing_of_goes_back(stores: Any, place: SQLPlace) -> None:
     store = stores()
-    own = store.enlist("w@test", ["q"], 1)
-    store.push([message("a"), message("b")])
-    store.lease(["q"], 1)
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a"), message("b")])
+    store.consumer.lease(["q"], 1)
     place.execute(f"UPDATE qworker_message SET state = 2, owner = {own} WHERE headers = 'b'")
     place.end_connections()
     with pytest.raises(BrokerUnavailable):
-        store.extend()
-    assert [(each.headers, each.redelivered) for each in store.lease(["q"], 10)] == [("b", True)]
+        store.consumer.extend()
+    assert [(each.headers, each.redelivered) for each in store.consumer.lease(["q"], 10).messages] == [
+        ("b", True)
+    ]

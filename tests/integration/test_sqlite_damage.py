@@ -15,7 +15,7 @@ from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Bury, Dead, Envelope, Release
 from qworker.transports.sqlite import Database, database
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 
@@ -44,13 +44,13 @@ def change(path: Path, statement: str) -> int:
 
 def fill(path: Path) -> None:
     """One row at least in every table."""
-    with closing(SQLiteStore(f"sqlite:///{path}")) as store:
-        store.revoke(["revoked"])
-        store.push_dead([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
-        epoch = store.enlist("other@test", ["q"], 1)
-        store.push([Envelope("q", "{}", None, b"")])
-        (leased,) = store.lease(["q"], 1)
-        store.settle(epoch, [Release(leased.tag, 4e9)])
+    with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
+        store.sender.revoke(["revoked"])
+        store.admin.push_dead([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
+        epoch = store.consumer.register("other@test", ["q"], 1)
+        store.sender.push([Envelope("q", "{}", None, b"")])
+        (leased,) = store.consumer.lease(["q"], 1).messages
+        store.consumer.settle(epoch, [Release(leased.tag, 4e9)])
         change(path, "INSERT INTO owner SELECT NULL, 'gone@test', pid, 'boot', queues, concurrency, 0, 0, "
                      "'2-x.marks' FROM owner")  # fmt: skip
         change(path, "INSERT INTO result VALUES ('id', 'SUCCESS', x'7b7d', NULL)")
@@ -82,9 +82,9 @@ def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: 
                 app.clock.sleep(0.01)
             assert [other.get(timeout=10) for other in others] == [0, 1, 2], (value, table, column)
             assert worker.listener.failing is None
-            app.broker.dead()
-            app.broker.queues()
-            app.broker.workers()
+            app.broker.admin.dead()
+            app.broker.admin.queues()
+            app.broker.admin.workers()
         app.close()
 
 
@@ -95,32 +95,34 @@ def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: 
 @pytest.mark.usefixtures("lax")
 def test_a_damaged_message_is_a_dead_letter_that_says_so(tmp_path: Path, column: str, value: str) -> None:
     path = tmp_path / "queue.db"
-    with closing(SQLiteStore(f"sqlite:///{path}")) as store:
-        store.push([Envelope("q", '{"id":"x"}', None, b"[]") for _ in range(2)])
+    with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
+        store.sender.push([Envelope("q", '{"id":"x"}', None, b"[]") for _ in range(2)])
         change(path, f"UPDATE message SET {column} = {value} WHERE tag = 1")
-        store.enlist("w@test", ["q"], 1)
-        assert [leased.tag for leased in store.lease(["q"], 10)] == [2]
-        (letter,) = store.dead()
+        store.consumer.register("w@test", ["q"], 1)
+        assert [leased.tag for leased in store.consumer.lease(["q"], 10).messages] == [2]
+        (letter,) = store.admin.dead()
         assert letter.tag == 1
         assert letter.reason.startswith(f"its row is damaged: {column} is ")
         assert (type(letter.headers), type(letter.body), type(letter.deliveries)) == (str, bytes, int)
-        assert store.dead_retry([1]) == 1
-        assert [leased.tag for leased in store.lease(["q"], 10)] == [3]
+        assert store.admin.dead_retry([1]) == 1
+        assert [leased.tag for leased in store.consumer.lease(["q"], 10).messages] == [3]
 
 
 @pytest.mark.usefixtures("lax")
 @pytest.mark.parametrize("due", ["'soon'", "NULL", "x'00'"])
 def test_what_is_due_at_no_time_hides_nobody(tmp_path: Path, due: str) -> None:
     path = tmp_path / "queue.db"
-    with closing(SQLiteStore(f"sqlite:///{path}")) as store:
-        store.enlist("w@test", ["q"], 1)
+    with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
+        store.consumer.register("w@test", ["q"], 1)
         now = store._clock.now()
-        store.push([Envelope("q", str(number), None, b"[]", 0, now + 0.02 * number) for number in (1, 2)])
+        store.sender.push(
+            [Envelope("q", str(number), None, b"[]", 0, now + 0.02 * number) for number in (1, 2)]
+        )
         change(path, f"UPDATE message SET due = {due} WHERE headers = '1'")
         found: set[str] = set()
         while len(found) < 2:
-            store.next_due(["q"])
-            found |= {leased.headers for leased in store.lease(["q"], 10, 5, 1.0)}
+            store.admin.next_due(["q"])
+            found |= {leased.headers for leased in store.consumer.lease(["q"], 10, 5, 1.0).messages}
 
 
 @pytest.mark.skipif(
@@ -141,11 +143,11 @@ def test_a_new_file_takes_no_such_row(tmp_path: Path, table: str, column: str) -
 )
 def test_who_publishes_such_a_row_is_told(tmp_path: Path) -> None:
     wrong: Any = "high"
-    with closing(SQLiteStore(f"sqlite:///{tmp_path}/queue.db")) as store:
+    with closing(SQLiteBroker(f"sqlite:///{tmp_path}/queue.db")) as store:
         with pytest.raises(PublishError, match="cannot store TEXT value in INTEGER column"):
-            store.push([Envelope("q", "{}", None, b"", wrong)])
-        store.push([Envelope("q", "{}", None, b"")])
-        assert [info.ready for info in store.queues()] == [1]
+            store.sender.push([Envelope("q", "{}", None, b"", wrong)])
+        store.sender.push([Envelope("q", "{}", None, b"")])
+        assert [info.ready for info in store.admin.queues()] == [1]
 
 
 def test_a_file_that_is_there_stays_what_it_is(
@@ -161,11 +163,13 @@ def test_a_file_that_is_there_stays_what_it_is(
 
 
 def test_of_sound_rows_nothing_is_buried(tmp_path: Path, lax: None) -> None:
-    with closing(SQLiteStore(f"sqlite:///{tmp_path}/queue.db")) as store:
-        epoch = store.enlist("w@test", ["q"], 1)
-        store.push([Envelope("q", str(number), None if number else "{}", b"", number,
+    with closing(SQLiteBroker(f"sqlite:///{tmp_path}/queue.db")) as store:
+        epoch = store.consumer.register("w@test", ["q"], 1)
+        store.sender.push([Envelope("q", str(number), None if number else "{}", b"", number,
         0 if number else None) for number in range(9)])  # fmt: skip
-        taken = store.lease(["q"], 10, 10, 10.0)
+        taken = store.consumer.lease(["q"], 10, 10, 10.0).messages
         assert len(taken) == 9
-        store.settle(epoch, [Bury(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])])
-        assert len(store.dead()) == 1
+        store.consumer.settle(
+            epoch, [Bury(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])]
+        )
+        assert len(store.admin.dead()) == 1

@@ -19,17 +19,17 @@ from moto.sqs.models import MAXIMUM_MESSAGE_LENGTH
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
-from qworker.transports import open_store
-from qworker.transports.kombu.broker import PlainStore
+from qworker.transports import open_broker
+from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.messages import of_envelope
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
-from qworker.transports.sqs.broker import SqsStore
+from qworker.transports.sqs.broker import SqsBroker
 from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 
 pytestmark = pytest.mark.integration
 PATIENCE_SECONDS = 20.0
-Open = Callable[..., SqsStore]
+Open = Callable[..., SqsBroker]
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,14 @@ def queue() -> str:
 
 @pytest.fixture
 def open_(server: Sqs) -> Iterator[Open]:
-    opened: list[SqsStore] = []
+    opened: list[SqsBroker] = []
     server.reset()
 
-    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> SqsStore:
+    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> SqsBroker:
         transport = {"region": REGION, "wait_time_seconds": 2, **options}
         conf = Settings({"broker_transport_options": transport, "worker_lease_seconds": lease})
-        store = open_store(url or server.url, conf)
-        assert isinstance(store, SqsStore)
+        store = open_broker(url or server.url, conf)
+        assert isinstance(store, SqsBroker)
         opened.append(store)
         return store
 
@@ -72,24 +72,24 @@ def names(messages: list[Leased]) -> list[str]:
     return [json.loads(leased.headers)["id"] for leased in messages]
 
 
-def leased(store: SqsStore, queue: str, count: int) -> list[Leased]:
+def leased(store: SqsBroker, queue: str, count: int) -> list[Leased]:
     """Wait for *count* messages."""
     found: list[Leased] = []
     end = time.monotonic() + PATIENCE_SECONDS
     while len(found) < count:
         assert time.monotonic() < end, f"{len(found)} of {count}"
-        found += store.lease([queue], count - len(found))
+        found += store.consumer.lease([queue], count - len(found)).messages
         if len(found) < count:
-            store.wait(1.0)
+            store.consumer.wait(1.0)
     return found
 
 
 def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     body = bytes(range(256))
     properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
-    store.push(
+    store.sender.push(
         [Envelope(queue, '{"id":"é"}', json.dumps(properties), body), Envelope(queue, "no JSON", None, b"")]
     )
     first, second = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
@@ -98,15 +98,15 @@ def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -
     assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
     assert second.headers == "no JSON"
     assert server.counts(queue) == (0, 0, 2)
-    assert store.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
-    assert store.settle(own, [Ack(first.tag)]) == {first.tag}
+    assert store.consumer.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
+    assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
     assert server.counts(queue) == (0, 0, 0)
-    assert store.queues() == []
+    assert store.admin.queues() == []
 
 
 def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     options = {"region": REGION, "wait_time_seconds": 1}
     with kombu.Connection(server.url, transport_options=options) as connection:
         kombu.Producer(connection.default_channel).publish(
@@ -116,9 +116,9 @@ def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> N
         (message,) = leased(store, queue, 1)
         assert json.loads(message.headers) == {"id": "a", "task": "t"}
         assert message.body == b"[1]"
-        store.settle(own, [Ack(message.tag)])
-        store.resign()
-        store.push([envelope(queue, "b", body=b"[2]")])
+        store.consumer.settle(own, [Ack(message.tag)])
+        store.consumer.deregister()
+        store.sender.push([envelope(queue, "b", body=b"[2]")])
         found = kombu.Queue(queue)(connection.default_channel).get()
         assert (found.headers["id"], found.body, found.content_type) == ("b", b"[2]", "application/json")
         found.ack()
@@ -127,7 +127,7 @@ def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> N
 
 def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     client = server.client()
     url = client.get_queue_url(QueueName=queue)["QueueUrl"]
     bodies = [
@@ -141,26 +141,26 @@ def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None
         client.send_message(QueueUrl=url, MessageBody=body)
     found = leased(store, queue, len(bodies))
     assert sorted(message.body.decode() for message in found) == sorted(bodies)
-    store.settle(own, [Bury(message.tag, "nonsense") for message in found])
-    assert sorted(letter.body.decode() for letter in store.dead()) == sorted(bodies)
+    store.consumer.settle(own, [Bury(message.tag, "nonsense") for message in found])
+    assert sorted(letter.body.decode() for letter in store.admin.dead()) == sorted(bodies)
 
 
 def test_many_and_large_messages(open_: Open, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, str(number), body=b"x" * 60_000) for number in range(23)])
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, str(number), body=b"x" * 60_000) for number in range(23)])
     found = leased(store, queue, 23)
     assert sorted(map(int, names(found))) == list(range(23))
-    assert store.settle(own, [Ack(message.tag) for message in found]) == set()
+    assert store.consumer.settle(own, [Ack(message.tag) for message in found]) == set()
     with pytest.raises(PublishError):
-        store.push([envelope(queue, "large", body=b"x" * 2_000_000)])
+        store.sender.push([envelope(queue, "large", body=b"x" * 2_000_000)])
 
 
 @pytest.mark.parametrize("large", ["body", "headers"])
 def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, large: str) -> None:
     """With its reason it is larger than SQS takes, as it was with its count when it should have gone back."""
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     noise = random.Random(1).randbytes(1_200_000)
     text = base64.b64encode(noise).decode()
 
@@ -172,37 +172,37 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
     def bytes_sent(size: int) -> int:
         return len(store._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
 
-    store.push([message(0)])
-    store.settle(own, [Ack(leased(store, queue, 1)[0].tag)])
+    store.sender.push([message(0)])
+    store.consumer.settle(own, [Ack(leased(store, queue, 1)[0].tag)])
     fits = bisect_right(range(len(noise)), MAXIMUM_MESSAGE_LENGTH, key=bytes_sent) - 1
     with pytest.raises(PublishError):
-        store.push([message(fits + 10)])
-    store.push([message(fits)])
+        store.sender.push([message(fits + 10)])
+    store.sender.push([message(fits)])
     (one,) = leased(store, queue, 1)
     with pytest.raises(PublishError):
-        store.settle(own, [Release(one.tag, counted=True)])
-    assert store.settle(own, [Bury(one.tag, "why " * 100)]) == set()
-    (letter,) = store.dead()
+        store.consumer.settle(own, [Release(one.tag, counted=True)])
+    assert store.consumer.settle(own, [Bury(one.tag, "why " * 100)]) == set()
+    (letter,) = store.admin.dead()
     assert (letter.reason, letter.headers, letter.body) == ("why " * 100, one.headers, one.body)
     with pytest.raises(PublishError):
-        store.dead_retry()
-    assert store.dead_discard() == 1
+        store.admin.dead_retry()
+    assert store.admin.dead_discard() == 1
 
 
 def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, server: Sqs, queue: str) -> None:
     """It came from elsewhere, as text that we cannot make as small."""
     store = open_()
-    own = store.enlist("w", [queue], 1)
+    own = store.consumer.register("w", [queue], 1)
     text = base64.b64encode(random.Random(1).randbytes(780_000)).decode()
     client = server.client()
     client.send_message(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], MessageBody=text)
-    store.push([envelope(queue, "a")])
+    store.sender.push([envelope(queue, "a")])
     large, small = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
     with pytest.raises(PublishError):
-        store.settle(own, [Ack(small.tag), Bury(large.tag, "no task")])
+        store.consumer.settle(own, [Ack(small.tag), Bury(large.tag, "no task")])
     later = SYSTEM_CLOCK.now() + 60.0
-    assert store.settle(own, [Ack(small.tag), Release(large.tag, later)]) == set()
-    assert store.next_due([queue]) == later
+    assert store.consumer.settle(own, [Ack(small.tag), Release(large.tag, later)]) == set()
+    assert store.consumer.lease([queue], 0).next_due == later
     assert server.counts(queue) == (0, 0, 1)
 
 
@@ -210,8 +210,8 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, str(number)) for number in range(3)])
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, str(number)) for number in range(3)])
     buried, back, ran = (message.tag for message in leased(store, queue, 3))
     batch = [Bury(buried, "why"), Release(back), Ack(ran)]
 
@@ -222,10 +222,10 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
         patch.setattr(SqsQueue, "delete_finished", away)
         for _ in range(2):
             with pytest.raises(BrokerUnavailable):
-                store.settle(own, batch)
-    assert store.settle(own, batch) == set()
-    assert store.settle(own, batch) == {buried, back, ran}
-    assert [letter.reason for letter in store.dead()] == ["why"]
+                store.consumer.settle(own, batch)
+    assert store.consumer.settle(own, batch) == set()
+    assert store.consumer.settle(own, batch) == {buried, back, ran}
+    assert [letter.reason for letter in store.admin.dead()] == ["why"]
     assert [message.tag for message in leased(store, queue, 1)] == [back]
 
 
@@ -237,70 +237,70 @@ def test_one_of_a_batch_that_is_refused(
     store = open_()
     answer = {"Failed": [{"Id": "0", "Code": code, "Message": "it says", "SenderFault": True}]}
     client = SimpleNamespace(send_message_batch=lambda **given: answer)
-    store.push([envelope(queue, "a")])
+    store.sender.push([envelope(queue, "a")])
     monkeypatch.setattr(SqsQueue, "client", client)
     with pytest.raises(expected, match="it says"):
-        store.push([envelope(queue, "b")])
+        store.sender.push([envelope(queue, "b")])
 
 
 def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     """SQS keeps it; and keeps again what came before its time: it delays by 15 minutes at most."""
     store = open_()
-    store.enlist("w", [queue], 1)
+    store.consumer.register("w", [queue], 1)
     now = SYSTEM_CLOCK.now()
-    store.push([envelope(queue, "hours", due=now + 9000.0), envelope(queue, "soon", due=now + 6.0)])
+    store.sender.push([envelope(queue, "hours", due=now + 9000.0), envelope(queue, "soon", due=now + 6.0)])
     assert server.counts(queue) == (0, 2, 0)
     # As it comes after 15 minutes:
     early = of_envelope(envelope(queue, "again", due=now + 800.0), now)
-    PlainStore._send(store, [early])
+    KombuBroker._send(store, [early])
     (soon,) = leased(store, queue, 1)
     assert names([soon]) == ["soon"]
     assert SYSTEM_CLOCK.now() >= now + 6.0
     assert server.counts(queue) == (0, 2, 1)
-    store.settle(store._epoch, [Ack(soon.tag)])
+    store.consumer.settle(store._epoch, [Ack(soon.tag)])
     assert server.counts(queue) == (0, 2, 0)
 
 
 def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, "a")])
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, "a")])
     (message,) = leased(store, queue, 1)
-    store.settle(own, [Release(message.tag)])
+    store.consumer.settle(own, [Release(message.tag)])
     (message,) = leased(store, queue, 1)
     assert (message.deliveries, message.redelivered) == (0, True)
-    store.settle(own, [Release(message.tag, counted=True)])
+    store.consumer.settle(own, [Release(message.tag, counted=True)])
     (message,) = leased(store, queue, 1)
     assert message.deliveries == 1
-    store.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0, parked=True)])
+    store.consumer.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0, parked=True)])
     assert server.counts(queue) == (0, 1, 0)
 
 
 def test_what_others_have_is_ours_no_more(open_: Open, queue: str) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
-    own, theirs = slow.enlist("slow", [queue], 1), quick.enlist("quick", [queue], 1)
-    slow.push([envelope(queue, "a")])
+    own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
+    slow.sender.push([envelope(queue, "a")])
     (message,) = leased(slow, queue, 1)
     (again,) = leased(quick, queue, 1)
     assert again.tag == message.tag
-    assert quick.settle(theirs, [Ack(again.tag)]) == set()
-    slow.extend()
-    assert slow.settle(own, [Ack(message.tag)]) == {message.tag}
+    assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    slow.consumer.extend()
+    assert slow.consumer.settle(own, [Ack(message.tag)]) == {message.tag}
 
 
 def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:
     store = open_()
     name = f"{queue}.fifo"
-    own = store.enlist("w", [name], 1)
+    own = store.consumer.register("w", [name], 1)
     now = SYSTEM_CLOCK.now()
-    store.push([envelope(name, str(number)) for number in range(5)])
+    store.sender.push([envelope(name, str(number)) for number in range(5)])
     found = leased(store, name, 5)
     assert names(found) == list("01234")
-    store.settle(own, [Ack(message.tag) for message in found])
-    store.push([envelope(name, "later", due=now + 3.0)])
+    store.consumer.settle(own, [Ack(message.tag) for message in found])
+    store.sender.push([envelope(name, "later", due=now + 3.0)])
     (later,) = leased(store, name, 1)
     assert SYSTEM_CLOCK.now() >= now + 3.0
-    store.settle(own, [Ack(later.tag)])
+    store.consumer.settle(own, [Ack(later.tag)])
 
 
 def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
@@ -309,33 +309,33 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
     keys = {"access_key_id": "key", "secret_access_key": "secret"}
     predefined = {name: {"url": url, **keys} for name, url in urls.items()}
     store = open_(predefined_queues=predefined)
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, "a")])
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, "a")])
     (message,) = leased(store, queue, 1)
-    store.settle(own, [Bury(message.tag, "why")])
-    assert [letter.reason for letter in store.dead()] == ["why"]
+    store.consumer.settle(own, [Bury(message.tag, "why")])
+    assert [letter.reason for letter in store.admin.dead()] == ["why"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*'other'"):
-        store.push([envelope("other", "a")])
+        store.sender.push([envelope("other", "a")])
     del predefined["qworker-dead"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*qworker-dead"):
-        open_(predefined_queues=predefined).enlist("w", [queue], 1)
+        open_(predefined_queues=predefined).consumer.register("w", [queue], 1)
 
 
 def test_administration(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
-    own = store.enlist("w", [queue], 1)
-    store.push([envelope(queue, name) for name in "abc"])
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope(queue, name) for name in "abc"])
     found = leased(store, queue, 3)
-    store.settle(own, [Bury(message.tag, f"why {names([message])[0]}") for message in found])
-    letters = store.dead()
+    store.consumer.settle(own, [Bury(message.tag, f"why {names([message])[0]}") for message in found])
+    letters = store.admin.dead()
     assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
-    assert [(info.queue, info.ready, info.dead) for info in store.queues()] == [(queue, 0, 3)]
-    assert store.dead_discard([letters[0].tag]) == 1
-    store.resign()
-    assert store.dead_retry() == 2
-    store.push([envelope(queue, "later", due=SYSTEM_CLOCK.now() + 100.0)])
-    assert store.depths([queue])[0][:4] == (queue, 2, 1, 0)
-    assert store.purge(queue) == 3
+    assert [(info.queue, info.ready, info.dead) for info in store.admin.queues()] == [(queue, 0, 3)]
+    assert store.admin.dead_discard([letters[0].tag]) == 1
+    store.consumer.deregister()
+    assert store.admin.dead_retry() == 2
+    store.sender.push([envelope(queue, "later", due=SYSTEM_CLOCK.now() + 100.0)])
+    assert store.admin.depths([queue])[0][:4] == (queue, 2, 1, 0)
+    assert store.admin.purge(queue) == 3
     assert server.counts(queue) == (0, 0, 0)
 
 
@@ -343,18 +343,18 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
     server = Sqs()
     try:
         store = open_(server.url)
-        own = store.enlist("w", [queue], 1)
-        store.push([envelope(queue, "a")])
+        own = store.consumer.register("w", [queue], 1)
+        store.sender.push([envelope(queue, "a")])
         (message,) = leased(store, queue, 1)
     finally:
         server.close()
     for _ in range(2):  # the second time because it is not forgotten that this is still to be done
         with pytest.raises(BrokerUnavailable):
-            store.settle(own, [Ack(message.tag)])
+            store.consumer.settle(own, [Ack(message.tag)])
     with pytest.raises(BrokerUnavailable):
-        store.push([envelope(queue, "b")])
+        store.sender.push([envelope(queue, "b")])
     with pytest.raises(BrokerUnavailable):
-        open_(server.url).enlist("w", [queue], 1)
+        open_(server.url).consumer.register("w", [queue], 1)
 
 
 class Guarded(Sqs):
@@ -368,12 +368,12 @@ def test_keys_that_are_refused(open_: Open, queue: str) -> None:
     server = Guarded()
     try:
         with pytest.raises(ConfigurationError, match="security token"):
-            open_(server.url).enlist("w", [queue], 1)
+            open_(server.url).consumer.register("w", [queue], 1)
     finally:
         server.close()
 
 
 def test_tls_is_said_by_the_scheme() -> None:
-    store = open_store("sqs+https://key:secret@sqs.example/", Settings())
-    assert isinstance(store, SqsStore)
+    store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
+    assert isinstance(store, SqsBroker)
     assert (store.url, store._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)

@@ -19,8 +19,8 @@ from qworker.components.fetch_window import MAX_WINDOW
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
-from qworker.transports.lease import Envelope, LeaseStore
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.lease import Broker, Envelope
+from qworker.transports.sqlite.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 
@@ -40,9 +40,9 @@ class House:
 
     def make_app(self, **settings: Any) -> QWorker:
         """Another app on the same broker, as in another process."""
-        broker: LeaseStore
+        broker: Broker
         if self.kind == "sqlite":
-            broker, backend = SQLiteStore(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
+            broker, backend = SQLiteBroker(f"sqlite:///{self.directory}/q.db", clock=self.clock), None
         elif self.first is None:
             broker, backend = MemoryStore(self.clock), "cache+memory://"
             self.first = broker
@@ -79,7 +79,7 @@ class House:
 
     def queues(self) -> dict[str, int]:
         """How many messages are ready, delayed and leased."""
-        infos = self.app.broker.queues()
+        infos = self.app.broker.admin.queues()
         return {name: sum(getattr(info, name) for info in infos) for name in ("ready", "delayed", "leased")}
 
 
@@ -490,10 +490,10 @@ def test_a_lost_task_comes_again_with_pauses_and_then_is_a_dead_letter(house: Ho
     gaps = [later - earlier for earlier, later in pairwise(deaths)]
     assert len(deaths) == 3
     assert gaps[0] <= 0.25 < 1 <= gaps[1]
-    (dead,) = house.app.broker.dead()
+    (dead,) = house.app.broker.admin.dead()
     assert "killed by SIGSEGV (delivery 3 of at most 3)" in dead.reason
     assert result.state == "FAILURE"
-    assert house.app.broker.dead_retry() == 1
+    assert house.app.broker.admin.dead_retry() == 1
     worker.run()
     assert worker.pool.held[0].leased.deliveries == 0
 
@@ -515,7 +515,7 @@ def test_a_task_that_puts_itself_back_comes_ever_later_and_marked(house: House) 
         assert len(marks) == times
     assert all(marks[1:])
     assert result.state == "PENDING"
-    assert house.app.broker.dead() == []
+    assert house.app.broker.admin.dead() == []
 
 
 def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
@@ -560,12 +560,12 @@ def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:
         ),
     ]
     for envelope in bad:
-        house.app.broker.push([envelope])
+        house.app.broker.sender.push([envelope])
         task.delay(len(house.ran))
     worker = house.worker()
     worker.run()
     assert house.ran == [0] * 6
-    reasons = [dead.reason for dead in house.app.broker.dead()]
+    reasons = [dead.reason for dead in house.app.broker.admin.dead()]
     assert len(reasons) == 6
     assert all(reasons)
     assert house.queues() == {"ready": 0, "delayed": 0, "leased": 0}
@@ -590,9 +590,9 @@ def test_an_unknown_task_that_stays_unknown_is_a_dead_letter(house: House) -> No
     result = house.app.send_task("nobody.knows", (1,))
     worker = house.worker()
     house.pass_time(worker, 100, step=10)
-    assert house.app.broker.dead() == []
+    assert house.app.broker.admin.dead() == []
     house.pass_time(worker, 100, step=10)
-    (dead,) = house.app.broker.dead()
+    (dead,) = house.app.broker.admin.dead()
     assert "nobody.knows" in dead.reason
     assert result.state == "FAILURE"
 

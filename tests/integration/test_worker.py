@@ -133,7 +133,7 @@ class Shop:
         return [what for what, _, _ in self.log()]
 
     def queues(self) -> dict[str, int]:
-        infos = self.app.broker.queues()
+        infos = self.app.broker.admin.queues()
         return {
             name: sum(getattr(info, name) for info in infos)
             for name in ("ready", "delayed", "leased", "dead")
@@ -317,15 +317,15 @@ def test_async_tasks_run_at_once(shop: Shop) -> None:
 
 def test_bad_messages_become_dead_letters_and_the_good_ones_run(shop: Shop) -> None:
     shop.app.conf.update(task_unknown_delays=())
-    shop.app.broker.push([Envelope("celery", "no json", None, b"")])
+    shop.app.broker.sender.push([Envelope("celery", "no json", None, b"")])
     unknown = shop.app.send_task("nobody.knows")
     cut = Envelope("celery", '{"task": "note", "id": "cut"}', None, b"[[1]")
-    shop.app.broker.push([cut])
+    shop.app.broker.sender.push([cut])
     good = shop.task("note").delay(1)
     shop.start()
     assert good.get(timeout=PATIENCE) == 1
     until(lambda: shop.queues() == {"ready": 0, "delayed": 0, "leased": 0, "dead": 3})
-    assert {dead.headers for dead in shop.app.broker.dead()} >= {"no json", cut.headers}
+    assert {dead.headers for dead in shop.app.broker.admin.dead()} >= {"no json", cut.headers}
     for result in (unknown, shop.app.AsyncResult("cut")):
         assert until(result.ready)
         assert result.failed()
@@ -337,7 +337,7 @@ def test_a_task_that_kills_its_process_is_a_dead_letter_in_the_end(forking: Shop
     until(lambda: forking.queues()["dead"] == 1)
     assert forking.ran() == ["die"] * 2
     assert result.failed()
-    assert "killed by SIGKILL" in forking.app.broker.dead()[0].reason
+    assert "killed by SIGKILL" in forking.app.broker.admin.dead()[0].reason
     assert until(lambda: len(worker.info()["pool"]["processes"]) == 2)
 
 
@@ -368,7 +368,7 @@ def test_two_workers_on_one_file_share_the_work_and_run_nothing_twice(shop: Shop
     assert [result.get(timeout=PATIENCE) for result in results] == list(range(100))
     assert sorted(shop.ran()) == sorted([*"abcdefgh", *map(str, range(100))])
     until(shop.is_empty)
-    assert len(shop.app.broker.workers()) == 2
+    assert len(shop.app.broker.admin.workers()) == 2
 
 
 def test_a_warm_stop_lets_running_tasks_end_and_gives_back_the_rest(shop: Shop) -> None:
@@ -387,7 +387,7 @@ def test_a_warm_stop_lets_running_tasks_end_and_gives_back_the_rest(shop: Shop) 
     assert shop.ran() == ["a"]
     left = shop.queues()
     assert (left["ready"] + left["delayed"], left["leased"]) == (4, 0)
-    assert shop.app.broker.workers() == []
+    assert shop.app.broker.admin.workers() == []
     shop.start(shop.make_app())
     assert [result.get(timeout=PATIENCE) for result in (*rest, soon)] == [0, 1, 2, 9]
 
@@ -491,8 +491,8 @@ def test_a_second_signal_gives_back_what_runs(forking: Shop, orders: list[str]) 
 
     assert run(forking, meanwhile) == 3  # a task was abandoned
     assert forking.queues() == {"ready": 1, "delayed": 0, "leased": 0, "dead": 0}
-    forking.app.broker.enlist("next@h", ["celery"], 1)
-    (leased,) = forking.app.broker.lease(["celery"], 1)
+    forking.app.broker.consumer.register("next@h", ["celery"], 1)
+    (leased,) = forking.app.broker.consumer.lease(["celery"], 1).messages
     assert leased.deliveries == 0
 
 
@@ -570,11 +570,11 @@ def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(
     worker.start()
     try:
         lost = app.tasks["note"].delay("lost")
-        (letter,) = until(app.broker.dead)
+        (letter,) = until(app.broker.admin.dead)
         assert "ZeroDivisionError" in letter.reason
         broken.clear()
         assert app.tasks["note"].delay("next").get(timeout=PATIENCE) == "next"
-        assert app.broker.dead_retry() == 1
+        assert app.broker.admin.dead_retry() == 1
         assert lost.get(timeout=PATIENCE) == "lost"
     finally:
         worker.stop()

@@ -9,7 +9,7 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable
 from qworker.message.protocol import Body, decode_body, parse_headers, parse_properties
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Envelope, LeaseStore
+from qworker.transports.lease import Envelope, Undivided
 
 ACCEPT = frozenset({"json", "pickle", "msgpack"})
 
@@ -23,7 +23,7 @@ class Sent(NamedTuple):
     body: Body
 
 
-class KeepingStore(LeaseStore):
+class KeepingStore(Undivided):
     """pushes: what each push() was given. failures: how many pushes are still to fail."""
 
     url = "keeping://"

@@ -309,7 +309,7 @@ def test_closing_lets_go_and_the_next_use_opens_again(project: Callable[..., Pat
         first = app.broker
     app.send_task("work")
     assert app.broker is not first
-    assert app.broker.queues()[0].ready == 2
+    assert app.broker.admin.queues()[0].ready == 2
     app.close()
 
 

@@ -284,10 +284,10 @@ def test_retry_sends_the_next_attempt_and_stores_why(kind: str) -> None:
     assert (outcome.kind, outcome.text) == (RETRY, "Retry in 30s: ConnectionError('away')")
     assert bench.stored is not None
     assert (bench.stored["status"], bench.stored["result"]["exc_type"]) == ("RETRY", "ConnectionError")
-    assert bench.store.next_due(["celery"]) == bench.clock.now() + 30
-    bench.store.enlist("w@h", ["celery"], 1)
+    assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 30
+    bench.store.consumer.register("w@h", ["celery"], 1)
     bench.clock.advance(31)
-    (leased,) = bench.store.lease(["celery"], 1)
+    (leased,) = bench.store.consumer.lease(["celery"], 1).messages
     headers = parse_headers(leased.headers)
     assert (headers["id"], headers["retries"]) == ("id-1", 1)
 
@@ -322,7 +322,7 @@ def test_autoretry_backs_off() -> None:
         ),
         retries=3,
     )
-    assert bench.store.next_due(["celery"]) == bench.clock.now() + 16
+    assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 16
 
 
 def test_a_next_attempt_that_cannot_be_sent_is_a_failure_with_both_reasons() -> None:
@@ -925,7 +925,7 @@ def test_backoff_goes_before_the_countdown_of_every_retry() -> None:
     bench = Bench()
     options = {"retry_backoff": 4, "retry_jitter": False, "retry_kwargs": {"countdown": 60, "max_retries": 9}}
     assert bench.do(raiser(KeyError("no")), autoretry_for=(KeyError,), **options).kind == RETRY
-    assert bench.store.next_due(["celery"]) == bench.clock.now() + 4
+    assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 4
 
 
 def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:

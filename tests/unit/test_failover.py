@@ -9,8 +9,8 @@ import pytest
 from qworker import QWorker
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports import broker_urls, open_store
-from qworker.transports.failover import MARK_BITS, FailoverStore
+from qworker.transports import broker_urls, open_broker
+from qworker.transports.failover import MARK_BITS, FailoverBroker
 from qworker.transports.lease import Ack, Envelope, Release
 
 
@@ -24,12 +24,12 @@ class Slow(MemoryStore):
         super().push(envelopes, timeout)
 
 
-def three() -> tuple[list[Slow], FailoverStore]:
+def three() -> tuple[list[Slow], FailoverBroker]:
     clock = FakeClock()
     stores = [Slow(clock) for _ in range(3)]
     for number, store in enumerate(stores):
         store.url = f"memory://u:secret{number}@h{number}/"
-    return stores, FailoverStore(stores)
+    return stores, FailoverBroker(stores)
 
 
 def envelope(body: bytes = b"[]") -> Envelope:
@@ -39,10 +39,10 @@ def envelope(body: bytes = b"[]") -> Envelope:
 def test_a_push_goes_to_the_next_that_answers_and_stays_there(caplog: pytest.LogCaptureFixture) -> None:
     stores, store = three()
     stores[0].away = stores[1].away = True
-    store.push([envelope()], 9.0)
+    store.sender.push([envelope()], 9.0)
     assert [one.messages for one in stores] == [0, 0, 1]
     stores[0].away = False
-    store.push([envelope()])
+    store.sender.push([envelope()])
     assert [one.messages for one in stores] == [0, 0, 2]
     assert "h0" in caplog.text
     assert "h2" in caplog.text
@@ -53,7 +53,7 @@ def test_a_push_goes_to_the_next_that_answers_and_stays_there(caplog: pytest.Log
 def test_each_server_gets_its_share_of_one_deadline() -> None:
     stores, store = three()
     stores[0].away = True
-    store.push([envelope()], 9.0)
+    store.sender.push([envelope()], 9.0)
     assert stores[0].given == pytest.approx(3.0, abs=0.5)
     assert stores[1].given == pytest.approx(4.5, abs=0.5)
 
@@ -63,101 +63,101 @@ def test_when_nobody_answers_the_error_says_so() -> None:
     for one in stores:
         one.away = True
     with pytest.raises(BrokerUnavailable, match="none of 3 brokers answers"):
-        store.push([envelope()])
+        store.sender.push([envelope()])
     with pytest.raises(BrokerUnavailable, match="none of 3 brokers answers"):
-        store.enlist("w@h", ["q"], 1)
+        store.consumer.register("w@h", ["q"], 1)
 
 
 def test_a_worker_starts_with_the_first_that_answers() -> None:
     stores, store = three()
     stores[0].away = True
-    epoch = store.enlist("w@h", ["q"], 1)
-    assert [worker["name"] for worker in stores[1].workers()] == ["w@h"]
-    stores[1].push([envelope()])
-    (message,) = store.lease(["q"], 10)
-    assert store.settle(epoch, [Ack(message.tag)]) == set()
+    epoch = store.consumer.register("w@h", ["q"], 1)
+    assert [worker["name"] for worker in stores[1].admin.workers()] == ["w@h"]
+    stores[1].sender.push([envelope()])
+    (message,) = store.consumer.lease(["q"], 10).messages
+    assert store.consumer.settle(epoch, [Ack(message.tag)]) == set()
     assert stores[1].messages == 0
 
 
 def test_one_failure_is_not_yet_a_reason_to_leave() -> None:
     stores, store = three()
-    epoch = store.enlist("w@h", ["q"], 1)
-    stores[0].push([envelope()])
-    (message,) = store.lease(["q"], 10)
+    epoch = store.consumer.register("w@h", ["q"], 1)
+    stores[0].sender.push([envelope()])
+    (message,) = store.consumer.lease(["q"], 10).messages
     stores[0].away = True
     with pytest.raises(BrokerUnavailable):
-        store.extend()
+        store.consumer.extend()
     stores[0].away = False
-    store.extend()
-    assert store.settle(epoch, [Ack(message.tag)]) == set()
+    store.consumer.extend()
+    assert store.consumer.settle(epoch, [Ack(message.tag)]) == set()
 
 
 def test_nobody_else_answers_so_the_lease_is_kept() -> None:
     stores, store = three()
-    epoch = store.enlist("w@h", ["q"], 1)
-    stores[0].push([envelope()])
-    (message,) = store.lease(["q"], 10)
+    epoch = store.consumer.register("w@h", ["q"], 1)
+    stores[0].sender.push([envelope()])
+    (message,) = store.consumer.lease(["q"], 10).messages
     for one in stores:
         one.away = True
     for _ in range(5):
         with pytest.raises(BrokerUnavailable):
-            store.extend()
+            store.consumer.extend()
     stores[0].away = False
-    assert store.settle(epoch, [Ack(message.tag)]) == set()
+    assert store.consumer.settle(epoch, [Ack(message.tag)]) == set()
 
 
-def moved() -> tuple[list[Slow], FailoverStore, int, int, int]:
+def moved() -> tuple[list[Slow], FailoverBroker, int, int, int]:
     """Stores, the store, and of a message at the first server its tag, the old epoch and the new one."""
     stores, store = three()
-    old = store.enlist("w@h", ["q"], 1)
-    stores[0].push([envelope()])
-    (message,) = store.lease(["q"], 10)
+    old = store.consumer.register("w@h", ["q"], 1)
+    stores[0].sender.push([envelope()])
+    (message,) = store.consumer.lease(["q"], 10).messages
     stores[0].away = True
     with pytest.raises(BrokerUnavailable):
-        store.extend()
+        store.consumer.extend()
     with pytest.raises(LeaseLost, match="given up"):
-        store.extend()
-    return stores, store, message.tag, old, store.enlist("w@h", ["q"], 1)
+        store.consumer.extend()
+    return stores, store, message.tag, old, store.consumer.register("w@h", ["q"], 1)
 
 
 def test_the_second_failure_leads_to_the_next_server_under_a_new_epoch() -> None:
     stores, store, _, old, new = moved()
     assert new != old
-    assert [worker["name"] for worker in stores[1].workers()] == ["w@h"]
-    assert store.lease(["q"], 10) == []
+    assert [worker["name"] for worker in stores[1].admin.workers()] == ["w@h"]
+    assert store.consumer.lease(["q"], 10).messages == []
 
 
 def test_settlements_of_the_old_server_never_touch_the_new_one() -> None:
     stores, store, tag, old, new = moved()
     for _ in range(5):
-        stores[1].push([envelope()])
-    here = store.lease(["q"], 10)
+        stores[1].sender.push([envelope()])
+    here = store.consumer.lease(["q"], 10).messages
     inner = {message.tag ^ (1 << MARK_BITS) for message in here}
     assert inner == stores[1].held
-    assert store.settle(old, [Ack(tag)]) == {tag}
+    assert store.consumer.settle(old, [Ack(tag)]) == {tag}
     for stale in (tag, *inner):  # also under the new epoch, and also when both servers count alike
-        assert store.settle(new, [Release(stale), Ack(stale)]) == {stale}
+        assert store.consumer.settle(new, [Release(stale), Ack(stale)]) == {stale}
     assert stores[1].messages == 5
-    assert store.settle(new, [Ack(message.tag) for message in here]) == set()
+    assert store.consumer.settle(new, [Ack(message.tag) for message in here]) == set()
     assert stores[1].messages == 0
 
 
 def test_revocations_of_the_new_server_are_heard_from_the_beginning() -> None:
     stores, store = three()
-    store.enlist("w@h", ["q"], 1)
+    store.consumer.register("w@h", ["q"], 1)
     for number in range(5):
-        stores[0].revoke([f"a{number}"])
-    cursor, heard = store.revoked_since(0)
+        stores[0].sender.revoke([f"a{number}"])
+    cursor, heard = store.consumer.revoked_since(0)
     assert len(heard) == 5
-    assert store.revoked_since(cursor)[1] == []
-    stores[1].revoke(["b"])
+    assert store.consumer.revoked_since(cursor)[1] == []
+    stores[1].sender.revoke(["b"])
     stores[0].away = True
     for expected in (BrokerUnavailable, LeaseLost):
         with pytest.raises(expected):
-            store.revoked_since(cursor)
-    cursor, heard = store.revoked_since(cursor)
+            store.consumer.revoked_since(cursor)
+    cursor, heard = store.consumer.revoked_since(cursor)
     assert [one.task_id for one in heard] == ["b"]
-    assert store.revoked_since(cursor)[1] == []
+    assert store.consumer.revoked_since(cursor)[1] == []
 
 
 def test_a_worker_goes_on_with_the_next_broker_and_does_nothing_twice(
@@ -167,7 +167,7 @@ def test_a_worker_goes_on_with_the_next_broker_and_does_nothing_twice(
     first, second = MemoryStore(clock), MemoryStore(clock)
     app = QWorker(
         "moves",
-        broker=FailoverStore([first, second]),
+        broker=FailoverBroker([first, second]),
         backend="cache+memory://",
         clock=clock,
         set_as_current=False,
@@ -196,7 +196,7 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
     first, second = MemoryStore(clock), MemoryStore(clock)
     app = QWorker(
         "ends",
-        broker=FailoverStore([first, second]),
+        broker=FailoverBroker([first, second]),
         backend="cache+memory://",
         clock=clock,
         set_as_current=False,
@@ -216,7 +216,7 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
 
 def test_the_strategy_shuffle_tries_all_others() -> None:
     stores, _ = three()
-    store = FailoverStore(stores, "shuffle")
+    store = FailoverBroker(stores, "shuffle")
     assert {tuple(store._others(0)) for _ in range(200)} == {(1, 2), (2, 1)}
 
 
@@ -226,11 +226,11 @@ def test_several_urls_make_one_store_and_one_url_does_not() -> None:
         broker_failover_strategy="shuffle",
     )  # fmt: skip
     assert app.conf.broker_url == "sqlite:///a.db;sqlite:///b.db"
-    assert isinstance(app.broker, FailoverStore)
+    assert isinstance(app.broker, FailoverBroker)
     assert not app.results_with_broker
     same = QWorker("two", broker="sqlite:///a.db ; sqlite:///b.db", set_as_current=False)
     assert same.conf.broker_url == app.conf.broker_url
-    assert not isinstance(open_store("sqlite:///a.db", app.conf), FailoverStore)
+    assert not isinstance(open_broker("sqlite:///a.db", app.conf), FailoverBroker)
     assert broker_urls(None) == []
     assert broker_urls("sentinel://a;sentinel://b") == ["sentinel://a;sentinel://b"]
     for wrong in ([], ["sqlite:///a.db", "nonsense"], ["redis://h:99999/0"]):
@@ -241,4 +241,4 @@ def test_several_urls_make_one_store_and_one_url_does_not() -> None:
 def test_what_one_broker_lacks_all_lack() -> None:
     stores, _ = three()
     stores[1].lacks = frozenset({"workers"})
-    assert FailoverStore(stores).lacks == {"results", "workers"}
+    assert FailoverBroker(stores).lacks == {"results", "workers"}

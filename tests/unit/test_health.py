@@ -13,7 +13,7 @@ import pytest
 from qworker import QWorker
 from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.lease import Leased
+from qworker.transports.lease import Claim
 from qworker.worker import Worker
 
 
@@ -128,7 +128,7 @@ class Hanging(MemoryStore):
         self.go = threading.Event()
         self.go.set()
 
-    def lease(self, *args: Any, **options: Any) -> list[Leased]:
+    def lease(self, *args: Any, **options: Any) -> Claim:
         self.go.wait()
         return super().lease(*args, **options)
 

@@ -21,7 +21,17 @@ from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settler import Settler
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.testing import InlinePool, MemoryStore
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Revocation, Settlement, Store
+from qworker.transports.lease import (
+    Ack,
+    Bury,
+    Claim,
+    Envelope,
+    Leased,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
 from tests.unit.rooms import ACCEPT, Rooms, tags
 
 ROW = ("id", "SUCCESS", b"{}", None)
@@ -50,7 +60,7 @@ class Ears:
         self.early = EarlyAcks(
             lambda some: self.listener.mailbox.post_many(some, at_once=True), self.ready.wake
         )
-        self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.wake)
+        self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.consumer.wake)
         self.revoked: list[int] = []
         self.unbegun: list[Request] = []
         self.idle = 0
@@ -88,7 +98,7 @@ class Ears:
 
     def push(self, count: int, task: str = "add", **fields: Any) -> None:
         fields.setdefault("id", "pushed")
-        self.store.push([self.rooms.envelope(task, number, **fields) for number in range(count)])
+        self.store.sender.push([self.rooms.envelope(task, number, **fields) for number in range(count)])
 
     def turn(self) -> float | None:
         """One turn, after whatever the wait before it would have heard."""
@@ -125,7 +135,7 @@ class Ears:
 
     def waiting(self) -> int:
         """How many messages are in the broker, leased or not."""
-        return sum(info.ready + info.delayed + info.leased for info in self.store.queues())
+        return sum(info.ready + info.delayed + info.leased for info in self.store.admin.queues())
 
 
 # -- fetching --
@@ -155,8 +165,8 @@ def test_it_does_not_ask_an_empty_broker_again_until_the_bell_rings() -> None:
     ears = Ears()
     ears.turns()
     leases: list[int] = []
-    lease = ears.store.lease
-    ears.store.lease = lambda *given: leases.append(1) or lease(*given)  # type: ignore[method-assign,func-returns-value]
+    lease = ears.store.consumer.lease
+    ears.store.consumer.lease = lambda *given: leases.append(1) or lease(*given)  # type: ignore[method-assign,func-returns-value]
     ears.turns()
     assert leases == []
     ears.push(1)
@@ -348,7 +358,7 @@ def test_while_acks_wait_more_of_them_wake_nobody() -> None:
     assert ears.listener.mailbox.armed
     ears.turns()
     ears.post(two, Ack(two.tag))
-    assert not ears.store.wait(0)  # neither rung nor woken
+    assert not ears.store.consumer.wait(0)  # neither rung nor woken
 
 
 def test_many_acks_do_not_wait() -> None:
@@ -474,9 +484,9 @@ def test_health_is_the_last_turn_in_which_the_broker_answered() -> None:
 def lose_lease(ears: Ears) -> MemoryStore:
     """Let another worker take this one for dead."""
     other = ears.store.another()
-    other.enlist("other@h", ["celery"], 1)
+    other.consumer.register("other@h", ["celery"], 1)
     ears.clock.advance(20)
-    assert other.reclaim()
+    assert other.consumer.reclaim()
     return other
 
 
@@ -488,7 +498,7 @@ def test_a_lost_lease_leaves_what_has_not_started_to_others() -> None:
     running = ears.run(2)
     assert (len(ears.ready), len(ears.schedule.schedule)) == (2, 2)
     other = lose_lease(ears)
-    taken = other.lease(["celery"], 99, 99, 60)
+    taken = other.consumer.lease(["celery"], 99, 99, 60).messages
     assert len(taken) == 6
     ears.turns()
     assert (len(ears.ready), len(ears.schedule.schedule)) == (0, 0)
@@ -518,7 +528,7 @@ def test_a_run_that_ended_under_a_lost_lease_settles_nothing_of_the_new_holders(
     ears.turns()
     (request,) = ears.run()
     other = lose_lease(ears)
-    (theirs,) = other.lease(["celery"], 9)
+    (theirs,) = other.consumer.lease(["celery"], 9).messages
     ears.turns()
     ears.pool.held.clear()
     ears.post(request, Ack(request.tag, ROW))
@@ -535,12 +545,12 @@ def test_a_finished_run_whose_message_comes_again_is_acked_and_not_run_again() -
     ears.turns()
     (request,) = ears.run()
     other = lose_lease(ears)
-    other.lease(["celery"], 9)
+    other.consumer.lease(["celery"], 9)
     ears.turns()
     ears.pool.held.clear()
     ears.post(request, Ack(request.tag, ROW))
     ears.turns()
-    other.resign()
+    other.consumer.deregister()
     ears.turns()
     ears.turns()
     assert (len(ears.ready), ears.waiting()) == (0, 0)
@@ -569,7 +579,7 @@ def test_an_early_ack_that_came_too_late_lets_nothing_run() -> None:
     ears.turns()
     (request,) = ears.take()
     other = lose_lease(ears)
-    assert len(other.lease(["celery"], 9)) == 1  # and will run it
+    assert len(other.consumer.lease(["celery"], 9).messages) == 1  # and will run it
     ears.early.ask([request], 0.0)
     ears.turns()
     assert (len(ears.early), len(ears.ready), request.acked, ears.state.requests) == (0, 0, False, {})
@@ -581,7 +591,7 @@ def test_a_broker_that_fails_while_it_is_waited_for_is_asked_again() -> None:
     class Moody(MemoryStore):
         moods: ClassVar = [BrokerUnavailable("the connection fell"), LeaseLost("taken for dead")]
 
-        def wait(self, timeout: float) -> bool:
+        def wait(self, timeout: float, prefetch: int = 0) -> bool:
             if self.moods:
                 raise self.moods.pop()
             return super().wait(timeout)
@@ -602,20 +612,18 @@ class EagerStore(MemoryStore):
         self.taken: list[Leased] = []
 
     @property
-    def ahead(self) -> bool:
+    def prefetched(self) -> bool:
         return bool(self.taken)
 
-    def expect(self, room: int) -> None:
-        self.expected.append(room)
-
-    def wait(self, timeout: float) -> bool:
-        if self.expected[-1] and not self.taken:
-            self.taken = super().lease(["celery"], self.expected[-1])
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        self.expected.append(prefetch)
+        if prefetch and not self.taken:
+            self.taken = super().lease(["celery"], prefetch).messages
         return bool(self.taken) or super().wait(timeout)
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(self, *given: Any) -> Claim:
         taken, self.taken = self.taken, []
-        return taken or super().lease(queues, limit, near, horizon)
+        return Claim(taken) if taken else super().lease(*given)
 
 
 def test_it_says_how_many_messages_may_be_claimed_while_it_waits() -> None:
@@ -639,25 +647,26 @@ def test_what_was_claimed_meanwhile_goes_back_if_its_place_was_taken() -> None:
     ears.turns()
     ears.push(4)
     ears.listener.wait(0)
-    assert store.ahead
+    assert store.consumer.prefetched
     ears.ready.put_many(ears.rooms.requests(3))
     ears.turns()
     assert len(ears.ready) == 4
-    assert {info.queue: (info.ready, info.leased) for info in store.queues()} == {"celery": (3, 1)}
+    assert {info.queue: (info.ready, info.leased) for info in store.admin.queues()} == {"celery": (3, 1)}
 
 
 class Revoking(MemoryStore):
-    """Somebody revokes as we claim; *answers* tells whether revocations can be had just then."""
+    """Somebody revokes as we claim, and the claim does not tell. *answers*: whether revocations can be had
+    just then."""
 
     def __init__(self, *answers: bool) -> None:
         super().__init__()
         self.answers = [*answers]
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
-        taken = super().lease(queues, limit, near, horizon)
-        if taken:
+    def lease(self, *given: Any) -> Claim:
+        claim = super().lease(*given)
+        if claim.messages:
             self.revoke(["pushed"])
-        return taken
+        return claim._replace(last_revocation=None)
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         if self.answers and not self.answers.pop(0):
@@ -713,7 +722,7 @@ def test_what_was_acked_early_survives_a_lost_lease() -> None:
     ears.ready.put_back(ears.early.take())  # as what was in the pool and had not begun
     ears.push(1)  # by which it notices
     ears.turns()
-    lose_lease(ears).lease(["celery"], 9)
+    lose_lease(ears).consumer.lease(["celery"], 9)
     ears.turns()
     assert tags(ears.run()) == [once.tag]
     assert ears.state.requests == {once.key: once}  # where a revocation still finds it
@@ -729,14 +738,14 @@ def test_a_broker_that_goes_away_with_the_lease_is_waited_for() -> None:
     ears.push(1)
     ears.turns()
     lose_lease(ears)
-    enlist = ears.store.enlist
+    register = ears.store.consumer.register
 
     def away(*given: Any) -> int:
-        ears.store.enlist = enlist  # type: ignore[method-assign]
+        ears.store.consumer.register = register  # type: ignore[method-assign]
         ears.store.away = True
-        return enlist(*given)
+        return register(*given)
 
-    ears.store.enlist = away  # type: ignore[method-assign]
+    ears.store.consumer.register = away  # type: ignore[method-assign]
     assert (ears.listener.step(ears.clock.monotonic()) or 0) > 0
     ears.store.away = False
     ears.turns()
@@ -754,14 +763,14 @@ def test_leases_are_renewed_while_something_is_held() -> None:
     for _ in range(10):
         ears.clock.advance(5)
         ears.turns()
-        assert other.reclaim() == []
+        assert other.consumer.reclaim() == []
     assert len(ears.store.held) == 1
 
 
 def test_an_idle_worker_renews_nothing() -> None:
     ears = Ears()
     extended: list[int] = []
-    ears.store.extend = lambda: extended.append(1)  # type: ignore[method-assign]
+    ears.store.consumer.extend = lambda: extended.append(1)  # type: ignore[method-assign]
     ears.clock.advance(60)
     ears.turns()
     assert extended == []
@@ -770,9 +779,9 @@ def test_an_idle_worker_renews_nothing() -> None:
 def test_what_a_dead_worker_held_is_taken_over(caplog: pytest.LogCaptureFixture) -> None:
     ears = Ears()
     victim = ears.store.another()
-    victim.enlist("victim@h", ["celery"], 1)
+    victim.consumer.register("victim@h", ["celery"], 1)
     ears.push(2)
-    assert len(victim.lease(["celery"], 9)) == 2
+    assert len(victim.consumer.lease(["celery"], 9).messages) == 2
     ears.turns()
     assert len(ears.ready) == 0
     ears.pass_time(20)
@@ -784,26 +793,26 @@ def test_who_was_cut_off_itself_gives_the_others_a_lease_to_speak() -> None:
     """After an outage for all, the first one back must not take the others for dead."""
     ears = Ears(worker_lease_seconds=15)
     other = ears.store.another()
-    epoch = other.enlist("other@h", ["celery"], 1)
+    epoch = other.consumer.register("other@h", ["celery"], 1)
     ears.push(2)
-    held = other.lease(["celery"], 9)
+    held = other.consumer.lease(["celery"], 9).messages
     ears.turns()
     ears.clock.advance(60)  # nobody reaches the broker, or this process stands still
     ears.turns()
     ears.pass_time(5)
     assert len(ears.ready) == 0
-    other.extend()
+    other.consumer.extend()
     ears.pass_time(14)
     assert len(ears.ready) == 0
-    assert other.settle(epoch, [Ack(held[0].tag)]) == set()
+    assert other.consumer.settle(epoch, [Ack(held[0].tag)]) == set()
 
 
 def test_who_stays_silent_after_an_outage_is_dead() -> None:
     ears = Ears(worker_lease_seconds=15)
     other = ears.store.another()
-    other.enlist("other@h", ["celery"], 1)
+    other.consumer.register("other@h", ["celery"], 1)
     ears.push(2)
-    other.lease(["celery"], 9)
+    other.consumer.lease(["celery"], 9)
     ears.turns()
     ears.clock.advance(60)
     ears.turns()
@@ -816,19 +825,21 @@ def test_dead_letters_are_swept() -> None:
     ears.turns()
     ears.push(4, "nobody knows")
     holder = ears.store.another()
-    epoch = holder.enlist("h", ["celery"], 1)
-    holder.settle(epoch, [Bury(leased.tag, "why") for leased in holder.lease(["celery"], 9)])
+    epoch = holder.consumer.register("h", ["celery"], 1)
+    holder.consumer.settle(
+        epoch, [Bury(leased.tag, "why") for leased in holder.consumer.lease(["celery"], 9).messages]
+    )
     ears.turns()
-    assert len(ears.store.dead()) == 4
+    assert len(ears.store.admin.dead()) == 4
     ears.clock.advance(61)
     ears.turns()
-    assert len(ears.store.dead()) == 3
+    assert len(ears.store.admin.dead()) == 3
 
 
 def test_revocations_are_heard_before_what_they_revoke_is_fetched() -> None:
     ears = Ears()
     ears.push(1, id="gone")
-    ears.store.revoke(["gone"])
+    ears.store.sender.revoke(["gone"])
     ears.turns()
     ears.turns()
     assert len(ears.ready) == 0
@@ -840,7 +851,7 @@ def test_a_revocation_of_what_is_here_is_passed_on() -> None:
     ears.push(1, id="gone")
     ears.turns()
     (request,) = ears.run()
-    ears.store.revoke(["gone"], terminate=True, signal="SIGKILL")
+    ears.store.sender.revoke(["gone"], terminate=True, signal="SIGKILL")
     ears.turns()
     assert ears.revoked == [request.tag]
     assert (request.revocation.terminate, request.revocation.signal) == (True, "SIGKILL")
@@ -876,8 +887,8 @@ def test_the_last_letters_are_settled_and_the_rest_goes_back() -> None:
     assert ears.store.settled == [Ack(one.tag), Release(two.tag, counted=True)]
     assert ears.store.held == set()
     after = ears.store.another()
-    after.enlist("next@h", ["celery"], 1)
-    assert [leased.deliveries for leased in after.lease(["celery"], 9)] == [1, 0, 0]
+    after.consumer.register("next@h", ["celery"], 1)
+    assert [leased.deliveries for leased in after.consumer.lease(["celery"], 9).messages] == [1, 0, 0]
 
 
 def away_for(ears: Ears, seconds: float) -> None:
@@ -1004,8 +1015,8 @@ def test_what_was_acked_and_has_not_started_is_sent_again() -> None:
     ears.turns()
     assert (ears.waiting(), ears.state.requests, ears.state.totals) == (1, {}, {"returned": 1})
     other = ears.store.another()
-    other.enlist("other@h", ["celery"], 1)
-    (leased,) = other.lease(["celery"], 9)
+    other.consumer.register("other@h", ["celery"], 1)
+    (leased,) = other.consumer.lease(["celery"], 9).messages
     assert (leased.headers, leased.body, leased.priority) == (request.leased.headers, request.leased.body, 4)
 
 
@@ -1140,16 +1151,16 @@ class LateStore(MemoryStore):
         super().__init__(**options)
         self.there = True
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         if not self.there:
             raise BrokerUnavailable("nobody listens there")
-        return super().enlist(name, queues, concurrency)
+        return super().register(name, queues, concurrency)
 
 
 def test_a_broker_that_is_started_later_is_waited_for() -> None:
     store = LateStore()
     rig = Ears(store=store)
-    store.resign()
+    store.consumer.deregister()
     rig.listener._epoch = 0
     store.there = False
     rig.listener.opened()

@@ -9,7 +9,7 @@ import pytest
 from qworker.errors import BrokerUnavailable, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.testing.store import MemoryStore
-from qworker.transports.lease import Ack, Bury, Envelope, LeaseStore
+from qworker.transports.lease import Ack, Admin, Bury, Envelope
 from qworker.transports.transfer import BATCH, move, same_place
 
 HOUR = 3600.0
@@ -22,9 +22,12 @@ def envelope(number, queue="celery", **fields):
 
 def everything(store, queues=("celery", "mail")):
     """All that can be leased, due or not."""
-    store.enlist("reader", queues, 1)
-    taken = [*store.lease(queues, 10_000), *store.lease(queues, 0, near=10_000, horizon=1e9)]
-    store.resign()
+    store.consumer.register("reader", queues, 1)
+    taken = [
+        *store.consumer.lease(queues, 10_000).messages,
+        *store.consumer.lease(queues, 0, delayed_limit=10_000, eta_window=1e9).messages,
+    ]
+    store.consumer.deregister()
     return taken
 
 
@@ -49,14 +52,14 @@ def target(clock):
 
 def run(source, target, *arguments, **options):
     """A move whose seconds of silence pass with the clock of the stores."""
-    store_wait = source.wait
-    source.wait = lambda timeout: (source.clock.advance(timeout), store_wait(0))[1]
+    store_wait = source.consumer.wait
+    source.consumer.wait = lambda timeout: (source.clock.advance(timeout), store_wait(0))[1]
     return move(source, target, *arguments, monotonic=source.clock.monotonic, **options)
 
 
 def test_a_message_arrives_as_it_was(clock, source, target):
     due, expires = clock.now() + HOUR, "2040-01-01T00:00:00+00:00"
-    source.push(
+    source.sender.push(
         [
             envelope(1, priority=7, headers={"signature": "s", "expires": expires}, properties='{"a": 1}'),
             envelope(2, queue="mail", priority=3, due=due),
@@ -73,7 +76,7 @@ def test_a_message_arrives_as_it_was(clock, source, target):
 
 def test_expiry_is_told_to_the_new_broker(source):
     target = Recording(source.clock)
-    source.push(
+    source.sender.push(
         [envelope(1, headers={"expires": "2040-01-01T00:00:00+00:00"}), Envelope("celery", "{", None, b"")]
     )
     run(source, target)
@@ -91,7 +94,7 @@ class Recording(MemoryStore):
 
 
 def test_order_is_kept(source, target):
-    source.push([envelope(f"{number:04}") for number in range(3 * BATCH)])
+    source.sender.push([envelope(f"{number:04}") for number in range(3 * BATCH)])
     run(source, target)
     moved = [json.loads(leased.headers)["id"] for leased in everything(target)]
     assert moved == sorted(moved)
@@ -99,21 +102,21 @@ def test_order_is_kept(source, target):
 
 
 def test_only_the_queues_that_were_named(source, target):
-    source.push([envelope(1), envelope(2, queue="mail")])
+    source.sender.push([envelope(1), envelope(2, queue="mail")])
     run(source, target, ["mail"])
     assert ids(source) == ["id-1"]
     assert ids(target) == ["id-2"]
 
 
 def test_progress_is_told_after_every_batch(source, target):
-    source.push([envelope(number) for number in range(BATCH + 1)])
+    source.sender.push([envelope(number) for number in range(BATCH + 1)])
     told = []
     run(source, target, progress=told.append)
     assert told == [BATCH, BATCH + 1]
 
 
 def test_a_target_that_goes_away_leaves_everything_in_the_source(source, target):
-    source.push([envelope(number) for number in range(5)])
+    source.sender.push([envelope(number) for number in range(5)])
     target.away = True
     with pytest.raises(BrokerUnavailable, match=r"0 messages were moved.*run it again"):
         run(source, target)
@@ -125,8 +128,8 @@ def test_a_target_that_goes_away_leaves_everything_in_the_source(source, target)
 @pytest.mark.parametrize("good", [0, 1, 2])
 def test_a_source_that_goes_away_after_a_push_leaves_one_batch_in_both(source, target, good):
     total = 4 * BATCH
-    source.push([envelope(number) for number in range(total)])
-    settle = source.settle
+    source.sender.push([envelope(number) for number in range(total)])
+    settle = source.consumer.settle
     calls = []
 
     def fail(epoch, settlements):
@@ -135,7 +138,7 @@ def test_a_source_that_goes_away_after_a_push_leaves_one_batch_in_both(source, t
             raise BrokerUnavailable("away")
         return settle(epoch, settlements)
 
-    source.settle = fail
+    source.consumer.settle = fail
     with pytest.raises(BrokerUnavailable, match=f"{good * BATCH} messages were moved, and at most {BATCH}"):
         run(source, target)
     here, there = set(ids(source)), set(ids(target))
@@ -144,36 +147,36 @@ def test_a_source_that_goes_away_after_a_push_leaves_one_batch_in_both(source, t
 
 
 def test_what_a_killed_move_held_is_waited_for(clock, source, target):
-    source.push([envelope(1)])
+    source.sender.push([envelope(1)])
     killed = source.another()
-    killed.enlist("move", ["celery"], 0)
-    assert killed.lease(["celery"], 1)
-    source.workers = list
+    killed.consumer.register("move", ["celery"], 0)
+    assert killed.consumer.lease(["celery"], 1).messages
+    source.admin.workers = list
     assert run(source, target).moved == 1
 
 
 def test_what_a_worker_runs_is_left_and_told(source, target):
-    source.push([envelope(1)])
+    source.sender.push([envelope(1)])
     worker = source.another()
-    worker.enlist("worker", ["celery"], 1)
-    assert worker.lease(["celery"], 1)
+    worker.consumer.register("worker", ["celery"], 1)
+    assert worker.consumer.lease(["celery"], 1).messages
     report = run(source, target)
     assert report.moved == 0
     assert [(info.queue, info.leased) for info in report.left] == [("celery", 1)]
 
 
 def test_what_another_took_meanwhile_is_counted(source, target):
-    source.push([envelope(1), envelope(2)])
-    push = target.push
+    source.sender.push([envelope(1), envelope(2)])
+    push = target.sender.push
     frozen = iter([True])
 
     def push_slowly(envelopes, timeout):
         push(envelopes, timeout)
         if next(frozen, False):
             source.clock.advance(60)
-            source.another().reclaim()
+            source.another().consumer.reclaim()
 
-    target.push = push_slowly
+    target.sender.push = push_slowly
     report = run(source, target)
     assert (report.moved, report.twice) == (4, 2)
     assert ids(source) == []
@@ -181,28 +184,28 @@ def test_what_another_took_meanwhile_is_counted(source, target):
 
 
 def test_dead_letters_go_along_when_asked(clock, source, target):
-    source.push([envelope(number) for number in range(3)])
-    epoch = source.enlist("undertaker", ["celery"], 1)
-    for number, leased in enumerate(source.lease(["celery"], 10)):
-        source.settle(epoch, [Bury(leased.tag, f"reason {number}", counted=True)])
+    source.sender.push([envelope(number) for number in range(3)])
+    epoch = source.consumer.register("undertaker", ["celery"], 1)
+    for number, leased in enumerate(source.consumer.lease(["celery"], 10).messages):
+        source.consumer.settle(epoch, [Bury(leased.tag, f"reason {number}", counted=True)])
         clock.advance(1)
-    source.resign()
-    before = source.dead()
+    source.consumer.deregister()
+    before = source.admin.dead()
     assert run(source, target).dead == 0
-    assert source.dead() == before
+    assert source.admin.dead() == before
     assert run(source, target, dead=True).dead == 3
-    assert source.dead() == []
-    assert [letter[1:] for letter in target.dead()] == [letter[1:] for letter in before]
-    target.dead_retry()
+    assert source.admin.dead() == []
+    assert [letter[1:] for letter in target.admin.dead()] == [letter[1:] for letter in before]
+    target.admin.dead_retry()
     assert len(ids(target)) == 3
 
 
 class WithoutDead(MemoryStore):
-    push_dead = LeaseStore.push_dead
+    push_dead = Admin.push_dead
 
 
 def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, source):
-    source.push([envelope(1)])
+    source.sender.push([envelope(1)])
     target = WithoutDead(clock)
     with pytest.raises(NotSupported, match="no dead letters from elsewhere"):
         run(source, target, dead=True)
@@ -216,11 +219,11 @@ def test_an_empty_broker(source, target):
 
 
 def test_messages_are_acknowledged_after_they_were_stored(source, target):
-    source.push([envelope(1)])
+    source.sender.push([envelope(1)])
     order = []
-    push, settle = target.push, source.settle
-    target.push = lambda *given: (push(*given), order.append("push"))
-    source.settle = lambda *given: (order.append("ack"), settle(*given))[1]
+    push, settle = target.sender.push, source.consumer.settle
+    target.sender.push = lambda *given: (push(*given), order.append("push"))
+    source.consumer.settle = lambda *given: (order.append("ack"), settle(*given))[1]
     run(source, target)
     assert order == ["push", "ack"]
     assert [type(settlement) for settlement in source.settled] == [Ack]

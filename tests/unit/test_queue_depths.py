@@ -38,7 +38,7 @@ class Desk:
         self.depths = QueueDepths(self.app, ["a", "b"])
 
     def push(self, queue: str, **fields: Any) -> None:
-        self.store.push([Envelope(queue, "{}", None, b"[]", **fields)])
+        self.store.sender.push([Envelope(queue, "{}", None, b"[]", **fields)])
 
 
 def settled(condition: Any) -> None:

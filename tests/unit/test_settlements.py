@@ -39,11 +39,11 @@ class Desk:
         self.store = Picky(self.rooms.clock)
         self.store.refuses, self.store.gone = refuses, {}
         self.settlements = Settlements(self.rooms.app, self.store)
-        self.epoch = self.store.enlist("w@h", ["celery"], 2)
+        self.epoch = self.store.consumer.register("w@h", ["celery"], 2)
 
     def lease(self, count: int) -> list[int]:
-        self.store.push([self.rooms.envelope("add", number) for number in range(count)])
-        return [leased.tag for leased in self.store.lease(["celery"], count)]
+        self.store.sender.push([self.rooms.envelope("add", number) for number in range(count)])
+        return [leased.tag for leased in self.store.consumer.lease(["celery"], count).messages]
 
     def row(self, task_id: str, status: str = "SUCCESS", result: Any = None) -> Any:
         backend = self.rooms.app.backend
@@ -72,7 +72,7 @@ def test_of_a_batch_only_who_is_to_blame_ends_otherwise() -> None:
     states = {tag: desk.stored(f"id-{tag}")["status"] for tag in tags}
     assert states == {tag: "FAILURE" if tag == tags[4] else "SUCCESS" for tag in tags}
     assert desk.left() == 0
-    assert desk.store.dead() == []
+    assert desk.store.admin.dead() == []
     assert desk.store.calls <= 2 + 2 * 4, "halves, not one after the other"
 
 
@@ -98,7 +98,7 @@ def test_what_no_row_helps_is_a_dead_letter() -> None:
     desk = Desk(lambda settlement: isinstance(settlement, Ack) and settlement.row is not None)
     (tag,) = desk.lease(1)
     desk.carry_out(Ack(tag, desk.row("culprit")))
-    (letter,) = desk.store.dead()
+    (letter,) = desk.store.admin.dead()
     assert letter.reason.startswith("the broker does not take how it ended: ValueError")
 
 
@@ -106,7 +106,7 @@ def test_a_dead_letter_keeps_its_row_when_its_reason_is_to_blame() -> None:
     desk = Desk(lambda settlement: isinstance(settlement, Bury) and "\0" in settlement.reason)
     (tag,) = desk.lease(1)
     desk.carry_out(Bury(tag, "bad\0bad", desk.row("culprit", "FAILURE")))
-    (letter,) = desk.store.dead()
+    (letter,) = desk.store.admin.dead()
     assert letter.reason.startswith("'bad\\x00bad'; the broker does not take")
     assert desk.stored("culprit")["status"] == "FAILURE"
 
@@ -116,7 +116,7 @@ def test_what_cannot_go_back_as_it_should_goes_back_at_once(settlement: Release)
     desk = Desk(lambda settlement: isinstance(settlement, Release) and settlement.due is not None)
     (tag,) = desk.lease(1)
     desk.carry_out(settlement._replace(tag=tag))
-    (leased,) = desk.store.lease(["celery"], 1)
+    (leased,) = desk.store.consumer.lease(["celery"], 1).messages
     assert leased.deliveries == int(settlement.counted)
 
 

@@ -817,8 +817,8 @@ def test_a_call_made_in_a_task_knows_its_parent_in_asyncio_too() -> None:
         result = asyncio.run(add.adelay(1, 2))
     finally:
         pop(token)
-    store.enlist("w@h", ["celery"], 1)
-    (leased,) = store.lease(["celery"], 1)
+    store.consumer.register("w@h", ["celery"], 1)
+    (leased,) = store.consumer.lease(["celery"], 1).messages
     assert (json.loads(leased.headers)["parent_id"], json.loads(leased.headers)["root_id"]) == (
         "parent",
         "root",
@@ -834,4 +834,4 @@ def test_revoking_and_waiting_is_refused() -> None:
         (name,) = given
         with pytest.raises(ControlError, match=f"{name}=.*workers do not answer"):
             result.revoke(**given)
-    assert store.revoked_since(0)[1] == []
+    assert store.consumer.revoked_since(0)[1] == []

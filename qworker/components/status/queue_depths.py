@@ -68,7 +68,7 @@ class QueueDepths:
     def _ask(self) -> None:
         answer = None
         try:
-            answer = self._store.depths(self._queues)
+            answer = self._store.admin.depths(self._queues)
         except QWorkerError as error:
             logger.debug("the broker does not say how its queues stand: %s", mask_urls(str(error)))
         finally:

@@ -1,9 +1,9 @@
-"""RabbitMQ: a LeaseStore whose leases are unacknowledged deliveries.
+"""RabbitMQ: a Broker whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
 Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``dead_letters.py`` to
              administrate.
-Thread:      as LeaseStore; one connection publishes, one belongs to the listener; neither crosses a fork.
+Thread:      as Broker; one connection publishes, one belongs to the listener; neither crosses a fork.
 
 Messages are Celery's as Celery sends them over AMQP, so its workers and ours may share a queue.
 """
@@ -25,8 +25,9 @@ from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.amqp.revocations import encode
+from qworker.transports.capabilities import capabilities_of
 from qworker.transports.forked import forgetful
-from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
+from qworker.transports.lease import Dead, Envelope, QueueInfo, Undivided
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -37,7 +38,7 @@ PATIENCE = 10.0
 _stores = forgetful()
 
 
-class AMQPStore(Holder, LeaseStore):
+class AMQPBroker(Holder, Undivided):
     """RabbitMQ at *url*. Connects at the first use, not before.
 
     queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting;
@@ -45,7 +46,7 @@ class AMQPStore(Holder, LeaseStore):
     dead. use_ssl: as broker_use_ssl.
     """
 
-    lacks = frozenset({"workers", "results", "counts", "whole_push"})
+    lacks = capabilities_of("amqp://").lacks
 
     def __init__(
         self,
@@ -106,6 +107,10 @@ class AMQPStore(Holder, LeaseStore):
         found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
         return sorted(info for info in found if info.ready or info.dead)
 
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Always None: RabbitMQ does not tell (see ``lacks``)."""
+        return None
+
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         link = self._connect_plain(self._timeout)
         try:
@@ -153,18 +158,18 @@ class AMQPStore(Holder, LeaseStore):
 
     def close(self) -> None:
         try:
-            self.resign()
+            self.deregister()
         finally:
             self._publisher.close()
             self._close_holder()
 
 
-def open_store(url: str | None, conf: Settings) -> AMQPStore:
+def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
     """RabbitMQ at *url* with the settings *conf*; it is connected to at the first use."""
     options = conf.broker_transport_options
     # By default queues are made without priorities, as Celery makes them: who asks for some says so.
     given = conf.source("task_queue_max_priority") != DEFAULT_SOURCE
-    return AMQPStore(
+    return AMQPBroker(
         url or "amqp://",
         queues=Queues(
             type=conf.task_default_queue_type,

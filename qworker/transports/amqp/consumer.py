@@ -5,8 +5,8 @@ Goes to:     ``inbox.py``, where they wait until they are asked for; acks and re
 Thread:      the listener's.
 
 The lease is the channel: whatever was delivered on it and not acknowledged goes back when the connection
-falls, at once. An epoch is a connection; when it is lost every call says LeaseLost until enlist() has made a
-new one. A message keeps its tag over that (it comes from its message id), so the worker knows it again when
+falls, at once. An epoch is a connection; when it is lost every call says LeaseLost until register() has made
+a new one. A message keeps its tag over that (it comes from its message id), so the worker knows it again when
 it comes back to it.
 
 What must change when it goes back (its counts, or when it is due) is sent anew and confirmed before the old
@@ -40,6 +40,7 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
     Ack,
     Bury,
+    Claim,
     Leased,
     Reclaimed,
     Release,
@@ -116,9 +117,9 @@ class Holder:
                 raise  # it was the publishing side
             raise LeaseLost(f"{error}; what was held goes to others") from error
 
-    # -- enlisting --
+    # -- registering --
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._let_go()
         self._waker.open()
         self._holding.take()
@@ -181,7 +182,13 @@ class Holder:
 
     # -- leasing --
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        messages = self._lease(queues, limit, delayed_limit, eta_window)
+        return Claim(messages, self._inbox.next_due(), None if self._revocations else 0)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         with self._held() as link:
             self._read(link)
             if self._gone:
@@ -232,9 +239,6 @@ class Holder:
             for queue in self._consumed:
                 if queue not in self._gone:
                     self._consume(link, queue)
-
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        return self._inbox.next_due()
 
     def extend(self) -> None:
         with self._held() as link:
@@ -339,10 +343,10 @@ class Holder:
 
     # -- waiting --
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         link = self._link
         if link is None:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
         deadline = time.monotonic() + timeout
         if self._inbox.waiting and not self._heard and self._waker.sleep(min(timeout, GATHER_SECONDS))[0]:
             return False
@@ -371,7 +375,7 @@ class Holder:
 
     # -- the end --
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         self._epoch = 0
         with self._holding.ending():
             self._let_go()

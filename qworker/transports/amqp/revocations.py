@@ -109,7 +109,7 @@ class RevokedStream:
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """As LeaseStore.revoked_since."""
+        """As Broker.revoked_since."""
         now = self._clock.now()
         self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
         found = [entry[2] for entry in self._heard]

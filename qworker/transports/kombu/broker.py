@@ -2,7 +2,7 @@
 
 Comes from:  ``broker_url`` with such a scheme.
 Goes to:     kombu; ``consumer.py`` has the leasing side.
-Thread:      as LeaseStore; one connection publishes, in turn, one belongs to the listener; neither crosses a
+Thread:      as Broker; one connection publishes, in turn, one belongs to the listener; neither crosses a
              fork.
 
 It promises what the transport does (see ``transports/capabilities.py``), and polls. What kombu has no word
@@ -25,10 +25,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.interrupts import apart, let_pass, undisturbed
+from qworker.transports.capabilities import capabilities_of
 from qworker.transports.forked import forgetful
-from qworker.transports.kombu.consumer import DEAD, PlainHolder
+from qworker.transports.kombu.consumer import DEAD, KombuConsumer
 from qworker.transports.kombu.messages import Outgoing, dead, of_envelope, outgoing, read, take_anything
-from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
+from qworker.transports.lease import Dead, Envelope, QueueInfo, Undivided
 from qworker.transports.own_headers import REDELIVERED
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ kombu: Any = untyped_kombu
 _stores = forgetful()
 
 
-class PlainStore(PlainHolder, LeaseStore):
+class KombuBroker(KombuConsumer, Undivided):
     """The broker at *url*. options: transport_options for kombu. known: queues to be listed. eta_limit: how
     many messages that are not due yet a worker holds. poll: seconds between looks. timeout: seconds for
     connecting."""
 
-    lacks = frozenset({"workers", "results", "counts", "whole_push", "revoked", "delays"})
+    lacks = capabilities_of("memory://").lacks
 
     def __init__(
         self,
@@ -192,6 +193,10 @@ class PlainStore(PlainHolder, LeaseStore):
         found = [QueueInfo(name, ready.get(name, 0), dead=buried[name]) for name in {*names, *buried}]
         return sorted(info for info in found if info.ready or info.dead)
 
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Always None: brokers do not tell (see ``lacks``)."""
+        return None
+
     @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         with self._administrating() as find:
@@ -263,7 +268,7 @@ class PlainStore(PlainHolder, LeaseStore):
 
     def close(self) -> None:
         try:
-            self.resign()
+            self.deregister()
         finally:
             with self._turn:
                 self._drop()
@@ -277,10 +282,10 @@ def _close(connection: Any) -> None:
         let_pass(error)
 
 
-def open_store(url: str | None, conf: Settings) -> PlainStore:
+def open_broker(url: str | None, conf: Settings) -> KombuBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
     options = dict(conf.broker_transport_options)
-    return PlainStore(
+    return KombuBroker(
         url or "memory://",
         options=options,
         known=(conf.task_default_queue, *conf.task_queues),

@@ -1,7 +1,7 @@
 """Our transport for kombu: what else speaks kombu (Celery above all) shares the embedded broker with qworker.
 
 Comes from:  ``kombu.Connection("sqlite:///path")``, once ``qworker.transports.register()`` was called.
-Goes to:     ``SQLiteStore``, one for each connection, in the rows that qworker itself reads and writes.
+Goes to:     ``SQLiteBroker``, one for each connection, in the rows that qworker itself reads and writes.
 Thread:      as kombu has it: a channel belongs to one thread, but may be acked to from any.
 
 What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes,
@@ -31,7 +31,7 @@ from qworker.message.kombu_envelope import from_kombu, to_kombu
 from qworker.message.reading import Wire
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
 from qworker.transports.sqlite.bindings import FOREVER, Binding
-from qworker.transports.sqlite.broker import SQLiteStore
+from qworker.transports.sqlite.broker import SQLiteBroker
 
 virtual: Any = _virtual  # its types are those of some attributes, and of no method
 
@@ -103,7 +103,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         ttl = (arguments or {}).get("x-message-ttl")
         owner = FOREVER
         if auto_delete or exclusive:
-            owner = self.connection.enlisted()
+            owner = self.connection.registered()
             self._owned.add(queue)
             if auto_delete:
                 self._until_cancelled.add(queue)
@@ -116,7 +116,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return self.store.size(queue)
 
     def _purge(self, queue: str) -> int:
-        return self.store.purge(queue)
+        return self.store.admin.purge(queue)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         self.store.drop_queue(queue)
@@ -173,14 +173,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         priority, due = self._get_message_priority(message), due_time(message.get("headers"))
         envelopes = [Envelope(queue, *wire, priority, due) for queue in queues if queue]
         if envelopes:
-            self.store.push(envelopes, timeout or PUBLISH_SECONDS)
+            self.store.sender.push(envelopes, timeout or PUBLISH_SECONDS)
 
     # -- consuming --
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
-        self.connection.enlisted()
+        self.connection.registered()
         super().basic_consume(
             queue, no_ack, self._forgetting(callback) if no_ack else callback, consumer_tag, **kwargs
         )
@@ -221,8 +221,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return list(dict.fromkeys(self._active_queues)) if self.qos.can_consume() else []
 
     def _take(self, queues: Sequence[str]) -> tuple[dict[str, Any], str]:
-        self.connection.enlisted()
-        while leased := self.store.lease(queues, 1):
+        self.connection.registered()
+        while leased := self.store.consumer.lease(queues, 1).messages:
             try:
                 return envelope_of(leased[0]), leased[0].queue
             except InvalidTaskMessage as error:
@@ -232,7 +232,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         if settlements:
-            for tag in self.store.settle(self.connection.epoch, settlements):
+            for tag in self.store.consumer.settle(self.connection.epoch, settlements):
                 logger.warning("message %d was no longer ours to settle: another consumer has it", tag)
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     channel_errors = (*virtual.Transport.channel_errors, LeaseLost)
     implements = virtual.Transport.implements.extend(exchange_type=frozenset(("direct", "topic", "fanout")))
 
-    store: SQLiteStore
+    store: SQLiteBroker
     epoch = 0
 
     def driver_version(self) -> str:
@@ -273,7 +273,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.epoch = 0
         options = self.client.transport_options
         # Whether a consumer lives is told by its lock alone: it may work for hours without a word to us.
-        self.store = SQLiteStore(
+        self.store = SQLiteBroker(
             url_of(self.client), synchronous=options.get("synchronous", "FULL"), lease_seconds=math.inf
         )
         self.store.has_queue("")  # opens the file: what is wrong with it is said now
@@ -288,17 +288,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         except TransportError as error:
             logger.warning("the connection closed without a word to the broker: %s", error)
 
-    def enlisted(self) -> int:
+    def registered(self) -> int:
         """Our epoch; from the first call on we hold leases, and hear the bell."""
         if not self.epoch:
-            self.epoch = self.store.enlist(f"kombu@{socket.gethostname()}", (), 0)
+            self.epoch = self.store.consumer.register(f"kombu@{socket.gethostname()}", (), 0)
         return self.epoch
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then
         socket.timeout."""
         end = math.inf if timeout is None else time.monotonic() + timeout
-        self.enlisted()
+        self.registered()
         while True:
             self._housekeep()
             try:
@@ -308,11 +308,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 rest = end - time.monotonic()
                 if rest <= 0:
                     raise TimeoutError from None
-            self.store.wait(min(rest, self._next_due(), HOUSEKEEPING_SECONDS))
+            self.store.consumer.wait(min(rest, self._next_due(), HOUSEKEEPING_SECONDS))
 
     def _next_due(self) -> float:
         queues = [queue for channel in self.channels for queue in channel.waiting_for()]
-        due = self.store.next_due(queues)
+        due = self.store.admin.next_due(queues)
         return math.inf if due is None else max(0.001, due - time.time())
 
     def _housekeep(self) -> None:
@@ -320,9 +320,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         now = time.monotonic()
         if now >= self._housekeep_at:
             self._housekeep_at = now + HOUSEKEEPING_SECONDS
-            for dead in self.store.reclaim():
+            for dead in self.store.consumer.reclaim():
                 logger.warning("%s is dead: %d of its messages are back", dead.name, dead.returned)
-            if now >= self._sweep_at and not self.store.sweep(*DEAD_LIMITS):
+            if now >= self._sweep_at and not self.store.consumer.sweep(*DEAD_LIMITS):
                 self._sweep_at = now + SWEEP_SECONDS
 
 

@@ -24,6 +24,7 @@ from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
     Bury,
+    Claim,
     Leased,
     Reclaimed,
     Release,
@@ -70,7 +71,7 @@ class End(NamedTuple):
     back: bool = False
 
 
-class PlainHolder:
+class KombuConsumer:
     _clock: Clock
     url: str
 
@@ -127,7 +128,7 @@ class PlainHolder:
 
     # -- leasing --
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._let_go()
         self._waker.open()
         connection = self._connect()
@@ -137,7 +138,13 @@ class PlainHolder:
         self._epoch = next(EPOCHS)
         return self._epoch
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        messages = self._lease(queues, limit, delayed_limit, eta_window)
+        return Claim(messages, self._waiting[0][0] if self._waiting else None, 0)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         now = self._clock.now()
         found: list[Held] = []
         size = 0
@@ -201,9 +208,6 @@ class PlainHolder:
             return True
         self._full_until = time.monotonic() + FULL_SECONDS
         return False
-
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        return self._waiting[0][0] if self._waiting else None
 
     def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
         """All that must be sent is sent before anything is acknowledged. When this raises, call it again with
@@ -317,10 +321,10 @@ class PlainHolder:
 
     # -- waiting --
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         """True when something was pushed here, or it is time to look."""
         if self._consuming is None:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
         words, _ = self._waker.sleep(min(timeout, self._poll_seconds))
         if words:
             return NEWS in words
@@ -334,7 +338,7 @@ class PlainHolder:
 
     # -- the end --
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         self._let_go()
         self._epoch = 0
 
@@ -357,4 +361,4 @@ class PlainHolder:
         self._waker.close()
 
 
-__all__ = ["DEAD", "Ack", "Held", "PlainHolder"]
+__all__ = ["DEAD", "Ack", "Held", "KombuConsumer"]

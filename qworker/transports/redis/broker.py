@@ -1,4 +1,4 @@
-"""Redis and Valkey as a broker: a LeaseStore in kombu's layout, which stock Celery producers and workers
+"""Redis and Valkey as a broker: a Broker in kombu's layout, which stock Celery producers and workers
 share.
 
 Comes from:  ``broker_url`` ``redis://``, ``rediss://``, ``redis+socket://``, ``sentinel://``.
@@ -19,9 +19,9 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.naming import task_ids
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.forked import forgetful
-from qworker.transports.lease import Envelope, LeaseStore, QueueInfo
+from qworker.transports.lease import Envelope, QueueInfo, Undivided
 from qworker.transports.redis.connection import SURELY_TAKEN, Link, Links, checked, pack, refuse_too_large
-from qworker.transports.redis.consumer import Holder
+from qworker.transports.redis.consumer import Holder, next_due
 from qworker.transports.redis.envelope import SEPARATOR, route, to_payload
 from qworker.transports.redis.layout import USUAL, layout
 from qworker.transports.redis.reclaim import Watch, died, server_time
@@ -36,7 +36,7 @@ PORTION = 5000
 _stores = forgetful()
 
 
-class RedisStore(Holder, LeaseStore):
+class RedisBroker(Holder, Undivided):
     """The broker at *url*. Connects at the first use, not before.
 
     options: as in ``broker_transport_options``; results: the options of the result store, if it is here too.
@@ -156,6 +156,10 @@ class RedisStore(Holder, LeaseStore):
 
     # -- administration --
 
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        with self._links.lent() as link:
+            return next_due(link, self._layout, queues)
+
     def queues(self) -> list[QueueInfo]:
         rows = self._run(QUEUES, *self._layout.scale.steps)
         found = [
@@ -196,16 +200,16 @@ class RedisStore(Holder, LeaseStore):
 
     def close(self) -> None:
         try:
-            self.resign()
+            self.deregister()
         finally:
             self._link.close()
             self._links.close()
             self._doorbell.close()
 
 
-def open_store(url: str | None, conf: Settings) -> RedisStore:
+def open_broker(url: str | None, conf: Settings) -> RedisBroker:
     """The Redis broker at *url* with the settings *conf*; it is connected at the first use."""
-    return RedisStore(
+    return RedisBroker(
         url or "redis://",
         options={"socket_connect_timeout": conf.broker_connection_timeout, **conf.broker_transport_options},
         results=conf.result_backend_transport_options,

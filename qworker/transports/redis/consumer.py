@@ -18,7 +18,7 @@ from typing import Any
 from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import MAX_LEASE_BYTES, Leased, Reclaimed, Revocation, Settlement
+from qworker.transports.lease import MAX_LEASE_BYTES, Claim, Leased, Reclaimed, Revocation, Settlement
 from qworker.transports.owner_files import Holding, runtime_directory
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.dead_letters import PORTION, SWEEP, Letters
@@ -43,7 +43,7 @@ them too."""
 
 
 class Holder(Letters):
-    """The leasing half of RedisStore, which supplies clock, layout, links and where the server is."""
+    """The leasing half of RedisBroker, which supplies clock, layout, links and where the server is."""
 
     _where: Endpoint
     _clock: Clock
@@ -80,7 +80,6 @@ class Holder(Letters):
         """Whether the last claim left nothing behind."""
         self._due: tuple[tuple[str, ...], float | None] | None = None
         """What next_due() is to say for which queues, if it is asked next."""
-        self._room = 0
         self._doorbell.claims.clear()
 
     def _disown(self) -> None:
@@ -99,7 +98,7 @@ class Holder(Letters):
 
     # -- holding --
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._check_eviction()
         self._give_back()
         self._holding.take()
@@ -119,7 +118,7 @@ class Holder(Letters):
         fields = [part for pair in record.items() for part in pair]
         self._renew_at = self._uptime() + self._lease_seconds / 3
         if CRASHING:
-            crash_point("enlisting")
+            crash_point("registering")
         self._doorbell.open(queues)
         self._epoch = int(
             self._call(ENLIST, self._lease_now(), repr(self._lease_seconds), len(queues), *queues, *fields)
@@ -144,7 +143,7 @@ class Holder(Letters):
 
     def _require(self) -> None:
         if not self._epoch:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
@@ -166,7 +165,16 @@ class Holder(Letters):
 
     # -- leasing --
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        messages = self._lease(queues, limit, delayed_limit, eta_window)
+        # Whoever revoked since the last wait() is told of by the next.
+        listened, self._listened = self._listened, False
+        last_revocation = 0 if listened and not self._doorbell.revoked else None
+        return Claim(messages, self._next_due(queues), last_revocation)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         self._require()
         if self._uptime() >= self._renew_at:
             self.extend()
@@ -261,17 +269,12 @@ class Holder(Letters):
             self._call(GIVE_BACK, self._epoch, "", "stray", *self._strays[0])
             del self._strays[0]
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
+    def _next_due(self, queues: Sequence[str]) -> float | None:
         self._require()
         known, self._due = self._due, None
         if known is not None and known[0] == tuple(queues):
             return known[1]
-        commands = b"".join(
-            pack(("ZRANGE", self._layout.key(f"delayed.{queue}"), 0, 0, "WITHSCORES")) for queue in queues
-        )
-        replies = self._link.ask(commands, len(queues))
-        dues = [checked(self._link, reply) for reply in replies]
-        return min((float(due[1]) for due in dues if due), default=None)
+        return next_due(self._link, self._layout, queues)
 
     # -- settling --
 
@@ -304,9 +307,6 @@ class Holder(Letters):
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         self._require()
-        listened, self._listened = self._listened, False
-        if listened and not self._doorbell.revoked:
-            return cursor, []
         self._doorbell.revoked = False
         return self._revoked_since(self._link, cursor)
 
@@ -328,20 +328,17 @@ class Holder(Letters):
     # -- waiting --
 
     @property
-    def ahead(self) -> bool:
+    def prefetched(self) -> bool:
         return bool(self._doorbell.claims)
 
-    def expect(self, room: int) -> None:
-        self._room = room
-        if room <= 0:
-            self._doorbell.call_off()
-
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         self._require()
+        if prefetch <= 0:
+            self._doorbell.call_off()
         if self._doorbell.claims:
             return True
         end = time.monotonic() + timeout
-        each = min(self._room // max(1, len(self._queues)), MOST_AHEAD)
+        each = min(prefetch // max(1, len(self._queues)), MOST_AHEAD)
         claim = partial(self._ahead_of, each) if each > 0 else None
         while True:
             self._copy_marks()
@@ -380,7 +377,7 @@ class Holder(Letters):
 
     # -- the end --
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         try:
             with self._holding.ending():
                 self._doorbell.call_off()
@@ -393,6 +390,16 @@ class Holder(Letters):
         """Hold nothing any more, under the epoch that was; not counted."""
         if self._epoch:
             if CRASHING:
-                crash_point("resigning")
+                crash_point("deregistering")
             self._call(GIVE_BACK, self._epoch, "", "own", *ALL)
         self._hold_nothing()
+
+
+def next_due(link: Link, layout: Layout, queues: Sequence[str]) -> float | None:
+    """When the first delayed message of *queues* falls due; None when none waits."""
+    commands = b"".join(
+        pack(("ZRANGE", layout.key(f"delayed.{queue}"), 0, 0, "WITHSCORES")) for queue in queues
+    )
+    replies = link.ask(commands, len(queues))
+    dues = [checked(link, reply) for reply in replies]
+    return min((float(due[1]) for due in dues if due), default=None)

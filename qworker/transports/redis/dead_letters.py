@@ -136,7 +136,7 @@ return 1
 
 
 class Letters:
-    """The part of RedisStore that keeps dead letters and revocations; the store supplies clock, layout and
+    """The part of RedisBroker that keeps dead letters and revocations; the store supplies clock, layout and
     links."""
 
     _clock: Clock

@@ -68,7 +68,7 @@ class Watch:
         self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
     ) -> list[Reclaimed]:
         """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too:
-        see LeaseStore."""
+        see Broker."""
         found = []
         began = time.monotonic()
         owners = self.owners(link)

@@ -1,4 +1,4 @@
-"""PostgreSQL, MariaDB or MySQL as the broker: a LeaseStore in tables of a database that may hold other things
+"""PostgreSQL, MariaDB or MySQL as the broker: a Broker in tables of a database that may hold other things
 too.
 
 Comes from:  ``broker_url`` ``postgresql://…``, ``mysql://…`` or ``mariadb://…``.
@@ -24,9 +24,9 @@ from qworker.errors import ConfigurationError
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.forked import forgetful
 from qworker.transports.group_commit import GroupCommit
-from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo, Sink
+from qworker.transports.lease import Dead, Envelope, QueueInfo, Sender, Undivided
 from qworker.transports.owner_files import died
-from qworker.transports.sql.consumer import Holder
+from qworker.transports.sql.consumer import Holder, next_due
 from qworker.transports.sql.link import Handle, Link, MessageRow
 from qworker.transports.sql.reclaim import NOW
 from qworker.transports.sql.results import ResultTable
@@ -67,7 +67,7 @@ WHERE concurrency > 0 ORDER BY id"""
 _stores = forgetful()
 
 
-class SQLStore(Holder, LeaseStore):
+class SQLBroker(Holder, Undivided):
     """The broker in a database. Connects at the first use, not before.
 
     lease_seconds: how long a silent holder is believed to live. uptime: a clock for the leases, None: the
@@ -152,7 +152,7 @@ class SQLStore(Holder, LeaseStore):
             crash_point("published")
         return None
 
-    def join(self, connection: Any) -> Sink:
+    def join(self, connection: Any) -> Sender:
         execute = executor(connection, self.family)
         table, bell = self._publisher.run_in_turn(lambda link: link.place(), TURN_SECONDS)
         return Joined(execute, table, bell, self.rows_of)
@@ -180,6 +180,9 @@ class SQLStore(Holder, LeaseStore):
         self._ask(work)
 
     # -- administration --
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        return self._publisher.run_at_rest(partial(next_due, queues))
 
     def queues(self) -> list[QueueInfo]:
         found: dict[str, QueueInfo] = {}
@@ -258,7 +261,7 @@ class SQLStore(Holder, LeaseStore):
 
     def close(self) -> None:
         try:
-            self.resign()
+            self.deregister()
         finally:
             self._publisher.close()
             self._waker.close()
@@ -271,7 +274,7 @@ def _portions(link: Link, tags: Sequence[int] | None) -> list[list[int]]:
     return [list(tags[start : start + PORTION]) for start in range(0, len(tags), PORTION)]
 
 
-def open_store(url: str | None, conf: Settings) -> SQLStore:
+def open_broker(url: str | None, conf: Settings) -> SQLBroker:
     """The broker at *url* with the settings *conf*; it is connected at the first use."""
     if not url:
         raise ConfigurationError("broker_url names no database", setting="broker_url")
@@ -281,7 +284,7 @@ def open_store(url: str | None, conf: Settings) -> SQLStore:
             "?sslmode=verify-full&sslrootcert=/path/to/ca.pem, MySQL and MariaDB by ?ssl_ca=/path/to/ca.pem",
             setting="broker_use_ssl",
         )
-    return SQLStore(
+    return SQLBroker(
         url,
         options=conf.broker_transport_options,
         connect_timeout=conf.broker_connection_timeout,

@@ -21,6 +21,7 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
     Ack,
     Bury,
+    Claim,
     Leased,
     Reclaimed,
     Release,
@@ -54,7 +55,7 @@ T = TypeVar("T")
 
 
 class Holder:
-    """The leasing half of SQLStore, which supplies clock, handle and results."""
+    """The leasing half of SQLBroker, which supplies clock, handle and results."""
 
     _clock: Clock
     _results: ResultTable
@@ -101,7 +102,7 @@ class Holder:
             return f"{NOW} + %s", (self._lease_seconds,)
         return "%s", (self._uptime() + self._lease_seconds,)
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._waker.open()
         self._holding.take()
         self._holding.tidy()
@@ -119,7 +120,7 @@ class Holder:
                 epoch = int(link.ask(NEXT_NUMBER.format(table="qworker_owner", column="id"))[0][0])
                 link.do(statement, (epoch, *row))
                 if CRASHING:
-                    crash_point("enlisting")
+                    crash_point("registering")
             link.listen()
             return epoch
 
@@ -136,7 +137,7 @@ class Holder:
         """What *work* makes of the connection; when that is a new one, what the server lost with the old is
         redone."""
         if not self._epoch:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
         self._handle.open()
         if self._generation != self._handle.generation:
             self._results.forget_layout()
@@ -198,7 +199,14 @@ class Holder:
 
     # -- leasing --
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        messages = self._lease(queues, limit, delayed_limit, eta_window)
+        last_revocation, self._revoked = self._revoked, None
+        return Claim(messages, self._next_due(queues), last_revocation)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
         order = (*queues[start:], *queues[:start])
         now = self._clock.now()
@@ -237,15 +245,12 @@ class Holder:
             self._renew(link)
         self._mirror_in_time(link)
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
+    def _next_due(self, queues: Sequence[str]) -> float | None:
         known, self._due = self._due, None
         if known is not None and known[0] == tuple(queues):
             return known[1]
 
-        def work(link: Link) -> list[float | None]:
-            return [link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues]
-
-        return earliest(self._run(work))
+        return self._run(partial(next_due, queues))
 
     # -- settling --
 
@@ -309,9 +314,6 @@ class Holder:
         return self._run(lambda link: reclaim(link, self._epoch, now, silent))
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        seen, self._revoked = self._revoked, None
-        if seen is not None and seen <= cursor:
-            return cursor, []
         now = self._clock.now()
         rows = self._run(lambda link: link.ask(REVOKED_SINCE, (cursor, now)))
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], row[2] == 1, row[3]) for row in rows]
@@ -334,8 +336,7 @@ class Holder:
         self._armed = armed
         self._arm_at = time.monotonic() + REST
 
-    def wait(self, timeout: float) -> bool:
-        self._revoked = None
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         if not self._armed:
             left = self._arm_at - time.monotonic() if self._full else 0.0
             if left > 0 and (self._waker.sleep(min(timeout, left))[0] or timeout < left):
@@ -371,7 +372,7 @@ class Holder:
 
     # -- the end --
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         epoch, self._epoch = self._epoch, 0
 
         def work(link: Link) -> None:
@@ -391,8 +392,13 @@ class Holder:
         """Hold nothing any more, under the epoch that was; not counted."""
         link.do("UPDATE qworker_message SET state = 0, owner = NULL WHERE owner = %s AND state = 2", (epoch,))
         if CRASHING:
-            crash_point("resigning")
+            crash_point("deregistering")
         link.do("DELETE FROM qworker_owner WHERE id = %s", (epoch,))
+
+
+def next_due(queues: Sequence[str], link: Link) -> float | None:
+    """When the first delayed message of *queues* falls due; None when none waits."""
+    return earliest([link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues])
 
 
 def _urgency(leased: Leased) -> tuple[int, int]:

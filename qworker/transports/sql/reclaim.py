@@ -31,7 +31,7 @@ SILENT_SECONDS = 3600.0
 def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
     """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the
     database's.
-    silent_too: see LeaseStore."""
+    silent_too: see Broker."""
     found = []
     began = time.monotonic()
     owners = link.ask(OWNERS, (epoch,))

@@ -1,6 +1,6 @@
 """Publishing within the caller's own transaction: the message is there exactly if the caller's data is.
 
-Comes from:  ``app.publishing_in(connection)``, by ``SQLStore.join``.
+Comes from:  ``app.publishing_in(connection)``, by ``SQLBroker.join``.
 Goes to:     ``qworker_message``, by the caller's connection: of SQLAlchemy, Django, or the driver itself.
 Thread:      the caller's; its connection is neither committed nor rolled back here.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.errors import ConfigurationError
-from qworker.transports.lease import Envelope
+from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.link import MessageRow
 from qworker.transports.sql.schema import NEW_COLUMNS
 
@@ -23,7 +23,7 @@ _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql
 Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
-class Joined:
+class Joined(Sender):
     """What ``publishing_in`` publishes to. table: of the messages. bell: of PostgreSQL, '' elsewhere: a
     worker that waits finds the message at its next look, since ringing would make other publishers wait for
     this transaction."""

@@ -5,8 +5,8 @@ Goes to:     the tables ``binding``, ``queue`` and ``message``.
 Thread:      any, with the publishing connection.
 
 A queue that is to go with its user (of events, of replies) is kept with the epoch of each holder that
-declared it; when the last of them resigns or is found dead, the queue goes, with its bindings and whatever it
-holds.
+declared it; when the last of them deregisters or is found dead, the queue goes, with its bindings and
+whatever it holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOREVER = 0
 
 
 class Bindings:
-    """The exchanging part of SQLiteStore, which supplies the publishing connection."""
+    """The exchanging part of SQLiteBroker, which supplies the publishing connection."""
 
     _publisher: Handle
 

@@ -1,4 +1,4 @@
-"""The embedded broker: a LeaseStore in one SQLite file.
+"""The embedded broker: a Broker in one SQLite file.
 
 Comes from:  ``broker_url`` ``sqlite:///path``, or no broker_url at all.
 Goes to:     the tables of ``embedded``.
@@ -25,7 +25,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock, boot_id, boottime
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.forked import forgetful
 from qworker.transports.group_commit import GroupCommit
-from qworker.transports.lease import Dead, Envelope, LeaseStore, QueueInfo
+from qworker.transports.lease import Dead, Envelope, QueueInfo, Undivided
 from qworker.transports.owner_files import died, lock_beside
 from qworker.transports.sqlite import (
     DELAYED,
@@ -70,7 +70,7 @@ UNION ALL SELECT queue, 'dead', count(*), NULL FROM dead GROUP BY queue"""
 _stores = forgetful()
 
 
-class SQLiteStore(Holder, Bindings, LeaseStore):
+class SQLiteBroker(Holder, Bindings, Undivided):
     """The embedded broker. Opens the file at the first use, not before.
 
     url: ``sqlite:///path`` or None for the default file.
@@ -154,6 +154,12 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
         self._messages.notify(REVOKED)
 
     # -- administration --
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        marks = ",".join("?" * len(queues))
+        statement = f"SELECT min(due) FROM message WHERE state = {DELAYED} AND queue IN ({marks})"
+        due = self._publisher.read(statement, tuple(queues))[0][0]
+        return due if isinstance(due, float | int) else None
 
     def queues(self) -> list[QueueInfo]:
         rows = self._publisher.read(QUEUES)
@@ -240,7 +246,7 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
 
     def close(self) -> None:
         try:
-            self.resign()
+            self.deregister()
         finally:
             self._publisher.close()
             self._close_holder()
@@ -248,9 +254,9 @@ class SQLiteStore(Holder, Bindings, LeaseStore):
             self._results.close()
 
 
-def open_store(url: str | None, conf: Settings) -> SQLiteStore:
+def open_broker(url: str | None, conf: Settings) -> SQLiteBroker:
     """The embedded broker at *url* with the settings *conf*; the file is opened at the first use."""
-    return SQLiteStore(
+    return SQLiteBroker(
         url,
         synchronous=conf.embedded_synchronous,
         lease_seconds=conf.worker_lease_seconds,

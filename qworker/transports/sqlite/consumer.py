@@ -21,6 +21,7 @@ from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
     Bury,
+    Claim,
     Leased,
     Reclaimed,
     Release,
@@ -34,7 +35,6 @@ from qworker.transports.sqlite import (
     LEASED,
     NEXT_NUMBER,
     READY,
-    REVOKED,
     UPSERT_RESULT,
     Database,
     Handle,
@@ -94,7 +94,7 @@ class _NotAllOursError(Exception):
 
 
 class Holder:
-    """The leasing half of SQLiteStore, which supplies path, clock and notifiers."""
+    """The leasing half of SQLiteBroker, which supplies path, clock and notifiers."""
 
     path: Path
     _clock: Clock
@@ -115,9 +115,6 @@ class Holder:
         self._epoch = 0  # 0: no holder
         self._strict = False
         """Whether the file keeps what it is given to the types of its columns."""
-        self._listened = False
-        """Nobody can have revoked anything since the last look without our having heard of it."""
-        self._revoked = False
         owners = self._database.owners
         self._holding = Holding(lambda: owners)
         self._renew_at = 0.0
@@ -135,7 +132,7 @@ class Holder:
         self._waker.close()
         self._handle.close()
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         held_in, self._handle.pinned = self._handle.pinned, None
         with self._handle as connection:
             if self._handle.file != held_in:
@@ -158,7 +155,7 @@ class Holder:
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)
                 if CRASHING:
-                    crash_point("enlisting")
+                    crash_point("registering")
                 self._holding.take()
                 known = [marks for (marks,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
                 # There is no lock whose row is still to come: who makes one has the turn to write, as we
@@ -170,7 +167,7 @@ class Holder:
 
     def _held(self) -> Handle:
         if not self._epoch:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
         return self._handle
 
     def running_path(self) -> str | None:
@@ -178,7 +175,16 @@ class Holder:
 
     # -- leasing --
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        messages = self._lease(queues, limit, delayed_limit, eta_window)
+        with self._held() as connection:
+            dues = [_earliest(connection, queue) for queue in queues]
+            (last,) = connection.execute("SELECT ifnull(max(seq), 0) FROM revoked").fetchone()
+        return Claim(messages, min((due for due in dues if due is not None), default=None), last)
+
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
         order = (*queues[start:], *queues[:start])
         now = self._clock.now()
@@ -210,14 +216,9 @@ class Holder:
             if rows and self._uptime() >= self._renew_at:
                 self._renew(connection)
         if len(rows) < claimed:  # there may be more in the place of what was damaged
-            rows += self.lease(queues, claimed - len(rows))
+            rows += self._lease(queues, claimed - len(rows), 0, 0.0)
         rows.sort(key=_urgency)
         return rows
-
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        with self._held() as connection:
-            dues = [_earliest(connection, queue) for queue in queues]
-        return min((due for due in dues if due is not None), default=None)
 
     def extend(self) -> None:
         with self._held() as connection, transaction(connection):
@@ -301,14 +302,9 @@ class Holder:
             found = reclaim(connection, self._database, self._epoch, self._uptime(), silent)
         if any(dead.returned for dead in found):
             self._messages.notify()
-        self._listened = False  # who revoked something may have died before it could notify us
         return found
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        listened, self._listened = self._listened, False
-        if listened and not self._revoked:
-            return cursor, []  # else each message that finds us idle would wait for this look
-        self._revoked = False
         with self._held() as connection:
             rows = connection.execute(
                 "SELECT seq, CAST(task_id AS TEXT), terminate, CAST(signal AS TEXT) FROM revoked WHERE seq > "
@@ -338,24 +334,22 @@ class Holder:
 
     # -- waiting --
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
         if self._pipe is None:
-            raise LeaseLost("this process holds no leases: enlist first")
+            raise LeaseLost("this process holds no leases: register first")
         if self._pipe.fileno() < 0:
             return self._pipe.wait(timeout)
         _, ready = self._waker.sleep(timeout, self._pipe.fileno())
         words = self._pipe.clear() if self._pipe.fileno() in ready else b""
-        self._listened = True
-        self._revoked = self._revoked or REVOKED in words
         return bool(words)
 
     def wake(self) -> None:
         self._waker.wake()
 
-    def resign(self) -> None:
+    def deregister(self) -> None:
         if not self._epoch:
             with self._holding.ending():
-                return  # children may have begun before we could enlist
+                return  # children may have begun before we could register
         try:
             # A lease that is lost leaves nothing to give back.
             with (
@@ -381,7 +375,7 @@ class Holder:
             f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
         )
         if CRASHING:
-            crash_point("resigning")
+            crash_point("deregistering")
         connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
         drop_queues_of(connection, self._epoch)
 

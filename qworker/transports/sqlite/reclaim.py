@@ -29,7 +29,7 @@ def reclaim(
     connection: sqlite3.Connection, database: Database, epoch: int, now: float, silent_too: bool
 ) -> list[Reclaimed]:
     """Put back what dead holders other than *epoch* held. now: on the clock of the leases. silent_too: see
-    LeaseStore."""
+    Broker."""
     found = []
     owners = connection.execute(
         "SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT) "

@@ -2,7 +2,7 @@
 
 Comes from:  ``broker_url = "sqs://…"``.
 Goes to:     ``transports/kombu/broker.py``, which it is but for what is said here; ``queue.py``.
-Thread:      as PlainStore; each queue that is consumed has a thread that waits for its messages.
+Thread:      as KombuBroker; each queue that is consumed has a thread that waits for its messages.
 
 SQS hides a message that it gave to somebody for some seconds. That is our lease: it is renewed for as long as
 this worker lives, so no task is too long for it. What is due later waits in SQS, which delays a message by up
@@ -24,7 +24,8 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.interrupts import undisturbed
 from qworker.naming import install_command
-from qworker.transports.kombu.broker import PlainStore
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import DEAD, End, Held
 from qworker.transports.kombu.messages import Outgoing, packed
 from qworker.transports.lease import Ack, Bury, Leased, QueueInfo, Release
@@ -63,11 +64,11 @@ REFUSED = frozenset({
 })  # fmt: skip
 
 
-class SqsStore(PlainStore):
+class SqsBroker(KombuBroker):
     """options: those of kombu's transport. visibility: seconds after which a dead worker's messages come
     back."""
 
-    lacks = PlainStore.lacks - {"delays"}
+    lacks = capabilities_of("sqs://").lacks
 
     def __init__(self, url: str, *, options: dict[str, Any], visibility: int, **more: Any) -> None:
         self._visibility = visibility
@@ -172,20 +173,20 @@ class SqsStore(PlainStore):
                 raise LeaseLost(f"{error}; a queue was deleted") from error
             raise
 
-    def enlist(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        epoch = super().enlist(name, queues, concurrency)
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        epoch = super().register(name, queues, concurrency)
         with self._errors(self._consuming):
             self._declare(self._consuming, DEAD)  # said now, and not at the first dead letter
         self._polls = [LongPoll(queue, self._wait_seconds, self._ring) for queue in self._bound.values()]
         self._bound = {poll.queue.name: poll for poll in self._polls}
         return epoch
 
-    def lease(self, queues: Sequence[str], limit: int, near: int = 0, horizon: float = 0.0) -> list[Leased]:
+    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
         with self._leasing():
             self._renew()
             for poll in self._polls:
                 poll.collect()
-        found = super().lease(queues, limit, near, horizon)
+        found = super()._lease(queues, limit, near, horizon)
         try:
             with self._leasing():
                 self._delete()  # what was sent on
@@ -341,13 +342,13 @@ def _refuses(error: BaseException | None) -> bool:
     return isinstance(error, NoCredentialsError) or (error is not None and _refuses(error.__cause__))
 
 
-def open_store(url: str | None, conf: Settings) -> SqsStore:
+def open_broker(url: str | None, conf: Settings) -> SqsBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
     options = dict(conf.broker_transport_options)
     scheme, _, rest = (url or "").partition("://")
     if scheme.endswith("+https"):
         options["is_secure"] = True
-    return SqsStore(
+    return SqsBroker(
         f"sqs://{rest}",
         options=options,
         # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
