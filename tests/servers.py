@@ -47,7 +47,7 @@ def _start_memcached() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen([program, "-l", "127.0.0.1", "-p", str(port), "-u", "nobody", "-m", "16"])
-    atexit.consumer.register(server.kill)
+    atexit.register(server.kill)
     URLS["memcached"] = f"memcached://127.0.0.1:{port}"
     deadline = time.monotonic() + 10
     while unreachable("memcached") is not None and time.monotonic() < deadline:
