@@ -131,7 +131,7 @@ class Cell:
         except BrokenPipeError:
             raise CellError(f"the producer ended:\n{self._tail('producer.log')}") from None
         with selectors.DefaultSelector() as selector:
-            selector.consumer.register(producer.stdout, selectors.EVENT_READ)
+            selector.register(producer.stdout, selectors.EVENT_READ)
             if not selector.select(timeout):
                 raise CellError(f"the producer did not finish {do} within {timeout:.0f} s")
         line = producer.stdout.readline()

@@ -1,7 +1,7 @@
 """Moving: what waits in one broker goes to another, and nothing is lost on the way.
 
 Comes from:  ``qworker move``.
-Goes to:     two LeaseStores: leased from the one, pushed to the other, and only then acknowledged.
+Goes to:     two brokers: leased from the one, pushed to the other, and only then acknowledged.
 Thread:      the caller's.
 
 Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one
@@ -22,7 +22,7 @@ from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
 from qworker.message.reading import parse_headers
 from qworker.naming import hostname
 from qworker.transports import SCHEMES
-from qworker.transports.lease import Ack, Dead, Envelope, Leased, Broker, QueueInfo
+from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, QueueInfo
 from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
