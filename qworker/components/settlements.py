@@ -53,7 +53,7 @@ class Settlements:
         self._lost: set[int] = set()
 
     def carry_out(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        """As Broker.settle(), but nothing is raised other than ABSENT: then call it again with the same,
+        """As Consumer.settle(), but nothing is raised other than ABSENT: then call it again with the same,
         and more.
 
         What a store never takes has another end, and the log says so.

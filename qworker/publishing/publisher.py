@@ -1,7 +1,7 @@
 """Publisher: turns calls into messages, and gives them to the broker.
 
 Comes from:  ``task.delay``, ``apply_async``, ``apply_many``, ``retry``; ``app.send_task``, ``send_many``.
-Goes to:     routing, protocol, middleware and signals, then ``Broker.push``.
+Goes to:     routing, protocol, middleware and signals, then ``Sender.push``.
 Thread:      any; what is kept between calls is replaced whole, never changed.
 
 A call without options, middleware or observers takes the short way: its headers come from a template that was

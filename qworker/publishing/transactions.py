@@ -1,7 +1,7 @@
 """Publishing within a transaction of the caller's: a task that exists exactly if the caller's data does.
 
 Comes from:  ``app.publishing_in``; publishing, for calls that are sent together.
-Goes to:     ``publisher.py``, which asks where the calls of this context go; ``Broker.join``.
+Goes to:     ``publisher.py``, which asks where the calls of this context go; ``Sender.join``.
 Thread:      any; a context of its own for each thread and coroutine.
 """
 

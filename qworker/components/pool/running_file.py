@@ -1,7 +1,7 @@
 """Marks: which messages a process is running, written where they outlive it.
 
 Comes from:  pool children and the threads pool, at the start and the end of each run.
-Goes to:     the running file (``Broker.running_path``); when the worker dies, whoever takes its messages
+Goes to:     the running file (``Consumer.running_path``); when the worker dies, whoever takes its messages
              back reads it, and counts the death only against those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.
 
