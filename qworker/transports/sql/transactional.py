@@ -1,6 +1,6 @@
 """Publishing within the caller's own transaction: the message is there exactly if the caller's data is.
 
-Comes from:  ``app.publishing_in(connection)``, by ``SQLSender.join``.
+Comes from:  ``app.publishing_in(connection)``, by ``SQLBroker.join``.
 Goes to:     ``qworker_message``, by the caller's connection: of SQLAlchemy, Django, or the driver itself.
 Thread:      the caller's; its connection is neither committed nor rolled back here.
 """
