@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 class Stores:
     """The stores of *app*. broker, backend: made already; None opens what the settings name."""
 
-    def __init__(
-        self, app: QWorker, broker: LeaseStore | None = None, backend: Backend | None = None
-    ) -> None:
+    def __init__(self, app: QWorker, broker: Broker | None = None, backend: Backend | None = None) -> None:
         self._app = app
         self._broker = broker
         self._backend = backend
         self._results_with_broker: bool | None = None
 
     @property
-    def broker(self) -> LeaseStore:
+    def broker(self) -> Broker:
         """The broker."""
         return self._broker or self._open_broker()
 
-    def _open_broker(self) -> LeaseStore:
+    def _open_broker(self) -> Broker:
         app = self._app
         with app.lock:
             if self._broker is None:
