@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from qworker.backends import Backend, open_backend
 from qworker.context import current_context
 from qworker.transports import open_broker
+from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
