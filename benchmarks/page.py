@@ -4,7 +4,7 @@ screens."""
 from collections.abc import Collection, Sequence
 from html import escape
 
-from benchmarks import chart, findings, formats, plot
+from benchmarks import charts, findings, formats
 from benchmarks.growth import CURVES, FIGURES
 from benchmarks.judgement import MISS, PASS, Row, judge_all, ours
 from benchmarks.metrics import METRICS
@@ -35,19 +35,10 @@ td:first-child { min-width: 13rem; } table.goals td:nth-child(6), table.goals td
 { min-width: 7.5rem; }
 td.pass, td.miss { font-weight: 700; white-space: nowrap; } td.ours, th.ours
 { font-weight: 650; color: var(--ours); }
-summary { cursor: pointer; margin: 1rem 0 .5rem; } polyline { fill: none; stroke-width: 2; }
+summary { cursor: pointer; margin: 1rem 0 .5rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem 2rem; }
 figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .2rem; }
-svg { max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: var(--ink); } svg text.tick { fill: var(--soft); font-size: 11px; } svg text.peer
-{ fill: var(--soft); }
-svg text.ours { fill: var(--ours); font-weight: 650; } svg text.value { font-variant-numeric: tabular-nums;
-  paint-order: stroke; stroke: var(--ground); stroke-width: 4px; }
-.grid { stroke: var(--rule); } .axis { stroke: var(--soft); } .goal
-{ stroke: var(--worse); stroke-dasharray: 4 3; }
-.stem { stroke-width: 3; } line.better { stroke: var(--better); } line.worse { stroke: var(--worse); }
-circle.better { fill: var(--better); } circle.worse { fill: var(--worse); }
-rect.ours, circle.ours { fill: var(--ours); } rect.peer, circle.peer { fill: var(--peer); }
+svg { max-width: 100%; height: auto; }
 """
 
 
@@ -96,7 +87,7 @@ def broker(results: Results, group: str) -> list[str]:
         f"<p>{escape(findings.headline(rows))}</p>",
         targets(rows),
         f'<p class="soft">{findings.RATIO_NOTE}</p>',
-        f'<div class="wide">{chart.against_best(rows)}</div>',
+        f'<div class="wide">{charts.against_best(rows)}</div>',
     ]
     return [
         f"<h2>{escape(findings.heading(group))}</h2>",
@@ -115,7 +106,7 @@ def growth(results: Results) -> str:
         for figure, words in FIGURES.items():
             lines = lines_of(results, name, figure)
             if lines:
-                drawn.append(plot.lines(f"{words}, against {CURVES[name].title}", lines))
+                drawn.append(charts.lines(f"{words}, against {CURVES[name].title}", lines))
     return "\n".join(drawn)
 
 
@@ -158,7 +149,7 @@ def plots(results: Results, rows: Sequence[Row], group: str) -> str:
     for metric in METRICS.values():
         figures = results.figures(metric.name, group)
         if len(figures) > 1 and (metric.better or metric.name in bounds):
-            drawn.append(chart.peers(metric, figures, bounds.get(metric.name)))
+            drawn.append(charts.peers(metric, figures, bounds.get(metric.name)))
     return "\n".join(drawn)
 
 

@@ -1,22 +1,17 @@
 """The benchmarks' arithmetic and report, on made-up figures: nothing is measured here."""
 
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from benchmarks import (
-    chart,
     findings,
     formats,
     growth,
     limits,
     markdown,
-    page,
-    plot,
     records,
-    report,
     results,
 )
 from benchmarks.__main__ import _chosen, _parser, main
@@ -318,7 +313,6 @@ def test_the_text_plot_grows_to_the_better_side() -> None:
 
 def test_a_plot_of_nothing_says_so() -> None:
     assert "no figure" in markdown.plot([])
-    assert chart.against_best([]) == ""
 
 
 def test_table_cells_cannot_break_the_table() -> None:
@@ -343,44 +337,6 @@ def test_failures_and_trials_are_warned_of() -> None:
     ]
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
-    found = outcome(**FULL)
-    found.peers["qworker"]["note"] = "a <b> & 'c'"
-    html = page.document(found)
-    for drawn in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ElementTree.fromstring(drawn)
-    assert html.count("<svg") == 1 + len(FULL)
-    assert "a &lt;b&gt; &amp; &#x27;c&#x27;" in html
-    assert not re.search(r"(src|href)=|https?:|@import|url\(", html)
-    assert "pass" in html
-    assert "miss" in html
-
-
-def test_far_apart_figures_are_drawn_on_a_logarithmic_scale() -> None:
-    near = chart.peers(METRICS["noop_rate"], {"qworker": Spread(3, 3, 3), "x": Spread(1, 1, 1)}, None)
-    far = chart.peers(METRICS["noop_rate"], {"qworker": Spread(3000, 3000, 3000), "x": Spread(1, 1, 1)}, None)
-    assert ("logarithmic" in near, "<rect" in near) == (False, True)
-    assert ("logarithmic" in far, "<rect" in far) == (True, False)
-
-
-@pytest.mark.parametrize("value", [0.0, -5.0])
-def test_figures_of_zero_and_below_can_be_drawn(value: float) -> None:
-    drawn = chart.peers(METRICS["eta_pss_growth"], {"qworker": Spread(value, value, value)}, 10.0)
-    ElementTree.fromstring(drawn)
-    assert "goal 10.0" in drawn
-
-
-def test_both_reports_are_written_and_can_be_written_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = outcome(**FULL)
-    first = {path.name: path.read_text() for path in report.write(found, tmp_path / "a")}
-    found.save(tmp_path / "results.json")
-    assert main(["report", str(tmp_path / "results.json")]) == 0
-    assert first == {name: (tmp_path / name).read_text() for name in ("report.md", "report.html")}
-    assert "report.html" in capsys.readouterr().out
-
-
 def grown(peer: str = "qworker") -> Results:
     found = Results(started="2030-01-02T03:04:05+00:00")
     found.peers[peer] = {"version": "1.0", "note": "", "group": "embedded"}
@@ -390,7 +346,7 @@ def grown(peer: str = "qworker") -> Results:
     return found
 
 
-def test_growth_is_a_table_and_a_plot_for_each_figure() -> None:
+def test_growth_is_a_table() -> None:
     found = grown()
     found.growth[0].error = "it stopped\nhere"
     text = markdown.document(found)
@@ -399,38 +355,6 @@ def test_growth_is_a_table_and_a_plot_for_each_figure() -> None:
     assert [cell.strip() for cell in line.strip("|").split("|")] == ["run one", "qworker", "50.0", "60.0"]
     assert "No figure for queued at 10,000, qworker: it stopped here" in text
     assert "Losses" not in text
-    plots = re.findall(r"<svg.*?</svg>", page.document(found), re.DOTALL)
-    for drawn in plots:
-        ElementTree.fromstring(drawn)
-    assert len(plots) == 2
-    assert "qworker: 50.0 → 60.0 µs" in plots[0]
-
-
-def test_one_point_and_equal_costs_can_be_drawn() -> None:
-    ElementTree.fromstring(plot.lines("run one", {"qworker": [(10.0, 3.0)], "huey": [(10.0, 3.0)]}))
-
-
-def test_several_runs_make_one_report(tmp_path: Path) -> None:
-    first = outcome(noop_rate={"qworker": 10.0, "huey-sqlite": 5.0})
-    first.skipped = {"huey-redis": "no Redis answers"}
-    first.cells[1].error = "no task ran"
-    first.cells[1].figures = {}
-    first.left_out = ["noop huey-redis"]
-    second = outcome(noop_rate={"huey-sqlite": 4.0, "huey-redis": 6.0})
-    second.scale, second.limits = 0.5, {"Redis PING, a round trip": 9.0}
-    for name, run in (("a", first), ("b", second), ("growth", grown())):
-        run.save(tmp_path / f"{name}.json")
-    names = ["a.json", "b.json", "growth.json"]
-    assert main(["report", *(str(tmp_path / name) for name in names), "--out", str(tmp_path)]) == 0
-
-    whole = results.merge([results.load(tmp_path / name) for name in names])
-    assert (tmp_path / "report.md").read_text() == markdown.document(whole)
-    assert whole.groups() == ["embedded", "Redis"]
-    assert (whole.scale, whole.skipped, whole.left_out) == (0.5, {}, [])
-    assert whole.limits == {"Redis PING, a round trip": 9.0}
-    assert whole.figure("noop_rate", "huey-sqlite") == Spread(4.0, 4.0, 4.0)
-    assert not any(cell.error for cell in whole.cells)
-    assert len(whole.growth) == 2
 
 
 def test_a_file_that_names_no_brokers_is_understood(tmp_path: Path) -> None:
