@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -146,6 +146,8 @@ def task_options_page() -> str:
     for name in options.OPTIONS:
         setting = options.FROM_SETTINGS.get(name)
         default = getattr(Task, name)
+        if isinstance(default, Mapping):
+            default = dict(default)
         shown = f"`{default!r}`" if setting is None else f"`{setting}`: `{SETTINGS[setting].default!r}`"
         lines.append(f"| `{name}` | {options.MEANING[name]} | {shown} |")
     words = inspect.getdoc(Task.apply_async) or ""

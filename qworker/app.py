@@ -72,6 +72,8 @@ class QWorker:
     when all tasks have their options, on_after_fork in every process that was forked from this one.
     """
 
+    __module__ = "qworker"
+
     task_cls: str | type[TaskBase[..., Any]] = TaskBase
 
     def __init__(

@@ -79,6 +79,8 @@ class Context:
     worker, this time included.
     """
 
+    __module__ = "qworker"
+
     id: str
     """The task's id; None when the task was called as a function."""
     task: str | None

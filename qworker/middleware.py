@@ -22,6 +22,8 @@ class Middleware:
     accepted. The first middleware of an app is the outermost.
     """
 
+    __module__ = "qworker"
+
     options: tuple[str, ...] = ()
 
     def publish(self, call_next: Callable[[Any], Any], message: Any) -> Any:

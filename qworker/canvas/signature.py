@@ -28,6 +28,8 @@ class Signature(dict[str, Any]):
     set() and link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is ``add(3, 2)``.
     """
 
+    __module__ = "qworker"
+
     __slots__ = ("_app",)
 
     def __init__(

@@ -46,6 +46,8 @@ class AsyncResult(Generic[R]):
     never sent, or whose result has expired: its state is PENDING.
     """
 
+    __module__ = "qworker"
+
     TimeoutError = ResultTimeout
     """For ``except result.TimeoutError``."""
 

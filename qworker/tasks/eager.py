@@ -36,6 +36,8 @@ R = TypeVar("R")
 class EagerResult(AsyncResult[R]):
     """The result of a task that was run inline; everything is known already."""
 
+    __module__ = "qworker"
+
     __slots__ = ()
 
     def __init__(

@@ -41,6 +41,8 @@ class Task(Generic[P, R]):
     None here are taken from the settings when the app is finalized.
     """
 
+    __module__ = "qworker"
+
     name: str = ""
     app: QWorker
     bind: bool = False

@@ -7,11 +7,12 @@ import inspect
 import pickle
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 import qworker
-from qworker import errors
+from qworker import QWorker, errors
 
 ERRORS = sorted(
     {
@@ -26,6 +27,62 @@ ERRORS = sorted(
 def test_every_public_name_is_there() -> None:
     missing = [name for name in qworker.__all__ if not hasattr(qworker, name)]
     assert not missing
+
+
+PUBLIC = (
+    "qworker.app",
+    "qworker.cli.main:main",
+    "qworker.components",
+    "qworker.conf",
+    "qworker.errors",
+    "qworker.logs",
+    "qworker.signals",
+    "qworker.states",
+    "qworker.testing",
+    "qworker.transports:register",
+    "qworker.worker",
+)
+"""Paths that stay where they are, besides the names in ``qworker.__all__``."""
+NAMES = (
+    "AsyncResult", "ConfigurationError", "Context", "EagerResult", "Ignore", "MaxRetriesExceeded",
+    "Middleware", "NotRegistered", "PublishError", "QWorker", "QWorkerError", "Reject", "ResultTimeout",
+    "Retry", "Signature", "SoftTimeLimitExceeded", "Task", "TaskRevoked", "TimeLimitExceeded", "WorkerLost",
+    "__version__", "allow_join_result", "current_app", "current_task", "errors", "get_task_logger",
+    "shared_task", "signals", "states",
+)  # fmt: skip
+"""What ``from qworker import …`` has given since the first release."""
+CLASSES = [name for name in NAMES if name not in vars(errors) and name[0].isupper()]
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_public_paths_stay(path: str) -> None:
+    module, _, name = path.partition(":")
+    assert hasattr(import_module(module), name or "__doc__")
+
+
+def test_no_public_name_goes_away() -> None:
+    assert set(NAMES) <= set(qworker.__all__)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_classes_are_known_by_the_front_door(name: str) -> None:
+    """So that no pickle, traceback or page depends on the room that a class lives in."""
+    kind = getattr(qworker, name)
+    assert (kind.__module__, kind.__qualname__) == ("qworker", name)
+    assert pickle.loads(pickle.dumps(kind)) is kind
+
+
+def test_public_errors_are_known_by_their_own_door() -> None:
+    """``qworker.errors`` is public itself, and results are stored with that name."""
+    kinds = [getattr(qworker, name) for name in NAMES if name in vars(errors)]
+    assert {kind.__module__ for kind in kinds} == {"qworker.errors"}
+
+
+def test_pickles_name_no_room() -> None:
+    app = QWorker("doors", set_as_current=False)
+    result = app.AsyncResult("an-id")
+    assert b"qworker.results" not in pickle.dumps(result)
+    assert b"qworker.canvas" not in pickle.dumps(app.signature("add", (1, 2)))
 
 
 def test_public_names_are_sorted_and_unique() -> None:
