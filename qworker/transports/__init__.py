@@ -5,7 +5,8 @@ Goes to:     the store's module, imported when its scheme is asked for.
 Thread:      any.
 
 Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack),
-``failover`` (one after another), ``group_commit``, ``owner_files`` (who is dead), ``wakeup``,
+``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
+``group_commit``, ``wakeup``,
 ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields`` (what is beside a message),
 ``recent``, ``transfer`` (from one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``,
 ``amqp``, ``sql``, ``sqs``, ``kombu``; none of them knows another.

@@ -1,6 +1,6 @@
-"""The files of one holder of leases: a lock that shows that it lives, and marks of what it runs.
+"""Owner files: those of one consumer, a lock that shows that it lives, and its running file.
 
-Comes from:  the stores' holders; the children, which mark what they run
+Comes from:  the consumers; the children, which note what they run
              (``components/pool/running_file.py``).
 Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on
              this machine; and who reclaims.
@@ -25,14 +25,14 @@ from qworker.transports.lease import MARK
 
 try:
     import fcntl
-except ImportError:  # Windows: a holder's death is known by its lease alone
+except ImportError:  # Windows: a consumer's death is known by its lease alone
     fcntl = None  # type: ignore[assignment]
 
 PROMPT_SECONDS = 1.0
 """A look at the leases of others that takes longer met a server that stood still. They could not renew them
 either, so what it saw of their silence says nothing."""
 LONG_DEAD = 86400.0
-"""Seconds after which nobody will ask for the files of a holder whose broker is a server."""
+"""Seconds after which nobody will ask for the files of a consumer whose broker is a server."""
 
 
 def runtime_directory() -> Path | None:
@@ -52,8 +52,8 @@ def runtime_directory() -> Path | None:
     return None
 
 
-class Holding:
-    """The files of this process as a holder, in *directory*, which is asked for when they are needed; None:
+class OwnerFiles:
+    """The files of this process as a consumer, in *directory*, which is asked for when they are needed; None:
     nowhere.
 
     lock: path of the locked file, '' while there is none.
@@ -61,30 +61,30 @@ class Holding:
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
         self._directory = directory
-        self._marks: str | None = None
+        self._running: str | None = None
         self._file = -1
         self._copied = b""
         self.lock = ""
 
     @property
-    def marks(self) -> str:
-        """Path of the marks, '' where there is no place for them; the same for as long as this object is."""
-        if self._marks is None:
+    def running(self) -> str:
+        """Path of the running file, '' where there is no place for it; the same as long as this object is."""
+        if self._running is None:
             directory = self._directory()
             name = f"{os.getpid()}.{os.urandom(6).hex()}.running"
-            self._marks = "" if directory is None else str(directory / name)
-        return self._marks
+            self._running = "" if directory is None else str(directory / name)
+        return self._running
 
     def take(self) -> None:
         """Make the lock, if that can be done here; without it, the lease alone tells of our death.
 
-        To be called for each epoch, before anybody can read of it. A lock that is still there is kept.
+        To be called for each generation, before anybody can read of it. A lock that is still there is kept.
         """
         self._copied = b""
-        if fcntl is None or not self.marks or (self.lock and os.path.exists(self.lock)):
+        if fcntl is None or not self.running or (self.lock and os.path.exists(self.lock)):
             return
         self.let_go()
-        path = lock_beside(self.marks)
+        path = lock_beside(self.running)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -97,10 +97,9 @@ class Holding:
         else:
             self._file, self.lock = file, path
 
-    def copy_marks(self, write: Callable[[set[int]], object]) -> None:
-        """Have *write* take the tags that are marked as running elsewhere, when they are others than it last
-        took."""
-        data = _read(self.marks) or b""
+    def copy_running(self, write: Callable[[set[int]], object]) -> None:
+        """Have *write* take the tags that run, when they are others than it last took."""
+        data = _read(self.running) or b""
         if data != self._copied:
             write(_tags(data))
             self._copied = data
@@ -109,13 +108,13 @@ class Holding:
         """Delete what processes left behind that ended more than *age* seconds ago, and that nobody
         reclaimed.
 
-        known: marks, by name, of holders that are yet to be reclaimed from here: these stay.
+        known: running files, by name, of consumers that are yet to be reclaimed from here: these stay.
         """
         spared = {name.removesuffix(".running") for name in known}
         before = time.time() - age
         over = {".lock": _is_free, ".running": _ended}
         with contextlib.suppress(OSError):
-            for path in Path(self.marks).parent.iterdir() if self.marks else ():
+            for path in Path(self.running).parent.iterdir() if self.running else ():
                 if path.suffix not in over or path.stem in spared:
                     continue
                 with contextlib.suppress(OSError):
@@ -125,12 +124,12 @@ class Holding:
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
         """Around giving back what is held: then the files go. Where that fails the lock stays, free, and
-        tells others on this machine that the holder is dead."""
+        tells others on this machine that the consumer is dead."""
         try:
             yield
             forget(self.lock)
         finally:
-            forget(self._marks or "")
+            forget(self._running or "")
             self.let_go()
 
     def let_go(self) -> None:
@@ -142,9 +141,9 @@ class Holding:
         self.lock = ""
 
 
-def lock_beside(marks: str) -> str:
-    """The path of the lock of the holder whose marks are at *marks*."""
-    return f"{marks.removesuffix('.running')}.lock"
+def lock_beside(running: str) -> str:
+    """The path of the lock of the consumer whose running file is *running*."""
+    return f"{running.removesuffix('.running')}.lock"
 
 
 def died(lock: str, boot: str) -> bool:
@@ -152,25 +151,25 @@ def died(lock: str, boot: str) -> bool:
     return boot == boot_id() and _is_free(lock)
 
 
-def marked(marks: str) -> set[int] | None:
-    """The tags marked in the file *marks*; None when there is no such file here."""
-    data = _read(marks)
+def running_tags(running: str) -> set[int] | None:
+    """The tags in the running file *running*; None when there is no such file here."""
+    data = _read(running)
     return None if data is None else _tags(data)
 
 
-def left_by_the_dead(marks: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
-    """The names of dead holders whose files are beside *marks*, without those *known*, and the tags that each
-    had marked."""
+def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
+    """The names of dead consumers whose files are beside *running*, without those *known*, and the tags that
+    each had marked."""
     with contextlib.suppress(OSError):
-        for path in Path(marks).parent.glob("*.lock"):
+        for path in Path(running).parent.glob("*.lock"):
             if path.stem not in known and _is_free(str(path)):
-                tags = marked(str(path.with_suffix(".running")))
+                tags = running_tags(str(path.with_suffix(".running")))
                 if tags is not None:  # else it is only about to take its lock, or ran nothing yet
                     yield path.stem, tags
 
 
 def forget(path: str) -> None:
-    """Delete a holder's file, if it is here."""
+    """Delete a consumer's file, if it is here."""
     with contextlib.suppress(OSError):
         if path:
             os.unlink(path)

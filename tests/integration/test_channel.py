@@ -453,7 +453,7 @@ def test_a_dead_workers_messages_reach_a_kombu_consumer(
     with connect() as connection:
         publish(connection, "a")
         store.consumer.lease(["q"], 1)
-        store._holding.let_go()  # as the kernel does for a process that is killed
+        store._files.let_go()  # as the kernel does for a process that is killed
         inbox = Inbox(connection, queue())
         assert inbox.drain(1) == ["a"]
 

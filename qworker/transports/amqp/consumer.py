@@ -48,7 +48,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.owner_files import Holding, runtime_directory
+from qworker.transports.owner_files import OwnerFiles, runtime_directory
 from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Holder:
         self._waker = WakeupPipe()
 
     def _new_holder(self) -> None:
-        self._holding = Holding(runtime_directory)
+        self._files = OwnerFiles(runtime_directory)
         self._deaths: Deaths | None = None
         self._finished = Finished()
         self._inbox = Inbox(Prefetch(1))
@@ -97,7 +97,7 @@ class Holder:
             self._link.abandon()
         self._link = self._revoked = None
         self._epoch = 0
-        self._holding.let_go()
+        self._files.let_go()
         self._waker.close()
         self._new_holder()
 
@@ -122,10 +122,10 @@ class Holder:
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._let_go()
         self._waker.open()
-        self._holding.take()
+        self._files.take()
         if self._deaths is None:
-            self._holding.tidy()
-            self._deaths = Deaths(self._holding.marks)
+            self._files.tidy()
+            self._deaths = Deaths(self._files.running)
         link = self._connect(self._timeout)
         self._finished.lose(self._inbox.identities())
         self._inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._finished, self._deaths.of)
@@ -268,7 +268,7 @@ class Holder:
         return self._sweeper.sweep(count or 0, self._clock.now(), dead_expires, dead_max)
 
     def running_path(self) -> str | None:
-        return self._holding.marks or None
+        return self._files.running or None
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         with self._held() as link:
@@ -377,7 +377,7 @@ class Holder:
 
     def deregister(self) -> None:
         self._epoch = 0
-        with self._holding.ending():
+        with self._files.ending():
             self._let_go()
         self._new_holder()
 

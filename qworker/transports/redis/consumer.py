@@ -19,7 +19,7 @@ from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import MAX_LEASE_BYTES, Claim, Leased, Reclaimed, Revocation, Settlement
-from qworker.transports.owner_files import Holding, runtime_directory
+from qworker.transports.owner_files import OwnerFiles, runtime_directory
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.dead_letters import PORTION, SWEEP, Letters
 from qworker.transports.redis.envelope import from_payload
@@ -60,7 +60,7 @@ class Holder(Letters):
         self._new_holder()
 
     def _new_holder(self) -> None:
-        self._holding = Holding(runtime_directory)
+        self._files = OwnerFiles(runtime_directory)
         self._hold_nothing()
 
     def _hold_nothing(self) -> None:
@@ -84,7 +84,7 @@ class Holder(Letters):
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
-        self._holding.let_go()
+        self._files.let_go()
         self._link.abandon()
         self._doorbell.abandon()
         self._link, self._doorbell = Link(self._where), Doorbell(self._where, self._layout)
@@ -101,8 +101,8 @@ class Holder(Letters):
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._check_eviction()
         self._give_back()
-        self._holding.take()
-        self._holding.tidy()
+        self._files.take()
+        self._files.tidy()
         record = {
             "name": name,
             "pid": os.getpid(),
@@ -112,8 +112,8 @@ class Holder(Letters):
             "concurrency": concurrency,
             "started": repr(self._clock.now()),
             "lease_seconds": repr(self._lease_seconds),
-            "lock": self._holding.lock,
-            "marks": self._holding.marks,
+            "lock": self._files.lock,
+            "marks": self._files.running,
         }
         fields = [part for pair in record.items() for part in pair]
         self._renew_at = self._uptime() + self._lease_seconds / 3
@@ -151,7 +151,7 @@ class Holder(Letters):
         )
 
     def running_path(self) -> str | None:
-        return self._holding.marks or None
+        return self._files.running or None
 
     def extend(self) -> None:
         self._require()
@@ -323,7 +323,7 @@ class Holder(Letters):
             return
         self._mark_at = now + MARK_SECONDS
         with contextlib.suppress(BrokerUnavailable):
-            self._holding.copy_marks(lambda tags: self._call(MARK, self._epoch, " ".join(map(str, tags))))
+            self._files.copy_running(lambda tags: self._call(MARK, self._epoch, " ".join(map(str, tags))))
 
     # -- waiting --
 
@@ -379,7 +379,7 @@ class Holder(Letters):
 
     def deregister(self) -> None:
         try:
-            with self._holding.ending():
+            with self._files.ending():
                 self._doorbell.call_off()
                 self._give_back()
         finally:

@@ -107,7 +107,9 @@ class Watch:
 
     def _counted(self, link: Link, epoch: bytes, record: dict[str, str]) -> list[int]:
         """The numbers of those messages of *epoch* that were being run, as far as is known."""
-        running = owner_files.marked(record.get("marks", "")) if record.get("boot") == boot_id() else None
+        running = (
+            owner_files.running_tags(record.get("marks", "")) if record.get("boot") == boot_id() else None
+        )
         if running is None:
             copied = checked(
                 link, link.ask(pack(("HGET", self._layout.key(f"owner.{epoch.decode()}"), "running")))[0]

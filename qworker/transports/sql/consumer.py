@@ -30,7 +30,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.owner_files import Holding, runtime_directory
+from qworker.transports.owner_files import OwnerFiles, runtime_directory
 from qworker.transports.sql.link import Claimed, Handle, Link, earliest
 from qworker.transports.sql.poll_backoff import QUICKEST, Looker
 from qworker.transports.sql.recent_settlements import Memory
@@ -69,7 +69,7 @@ class Holder:
         self._new_holder()
 
     def _new_holder(self) -> None:
-        self._holding = Holding(runtime_directory)
+        self._files = OwnerFiles(runtime_directory)
         self._epoch = 0  # 0: no holder
         self._renew_at = 0.0
         self._generation = 0
@@ -86,7 +86,7 @@ class Holder:
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
-        self._holding.let_go()
+        self._files.let_go()
         self._waker.close()
         self._handle.abandon()
         self._new_holder()
@@ -104,12 +104,12 @@ class Holder:
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._waker.open()
-        self._holding.take()
-        self._holding.tidy()
+        self._files.take()
+        self._files.tidy()
         old = self._epoch
         until, values = self._until()
         statement = NEW_OWNER.format(until=until, armed=f"{NOW} + %s")
-        row = (name, os.getpid(), boot_id(), self._holding.lock, self._holding.marks, "\n".join(queues),
+        row = (name, os.getpid(), boot_id(), self._files.lock, self._files.running, "\n".join(queues),
         concurrency,
                self._clock.now(), *values, ARMED_SECONDS)  # fmt: skip
 
@@ -160,7 +160,7 @@ class Holder:
                 link.do(PUT_BACK, (list(stray), self._epoch))
 
     def running_path(self) -> str | None:
-        return self._holding.marks or None
+        return self._files.running or None
 
     def _renew(self, link: Link) -> None:
         if CRASHING:
@@ -184,7 +184,7 @@ class Holder:
             link.do("UPDATE qworker_owner SET running = %s WHERE id = %s", (text, self._epoch))
 
         self._mirror_at = time.monotonic() + SLICE
-        self._holding.copy_marks(write)
+        self._files.copy_running(write)
 
     def _mirror_in_time(self, link: Link) -> None:
         if time.monotonic() >= self._mirror_at:
@@ -381,7 +381,7 @@ class Holder:
                 link.ring()
 
         try:
-            with self._holding.ending():
+            with self._files.ending():
                 if epoch:
                     self._handle.run(work)
         finally:

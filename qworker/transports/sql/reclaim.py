@@ -63,7 +63,7 @@ def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list
 def _put_back(link: Link, owner: Row) -> Reclaimed:
     id, name, boot, _, marks, copied, *_ = owner
     tags = {tag for (tag,) in link.ask(f"{HELD} FOR UPDATE", (id,))}
-    marked = owner_files.marked(marks) if boot == boot_id() else None
+    marked = owner_files.running_tags(marks) if boot == boot_id() else None
     if marked is None:
         marked = {int(tag) for tag in copied.split()}
     running = tags & marked

@@ -29,7 +29,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.owner_files import Holding
+from qworker.transports.owner_files import OwnerFiles
 from qworker.transports.sqlite import (
     DELAYED,
     LEASED,
@@ -116,14 +116,14 @@ class Holder:
         self._strict = False
         """Whether the file keeps what it is given to the types of its columns."""
         owners = self._database.owners
-        self._holding = Holding(lambda: owners)
+        self._files = OwnerFiles(lambda: owners)
         self._renew_at = 0.0
 
     def _disown(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
         if self._pipe is not None:
             self._pipe.close()
-        self._holding.let_go()
+        self._files.let_go()
         self._close_holder()
         self._handle.pinned = None
         self._new_holder()
@@ -151,16 +151,16 @@ class Holder:
                     NEW_OWNER,
                     (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues),
                     concurrency, now + self._lease_seconds,
-                     self._clock.now(), Path(self._holding.marks).name),
+                     self._clock.now(), Path(self._files.running).name),
                 )  # fmt: skip
                 epoch = int(cursor.lastrowid or 0)
                 if CRASHING:
                     crash_point("registering")
-                self._holding.take()
+                self._files.take()
                 known = [marks for (marks,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
                 # There is no lock whose row is still to come: who makes one has the turn to write, as we
                 # have.
-                self._holding.tidy(known, age=0.0)
+                self._files.tidy(known, age=0.0)
             self._epoch, self._handle.pinned = epoch, self._handle.file
         self._renew_at = now + self._lease_seconds / 3
         return self._epoch
@@ -171,7 +171,7 @@ class Holder:
         return self._handle
 
     def running_path(self) -> str | None:
-        return self._holding.marks
+        return self._files.running
 
     # -- leasing --
 
@@ -348,12 +348,12 @@ class Holder:
 
     def deregister(self) -> None:
         if not self._epoch:
-            with self._holding.ending():
+            with self._files.ending():
                 return  # children may have begun before we could register
         try:
             # A lease that is lost leaves nothing to give back.
             with (
-                self._holding.ending(),
+                self._files.ending(),
                 suppress(LeaseLost),
                 self._held() as connection,
                 transaction(connection),

@@ -56,7 +56,7 @@ def reclaim(
                 "DELETE FROM owner WHERE id = ? AND lease_until <= ?", (id, last)
             ).rowcount:
                 continue
-            found.append(_put_back(connection, id, name, owner_files.marked(marks) or set()))
+            found.append(_put_back(connection, id, name, owner_files.running_tags(marks) or set()))
             if CRASHING:
                 crash_point("reclaiming")
         if dead:

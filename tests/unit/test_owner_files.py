@@ -10,14 +10,14 @@ import pytest
 
 from qworker.clock import boot_id
 from qworker.components.pool.running_file import Marks
-from qworker.transports.owner_files import Holding, died, lock_beside, marked, runtime_directory
+from qworker.transports.owner_files import OwnerFiles, died, lock_beside, running_tags, runtime_directory
 
 BOOT = boot_id()
 NO_PROCESS = 4194304  # larger than any pid
 
 
-def holding(directory: Path) -> Holding:
-    made = Holding(lambda: directory)
+def holding(directory: Path) -> OwnerFiles:
+    made = OwnerFiles(lambda: directory)
     made.take()
     return made
 
@@ -25,7 +25,7 @@ def holding(directory: Path) -> Holding:
 def test_who_holds_the_lock_lives_and_who_let_go_is_dead(tmp_path: Path) -> None:
     held = holding(tmp_path)
     lock = held.lock
-    assert lock == lock_beside(held.marks)
+    assert lock == lock_beside(held.running)
     assert not died(lock, BOOT)
     held.let_go()
     assert died(lock, BOOT)
@@ -46,8 +46,8 @@ def test_two_who_ask_at_once_do_not_mislead_each_other(tmp_path: Path) -> None:
 def test_a_file_that_is_not_here_says_nothing(tmp_path: Path) -> None:
     for path in ("", str(tmp_path / "none.lock")):
         assert not died(path, BOOT)
-    assert marked("") is None
-    assert marked(str(tmp_path / "none.running")) is None
+    assert running_tags("") is None
+    assert running_tags(str(tmp_path / "none.running")) is None
 
 
 def test_a_lock_is_kept_for_the_next_epoch_and_made_anew_where_it_was_deleted(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_a_lock_is_kept_for_the_next_epoch_and_made_anew_where_it_was_deleted(tm
 
 
 def test_without_a_place_there_is_neither_lock_nor_marks(tmp_path: Path) -> None:
-    nowhere = Holding(lambda: None)
+    nowhere = OwnerFiles(lambda: None)
     nowhere.take()
     nowhere.tidy()
-    assert (nowhere.lock, nowhere.marks) == ("", "")
-    missing = Holding(lambda: tmp_path / "missing")
+    assert (nowhere.lock, nowhere.running) == ("", "")
+    missing = OwnerFiles(lambda: tmp_path / "missing")
     missing.take()
     missing.tidy()
     assert missing.lock == ""
@@ -80,9 +80,9 @@ def test_without_a_place_there_is_neither_lock_nor_marks(tmp_path: Path) -> None
 def test_marks_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: Path) -> None:
     held = holding(tmp_path)
     copies: list[set[int]] = []
-    held.copy_marks(copies.append)
+    held.copy_running(copies.append)
     assert copies == []
-    marks = Marks(held.marks)
+    marks = Marks(held.running)
     marks.set(0, 7)
     marks.begin(9)
 
@@ -90,25 +90,25 @@ def test_marks_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: 
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        held.copy_marks(fail)
-    held.copy_marks(copies.append)
-    held.copy_marks(copies.append)
+        held.copy_running(fail)
+    held.copy_running(copies.append)
+    held.copy_running(copies.append)
     assert copies == [{7, 9}]
-    assert marked(held.marks) == {7, 9}
+    assert running_tags(held.running) == {7, 9}
     held.take()  # another epoch, of which nothing was copied yet
-    held.copy_marks(copies.append)
+    held.copy_running(copies.append)
     assert copies == [{7, 9}, {7, 9}]
 
 
 def test_torn_marks_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     path = tmp_path / "torn.running"
     path.write_bytes((5).to_bytes(8, "little") + b"\x01\x02")
-    assert marked(str(path)) == {5}
+    assert running_tags(str(path)) == {5}
 
 
 def test_in_the_end_nothing_is_left(tmp_path: Path) -> None:
     held = holding(tmp_path)
-    Path(held.marks).touch()
+    Path(held.running).touch()
     with held.ending():
         assert len(list(tmp_path.iterdir())) == 2
     assert list(tmp_path.iterdir()) == []
@@ -118,7 +118,7 @@ def test_in_the_end_nothing_is_left(tmp_path: Path) -> None:
 def test_when_nothing_could_be_given_back_the_lock_says_that_the_holder_is_dead(tmp_path: Path) -> None:
     held = holding(tmp_path)
     lock = held.lock
-    Path(held.marks).touch()
+    Path(held.running).touch()
     with pytest.raises(ConnectionError), held.ending():
         raise ConnectionError
     assert [str(path) for path in tmp_path.iterdir()] == [lock]
@@ -127,7 +127,7 @@ def test_when_nothing_could_be_given_back_the_lock_says_that_the_holder_is_dead(
 
 def test_what_the_long_dead_left_is_deleted_and_nothing_else(tmp_path: Path) -> None:
     alive = holding(tmp_path)
-    Path(alive.marks).touch()
+    Path(alive.running).touch()
     names = [
         f"{NO_PROCESS}.{name}"
         for name in ("old.running", "old.lock", "kept.running", "kept.lock", "new.running")
@@ -138,10 +138,10 @@ def test_what_the_long_dead_left_is_deleted_and_nothing_else(tmp_path: Path) -> 
         age = 0 if "new" in name else 100_000
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     os.utime(alive.lock, (0, 0))
-    os.utime(alive.marks, (0, 0))
+    os.utime(alive.running, (0, 0))
     alive.tidy([f"{NO_PROCESS}.kept.running"])
     gone = {f"{NO_PROCESS}.old.running", f"{NO_PROCESS}.old.lock"}
-    own = {Path(alive.lock).name, Path(alive.marks).name}
+    own = {Path(alive.lock).name, Path(alive.running).name}
     assert {path.name for path in tmp_path.iterdir()} == (set(names) | own) - gone
     alive.tidy([f"{NO_PROCESS}.kept.running"], age=0.0)
     assert f"{NO_PROCESS}.new.running" not in {path.name for path in tmp_path.iterdir()}

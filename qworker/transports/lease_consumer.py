@@ -1,0 +1,177 @@
+"""LeaseConsumer: what all consumers share that keep leases of ours.
+
+Comes from:  the Listener, by the promise (``Consumer`` in ``lease.py``).
+Goes to:     the consumers of the servers' packages, which supply how messages are claimed, settled, reclaimed
+             and waited for.
+Thread:      listener only, but for wake().
+
+A server supplies ``_insert()`` and ``_renew()`` (the consumer's record in the server), ``_claim()``,
+``_give_back()`` and ``_release_connections()``, besides what the promise still leaves abstract.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qworker.clock import Clock, boot_id, boottime
+from qworker.errors import LeaseLost
+from qworker.transports.lease import Claim, Consumer, Leased
+from qworker.transports.owner_files import OwnerFiles
+
+NOT_REGISTERED = 0
+"""The generation of who is no consumer."""
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """What a server keeps of a consumer: for ``Admin.workers()``, and for who finds it dead.
+
+    boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner
+    files, '' where there are none.
+    """
+
+    name: str
+    pid: int
+    host: str
+    boot: str
+    queues: tuple[str, ...]
+    concurrency: int
+    started: float
+    lock: str
+    running: str
+
+
+class LeaseConsumer(Consumer):
+    """clock: of due times. lease_seconds: how long a silent consumer is believed to live. uptime: seconds on
+    the clock that leases run on; None: the server has that clock. directory: where the owner files are; None:
+    nowhere."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        lease_seconds: float,
+        uptime: Callable[[], float] | None,
+        directory: Callable[[], Path | None],
+    ) -> None:
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._leases_on = uptime
+        self._uptime = uptime or boottime
+        self._directory = directory
+        self._first_queue = 0
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Be no consumer. Subclasses add what else belongs to one."""
+        self._files = OwnerFiles(self._directory)
+        self._generation = NOT_REGISTERED
+        self._renew_at = 0.0
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent holds stays its own, and dies with it."""
+        self._files.let_go()
+        self._abandon_connections()
+        self._start_over()
+
+    # -- what a server supplies --
+
+    @abstractmethod
+    def _insert(self, record: WorkerRecord) -> int:
+        """Make *record* known under a new generation, which is returned. What the old one held goes back."""
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Renew the lease. Raises _lost() for who was taken for dead."""
+
+    @abstractmethod
+    def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
+        """Take messages, of the first of *queues* first, and delayed ones that are due by epoch second
+        *until*. The lease is renewed when renewal_is_due() and anything is taken."""
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Take the record out of the server; what is held goes back, not counted."""
+
+    @abstractmethod
+    def _release_connections(self) -> None:
+        """Close the connections; the next use opens them again."""
+
+    @abstractmethod
+    def _abandon_connections(self) -> None:
+        """In a forked child: forget the connections without a word to the server."""
+
+    # -- the promise --
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._files.take()
+        record = WorkerRecord(
+            name=name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            boot=boot_id(),
+            queues=tuple(queues),
+            concurrency=concurrency,
+            started=self._clock.now(),
+            lock=self._files.lock,
+            running=self._files.running,
+        )
+        began = self._uptime()
+        self._generation = self._insert(record)
+        self._renewed(began)
+        return self._generation
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        self._require()
+        first = self._first_queue = (self._first_queue + 1) % len(queues)
+        turn = (*queues[first:], *queues[:first])
+        claim = self._claim(turn, limit, delayed_limit, self._clock.now() + eta_window)
+        claim.messages.sort(key=self._urgency)
+        return claim
+
+    def extend(self) -> None:
+        self._require()
+        began = self._uptime()
+        self._renew()
+        self._renewed(began)
+
+    def running_path(self) -> str | None:
+        return self._files.running or None
+
+    def deregister(self) -> None:
+        try:
+            with self._files.ending():  # children may have begun before we could register
+                if self._generation != NOT_REGISTERED:
+                    self._give_back()
+        finally:
+            self._release_connections()
+            self._start_over()
+
+    # -- for the servers --
+
+    def renewal_is_due(self) -> bool:
+        """Whether a third of the lease is over."""
+        return self._uptime() >= self._renew_at
+
+    def _renewed(self, began: float) -> None:
+        """The lease stands for its whole length since *began*, on the clock of leases."""
+        self._renew_at = began + self._lease_seconds / 3
+
+    def _require(self) -> None:
+        if self._generation == NOT_REGISTERED:
+            raise LeaseLost("this process holds no leases: register first")
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
+        )
+
+    def _urgency(self, leased: Leased) -> tuple[int, int]:
+        """What a claim is sorted by: the most urgent comes first, then the oldest."""
+        return -leased.priority, leased.tag
