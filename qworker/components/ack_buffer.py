@@ -1,9 +1,9 @@
 """AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
 
-Comes from:  the mailbox, where whoever ended a request leaves an order; the Listener itself.
+Comes from:  the mailbox, where whoever ended a request leaves an order; Listener, with what goes back.
 Goes to:     the store, many orders in one step, by way of Settlements; then the ledger, which lets go of the
              requests, and EarlyAcks, from where requests start whose acks are there.
-Thread:      listener, but for the mailbox, ``len``, and what is said to be for any.
+Thread:      listener, but for ``len``, and what is said to be for any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from qworker.clock import Clock
 from qworker.components.early_acks import EarlyAcks
@@ -32,25 +33,31 @@ UNSTORED = "ended and have no result stored"
 LOST = "were acknowledged before they ran, have not run and are lost"
 
 
+class FlushLimits(NamedTuple):
+    """For how many seconds an order to settle waits for others, and how many *orders* are enough."""
+
+    seconds: float
+    orders: int
+
+
 class AckBuffer:
-    """flush_seconds, flush_count: for how long orders wait for others, and for how many at most."""
+    """mailbox: where others leave their orders."""
 
     def __init__(
         self,
-        store: Broker,
+        broker: Broker,
+        mailbox: Mailbox[SettlementOrder],
         settlements: Settlements,
         state: WorkerState,
         early: EarlyAcks,
-        flush_seconds: float,
-        flush_count: int,
+        limits: FlushLimits,
     ) -> None:
-        self.mailbox: Mailbox[SettlementOrder] = Mailbox(store.consumer.wake)
-        self._store = store
+        self._sender, self._consumer = broker.sender, broker.consumer
+        self._mailbox = mailbox
         self._settlements = settlements
         self._state = state
         self._early = early
-        self._flush_seconds = flush_seconds
-        self._flush_count = flush_count
+        self._limits = limits
         self._orders: list[SettlementOrder] = []  # listener writes, as all below
         self._oldest = 0.0
         self._hurry = False
@@ -59,12 +66,11 @@ class AckBuffer:
         """Tags of requests whose early ack the broker may have heard, though it did not answer."""
         self._given_up: list[SettlementOrder] = []
         """What the broker will not hear any more."""
-        self.ending = False
-        """Nothing is to start any more: what was to be acked for that is given back."""
+        self._quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
         """How many orders the broker has not heard. Any thread."""
-        return len(self._orders) + len(self.mailbox)
+        return len(self._orders) + len(self._mailbox)
 
     def left(self) -> dict[str, list[str]]:
         """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
@@ -84,26 +90,42 @@ class AckBuffer:
 
     def collect(self, now: float) -> None:
         """Take in what has come by the monotonic time *now*."""
-        orders = self.mailbox.take()
+        self._mailbox.armed = False
+        orders = self._mailbox.take()
         if orders:
             if not self._orders:
                 self._oldest = now
             self._orders.extend(orders)
             self._hurry = self._hurry or any(order.starts for order in orders)
 
-    def add(self, order: SettlementOrder) -> None:
-        """The Listener's own order."""
-        self._orders.append(order)
+    def quiet(self) -> None:
+        """Nothing is to start any more: what was to be acked for that is given back. Any thread."""
+        self._quiet = True
+
+    def give_back(self, requests: Sequence[Request]) -> None:
+        """Have the broker take back *requests*, which are not to run here. What is acked is sent anew, since
+        the broker has it no more."""
+        if CRASHING and requests:
+            crash_point("giving back")
+        for request in requests:
+            if request.acked:
+                self._orders.append(SettlementOrder(request, None, anew=True))
+            else:
+                self._state.leave(request)
+                self._orders.append(SettlementOrder(None, Release(request.tag)))
 
     def is_due(self, now: float) -> bool:
         """Whether what waits has waited long enough for others, or there is enough of it."""
+        waited, enough = self._limits
         return bool(self._orders) and (
-            self._hurry or len(self._orders) >= self._flush_count or now >= self._oldest + self._flush_seconds
+            self._hurry or len(self._orders) >= enough or now >= self._oldest + waited
         )
 
     def rest(self, now: float) -> float:
-        """Seconds until what waits is due."""
-        return max(0.0, self._oldest + self._flush_seconds - now)
+        """Seconds until what waits is due, which the owner will sleep at most: who posts an order that can
+        wait need not wake it."""
+        self._mailbox.armed = True
+        return max(0.0, self._oldest + self._limits.seconds - now)
 
     # -- telling the broker --
 
@@ -112,7 +134,7 @@ class AckBuffer:
 
         Raises what Settlements.carry_out does; then what it has not heard is still here.
         """
-        if self.ending and self._hurry:
+        if self._quiet and self._hurry:
             self._orders = [self._not_started(order) for order in self._orders]
         orders = self._orders
         current = [
@@ -126,15 +148,15 @@ class AckBuffer:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(epoch, current) if current else set()
         if self._hurry:
-            self._store.consumer.confirm()  # an ack that got lost on its way would have the task run twice
+            self._consumer.confirm()  # an ack that got lost on its way would have the task run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
         self._orders, self._hurry = [order for order in orders if order.anew], False
         self._settled(orders, lost, epoch)
         if self._orders:
-            self._store.consumer.extend()  # while the broker is away nothing is sent
-            self._store.consumer.confirm()
+            self._consumer.extend()  # while the broker is away nothing is sent
+            self._consumer.confirm()
             self._send_anew()
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
@@ -175,7 +197,7 @@ class AckBuffer:
             logger.warning("%r is not run: its lease was lost, and another worker has it", request)
         elif isinstance(order.settlement, Ack | Bury):
             logger.warning("%r ended after its lease was lost; another worker has it", request)
-            if self.ending:
+            if self._quiet:
                 self._given_up.append(order)
             self._state.finished_elsewhere(request, order.settlement)
 
@@ -185,7 +207,7 @@ class AckBuffer:
         orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
-            self._store.sender.push(
+            self._sender.push(
                 [
                     Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
                     for one in (request.leased for request in requests)
@@ -200,15 +222,17 @@ class AckBuffer:
 
     # -- when the lease was lost, and at the end --
 
-    def lost_lease(self) -> None:
-        """Forget what goes back without a request: it was held under the old lease, and is no longer ours to
-        give."""
+    def lost_lease(self, requests: Sequence[Request]) -> None:
+        """Forget *requests*, and what goes back without a request: it was held under the old lease, and is no
+        longer ours to give."""
+        for request in requests:
+            self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
 
     def end(self, epoch: int, clock: Clock, until: Callable[[], float]) -> None:
         """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
         is told in the log, and by left()."""
-        self.ending = True
+        self.quiet()
         for failures in count():
             self.collect(clock.monotonic())
             if not self._orders:

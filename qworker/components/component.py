@@ -1,6 +1,6 @@
 """The contract of a component, and the one shell in which its thread runs.
 
-Comes from:  Worker, which starts, quiets and stops components in explicit orders.
+Comes from:  Worker, which starts, quiets and stops components in the orders that the Assembly holds.
 Goes to:     each component's ``step``, which does one turn and says how long it may rest.
 Thread:      one thread a component; this is the only place where a component waits.
 """
@@ -16,14 +16,35 @@ from qworker.clock import Clock
 logger = logging.getLogger(__name__)
 
 
-class ThreadComponent:
-    """A component with a thread. Every method may be called in any order, and twice.
+class Component:
+    """A part of a worker. Every method may be called in any order, and twice.
 
-    name: of the thread. clock: where step's *now* (monotonic seconds) comes from.
-    on_crash: called with the component's name and the error when a step raises.
+    name: what the log calls it.
     """
 
     name = "component"
+
+    def start(self) -> None:
+        """Begin. Raises QWorkerError when it cannot."""
+
+    def quiet(self) -> None:
+        """Take on nothing new."""
+
+    def stop(self, deadline: float = 0.0) -> None:
+        """End, and give up by the monotonic *deadline* what is not done then. A thread is told to end; join()
+        waits for it. Called again, the later deadline counts, which may be an earlier time."""
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to *seconds* for the thread to end; True when it has, or there is none."""
+        return True
+
+
+class ThreadComponent(Component):
+    """A component with a thread.
+
+    name: of the thread, too. clock: where step's *now* (monotonic seconds) comes from.
+    on_crash: called with the component's name and the error when a step raises.
+    """
 
     def __init__(self, clock: Clock, on_crash: Callable[[str, BaseException], None]) -> None:
         self.clock = clock
@@ -50,15 +71,15 @@ class ThreadComponent:
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
 
-    def quiet(self) -> None:
-        """Take on nothing new."""
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """End the thread after its present turn; wait for that up to *timeout* seconds."""
+    def stop(self, deadline: float = 0.0) -> None:
+        """End the thread after its present turn."""
         self._stop.set()
         self.wake()
+
+    def join(self, seconds: float) -> bool:
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._thread.join(seconds)
+        return not self.alive
 
     @property
     def alive(self) -> bool:

@@ -11,22 +11,21 @@ that is kept free for it, and no more are acked than can start at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
-from qworker.components.mailbox import SettlementOrder
-from qworker.components.ready_queue import Slots
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack
 
 
 class EarlyAcks:
-    """post: gives orders to the Listener, which has to look at once. wake: tells the Mediator that acks have
-    come."""
+    """mailbox: of the Listener, which has to look at once. ready: where the Mediator waits for acks."""
 
-    def __init__(self, post: Callable[[Iterable[SettlementOrder]], None], wake: Callable[[], None]) -> None:
-        self._post = post
-        self._wake = wake
+    def __init__(self, mailbox: Mailbox[SettlementOrder], ready: ReadyQueue) -> None:
+        self._mailbox = mailbox
+        self._ready = ready
         self._asked = [0, 0]  # of sync and async requests: who has the turn writes, as the next
         self._longest = 0.0
         self._answered = [0, 0]  # listener
@@ -61,8 +60,9 @@ class EarlyAcks:
         self._longest = max(self.longest, seconds)
         for request in requests:
             self._asked[request.is_async] += 1
-        self._post(
-            SettlementOrder(request, Ack(request.tag), final=False, starts=True) for request in requests
+        self._mailbox.post_many(
+            [SettlementOrder(request, Ack(request.tag), final=False, starts=True) for request in requests],
+            at_once=True,
         )
 
     def answered(self, acked: Sequence[Request], lost: Sequence[Request]) -> None:
@@ -75,7 +75,7 @@ class EarlyAcks:
             self._answered[request.is_async] += 1
         for request in lost:
             self._answered[request.is_async] += 1
-        self._wake()
+        self._ready.wake()
 
     def take(self) -> list[Request]:
         """Take out those whose acks are there, the one that was asked for first first."""

@@ -33,7 +33,7 @@ class FetchWindow:
         ready: ReadyQueue,
         concurrency: int,
         multiplier: int,
-        waiting: Callable[[], int] = lambda: 0,
+        waiting: Callable[[], int],
     ) -> None:
         self._pool = pool
         self._ready = ready

@@ -32,26 +32,22 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """unknown_delays: seconds to put an unknown task back for, one for each time. ahead: how many seconds
-    before it is due the Listener may fetch a message."""
+    """settle, refuse: take what is not to run; see Settler."""
 
     def __init__(
         self,
         app: QWorker,
         state: WorkerState,
-        accept: frozenset[str],
-        unknown_delays: tuple[float, ...],
         settle: Callable[[Settlement], None],
         refuse: Callable[[Request | Stranger, Outcome], None],
-        ahead: float = 0.0,
     ) -> None:
         self._app = app
         self._state = state
-        self._accept = accept
-        self._unknown_delays = unknown_delays
         self._settle = settle
         self._refuse = refuse
-        self._ahead = ahead
+        self._accept = frozenset(app.conf.accept_content)
+        self._unknown_delays: tuple[float, ...] = tuple(app.conf.task_unknown_delays)
+        self._eta_window: float = app.conf.worker_eta_window
 
     def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
         """Return the request to run; None when the message was settled here."""
@@ -119,7 +115,7 @@ class Intake:
                 name, leased.tag, leased.queue, delay,
             )  # fmt: skip
             # What is due soon is fetched ahead of time, and would be counted again at once.
-            due = max(leased.due or 0.0, wall + delay) + self._ahead
+            due = max(leased.due or 0.0, wall + delay) + self._eta_window
             self._settle(Release(leased.tag, due, parked=True))
             return
         full = NotRegistered(name, near(name, list(self._app.tasks)))

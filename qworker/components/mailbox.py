@@ -55,6 +55,10 @@ class Mailbox(Generic[T]):
         if after > before and (at_once or not self.armed or before // self._crowd != after // self._crowd):
             self._wake()
 
+    def wake(self) -> None:
+        """Have the owner look round, though nothing is posted."""
+        self._wake()
+
     def take(self) -> list[T]:
         """All orders, oldest first; [] when there is none."""
         orders = []

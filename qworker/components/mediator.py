@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
-from qworker.components.pool.contract import OnEnded, TaskPool
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.pool.contract import OnEnded, OnRoom, TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
+from qworker.components.worker_lease import WorkerLease
 from qworker.tasks.outcome import EXPIRED, REVOKED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
@@ -29,39 +31,37 @@ BATCH = 64
 
 
 class Mediator(ThreadComponent):
-    """on_ended: takes requests that are revoked or expired. early: has those acked that are before they run.
-    may_start: tells whether what is on lease is surely still ours, so that nobody else runs it too.
-    fetch_more: tells the Listener that there is room although nothing has ended. patience: the longest wait
-    of a step, in seconds."""
+    """mailbox: of the Listener. lease: nothing starts while it may have lapsed, so that nobody else runs it,
+    too. on_ended: takes requests that are revoked or expired. make_pool: is called with refill(), and makes
+    the pool, since each of the two calls the other."""
 
     name = "mediator"
+    patience = PATIENCE
+    """The longest wait of a step, in seconds."""
 
     def __init__(
         self,
         clock: Clock,
         on_crash: Callable[[str, BaseException], None],
         ready: ReadyQueue,
-        pool: TaskPool,
+        mailbox: Mailbox[SettlementOrder],
+        lease: WorkerLease,
         on_ended: OnEnded,
-        early: EarlyAcks,
-        may_start: Callable[[], bool],
-        fetch_more: Callable[[], None],
-        patience: float = PATIENCE,
+        make_pool: Callable[[OnRoom], TaskPool],
     ) -> None:
         super().__init__(clock, on_crash)
+        self.early = EarlyAcks(mailbox, ready)
         self._ready = ready
-        self._pool = pool
+        self._mailbox = mailbox
+        self._lease = lease
         self._on_ended = on_ended
-        self._early = early
-        self._may_start = may_start
-        self._fetch_more = fetch_more
-        self.patience = patience
         self._quiet = False  # written by quiet(), a flag
         self._turn = threading.Lock()
         """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
         self._expected: str | None = None
         """Under _turn: the task that the next request is probably of: of the first that was refused, or else
         the last that was taken. None when nothing waits."""
+        self.pool = make_pool(self.refill)
 
     def step(self, now: float) -> float | None:
         if self._quiet:
@@ -76,8 +76,6 @@ class Mediator(ThreadComponent):
     def refill(self) -> None:
         """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks
         stream, it saves a change of threads for every frame, and the pool need not look again before long."""
-        if self._quiet:
-            return
         if not self._turn.acquire(blocking=False):
             self._ready.wake()  # who has the turn may have counted the slots before
             return
@@ -90,18 +88,20 @@ class Mediator(ThreadComponent):
 
     def _move(self) -> int:
         """Move the best requests to free slots, for who has the turn; return how many were taken."""
-        ready, pool = self._ready, self._pool
+        if self._quiet:
+            return 0
+        ready, pool = self._ready, self.pool
         # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
         slots = pool.free_slots(pool.expected_runtime(self._expected) if self._expected else 0.0)
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
         acked: list[Request] = []
-        if self._early:
-            acked, kept = self._early.take(), self._early.held
+        if self.early:
+            acked, kept = self.early.take(), self.early.held
             slots = Slots(
                 max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
                 max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
             )
-        requests = ready.get_many(slots) if self._may_start() else []
+        requests = ready.get_many(slots) if self._lease.holds() else []
         runnable, back = self._runnable([*acked, *requests] if acked else requests)
         plain = [request.name for request in requests if not request.is_async]
         if len(plain) < slots.sync:
@@ -118,7 +118,7 @@ class Mediator(ThreadComponent):
             if CRASHING:
                 crash_point("dispatched")
             if any(request.is_async for request in runnable):
-                self._fetch_more()  # they run beside whatever comes next
+                self._mailbox.wake()  # they run beside whatever comes next
             if refused:
                 ready.put_back(refused)
                 self._expect(refused)
@@ -138,16 +138,18 @@ class Mediator(ThreadComponent):
         overtaken, for it does nothing while anything is waiting, in somebody's hand or in want of a token.
         """
         ready = self._ready
-        if self._quiet or ready.limits or len(ready) or not self._turn.acquire(blocking=False):
+        if ready.limits or len(ready) or not self._turn.acquire(blocking=False):
             return requests
         try:
-            idle = self._pool.free_slots(None).sync
+            if self._quiet:
+                return requests
+            idle = self.pool.free_slots(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
-            if not self._may_start():
+            if not self._lease.holds():
                 return requests
             runnable, back = self._runnable(requests)
-            return [*self._pool.submit(runnable), *back]
+            return [*self.pool.submit(runnable), *back]
         finally:
             self._turn.release()
 
@@ -164,11 +166,11 @@ class Mediator(ThreadComponent):
                 self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
             elif request.expires is not None and request.expires <= wall:
                 self._on_ended([(request, Outcome(EXPIRED, text="expired"))])
-            elif request.acked or (places is None and request.acks_late and not self._early):
+            elif request.acked or (places is None and request.acks_late and not self.early):
                 runnable.append(request)
             else:
                 if places is None:
-                    places = _Places(self._pool, self._early, runnable)
+                    places = _Places(self.pool, self.early, runnable)
                 if not places.take(request):
                     back.append(request)
                 elif request.acks_late:
@@ -176,18 +178,19 @@ class Mediator(ThreadComponent):
                 else:
                     early.append(request)
         if early and places is not None:
-            self._early.ask(early, places.seconds)
+            self.early.ask(early, places.seconds)
         return runnable, back
 
     def quiet(self) -> None:
+        """Move nothing more; return when nothing is in anybody's hand."""
         self._quiet = True
         self._ready.wake()
-
-    def stop(self, timeout: float = 5.0) -> None:
-        self.quiet()
-        super().stop(timeout)
         with self._turn:
-            pass  # a refill or an offer that had begun: now nothing is in anybody's hand
+            pass  # who had the turn
+
+    def stop(self, deadline: float = 0.0) -> None:
+        self.quiet()
+        super().stop(deadline)
 
 
 class _Places:

@@ -90,6 +90,8 @@ class EtaSchedule:
 
 
 class ScheduleController(ThreadComponent):
+    """moved: called when something fell due."""
+
     name = "schedule"
 
     def __init__(

@@ -18,7 +18,7 @@ from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_row
 from qworker.components.status.counters import Counters, Run
 from qworker.tasks.outcome import Outcome
-from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, Bury, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -33,17 +33,27 @@ def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
 
 
 class Settler:
-    def __init__(self, app: QWorker, ready: ReadyQueue) -> None:
+    """mailbox: of the Listener. writer: None when results are stored with the ack. counters: None when nobody
+    can ask for them."""
+
+    def __init__(
+        self,
+        app: QWorker,
+        ready: ReadyQueue,
+        mailbox: Mailbox[SettlementOrder],
+        writer: ResultWriter | None = None,
+        counters: Counters | None = None,
+    ) -> None:
         self._app = app
         self._ready = ready
-        self.listener: Mailbox[SettlementOrder]  # set by the worker, which builds both
-        self.counters: Counters | None = None  # set by the worker when somebody may ask
-        self.writer: ResultWriter | None = None  # None when results are stored with the ack
+        self._mailbox = mailbox
+        self._writer = writer
+        self._counters = counters
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
         """Settle requests that ended, or are not to run after all; what had not started is ready again."""
-        if self.counters is not None:
-            self.counters.count(_runs(ends))
+        if self._counters is not None:
+            self._counters.count(_runs(ends))
         orders, waiting = [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
@@ -70,17 +80,13 @@ class Settler:
         """Tell the broker of a message that is in nobody's hands here."""
         self._post_many([SettlementOrder(None, settlement)])
 
-    def postpone(self, request: Request, due: float) -> None:
-        """Give a rate-limited request back until epoch second *due*."""
-        self.listener.post_many([SettlementOrder(request, Release(request.tag, due))])
-
     def _post_many(self, orders: list[SettlementOrder]) -> None:
         """To the Listener; through the writer what has a row, where results have a store of their own."""
-        if self.writer is None:
-            self.listener.post_many(orders)
+        if self._writer is None:
+            self._mailbox.post_many(orders)
             return
-        self.writer.mailbox.post_many(order for order in orders if carries_row(order))
-        self.listener.post_many(order for order in orders if not carries_row(order))
+        self._writer.mailbox.post_many(order for order in orders if carries_row(order))
+        self._mailbox.post_many(order for order in orders if not carries_row(order))
 
 
 def _order(request: Request, settlement: Settlement) -> SettlementOrder:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.backends import open_backend
 from qworker.backends.stores import Stores
-from qworker.components.component import ThreadComponent
-from qworker.components.orders import COLD
-from qworker.components.pool.contract import TaskPool
+from qworker.components.assembly import pool_settings
+from qworker.components.component import Component, ThreadComponent
+from qworker.components.pool.contract import OnRoom
+from qworker.components.settler import Settler
+from qworker.components.shutdown import COLD
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool
 from qworker.testing.store import MemoryStore
@@ -52,19 +54,21 @@ class StepWorker(Worker):
         self._on_demand = on_demand
         self._started = True
         self._build()
-        self.mediator.patience = 0.0
+        self.parts.mediator.patience = 0.0
         self.pool.start()
-        self.listener.opened()
+        self.parts.listener.opened()
 
-    def _make_pool(self) -> TaskPool:
-        return InlinePool(
+    def _make_pool(self, settler: Settler, on_room: OnRoom) -> InlinePool:
+        # Who steps it asks the mediator soon enough: there is nothing to tell it.
+        self.pool = InlinePool(
             self.app,
-            self._pool_settings(),
-            self.settler.ended,
-            self.settler.started,
-            self.ready.wake,
+            pool_settings(self.app, self.registration),
+            settler.ended,
+            settler.started,
+            lambda: None,
             on_demand=self._on_demand,
         )
+        return self.pool
 
     def start(self) -> None:
         """It has started."""
@@ -73,27 +77,29 @@ class StepWorker(Worker):
         """One turn of every component; False when none of them found anything to do."""
         before = self._picture()
         now = self.app.clock.monotonic()
-        self.listener.wait(0)
-        rest = self.listener.step(now)
-        self.schedule.step(now)
-        self.mediator.step(now)
-        if self.writer is not None:
-            self.writer.step(now)
+        parts = self.parts
+        parts.listener.wait(0)
+        rest = parts.listener.step(now)
+        parts.schedule.step(now)
+        parts.mediator.step(now)
+        if parts.writer is not None:
+            parts.writer.step(now)
         return rest == 0 or self._picture() != before
 
     def run(self) -> int:
         """Turns until there is nothing left to do at this moment; return how many messages were settled."""
-        before = self.state.totals.total()
+        before = self.parts.state.totals.total()
+        listener = self.parts.listener
         for _ in range(MANY_TURNS):
             if self.step():
                 continue
-            unsettled = self.listener.unsettled
+            unsettled = listener.unsettled
             if not unsettled:
-                return self.state.totals.total() - before
+                return self.parts.state.totals.total() - before
             # They wait for company, which will not come.
-            self.listener.step(self.app.clock.monotonic() + self.app.conf.worker_ack_flush_seconds)
-            if self.listener.unsettled >= unsettled:  # the broker is away
-                return self.state.totals.total() - before
+            listener.step(self.app.clock.monotonic() + self.app.conf.worker_ack_flush_seconds)
+            if listener.unsettled >= unsettled:  # the broker is away
+                return self.parts.state.totals.total() - before
         raise AssertionError(f"the worker does not come to rest within {MANY_TURNS:,} turns")
 
     def advance(self, seconds: float) -> int:
@@ -108,20 +114,22 @@ class StepWorker(Worker):
         return settled
 
     def _picture(self) -> tuple[Any, ...]:
-        written = 0 if self.writer is None else len(self.writer.mailbox)
+        parts = self.parts
+        written = 0 if parts.writer is None else len(parts.writer.mailbox)
         return (
-            self.state.totals.total(),
-            self.listener.unsettled,
-            len(self.state.requests),
-            len(self.ready),
-            len(self.schedule.schedule),
+            parts.state.totals.total(),
+            parts.listener.unsettled,
+            len(parts.state.requests),
+            len(parts.ready),
+            len(parts.schedule.schedule),
             self.pool.in_flight(),
             written,
         )
 
-    def _end(self, component: ThreadComponent, timeout: float) -> None:
-        component.stop(0.0)
-        component.closed()
+    def _end(self, part: Component, seconds: float) -> None:
+        super()._end(part, seconds)
+        if isinstance(part, ThreadComponent):
+            part.closed()  # as its thread would
 
     def _drain(self, deadline: float) -> str:
         self.pool.run()

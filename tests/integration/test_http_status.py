@@ -43,8 +43,8 @@ class Watched:
         self.odd = odd
         self.worker = Worker(self.app, concurrency=2)
         self.worker.start()
-        assert self.worker.http is not None
-        self.port = self.worker.http.port
+        assert self.worker.parts.http is not None
+        self.port = self.worker.parts.http.port
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)

@@ -81,7 +81,7 @@ def test_no_value_in_a_column_ends_a_worker(tmp_path: Path, table: str, column: 
                 worker.run()
                 app.clock.sleep(0.01)
             assert [other.get(timeout=10) for other in others] == [0, 1, 2], (value, table, column)
-            assert worker.listener.failing is None
+            assert worker.parts.listener.connection.failing is None
             app.broker.admin.dead()
             app.broker.admin.queues()
             app.broker.admin.workers()

@@ -199,10 +199,10 @@ def test_the_state_started_is_to_be_seen_while_it_runs(house: House) -> None:
     def body(n: int) -> None:
         # Meanwhile the other threads go on.
         now = house.clock.monotonic()
-        if worker.writer is not None:
-            worker.writer.step(now)
-        worker.listener.step(now)
-        worker.listener.step(now + house.app.conf.worker_ack_flush_seconds)
+        if worker.parts.writer is not None:
+            worker.parts.writer.step(now)
+        worker.parts.listener.step(now)
+        worker.parts.listener.step(now + house.app.conf.worker_ack_flush_seconds)
         seen.append(result.state)
 
     task = house.task(body, track_started=True)

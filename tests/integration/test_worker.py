@@ -263,7 +263,7 @@ def test_what_is_revoked_does_not_run(shop: Shop) -> None:
     soon = shop.task("note").apply_async(("soon",), countdown=0.2)
     waiting.revoke()
     soon.revoke()
-    until(lambda: {waiting.id, soon.id} <= set(worker.state.revoked))
+    until(lambda: {waiting.id, soon.id} <= set(worker.parts.state.revoked))
     shop.release("a")
     holding.get(timeout=PATIENCE)
     for result in (before, waiting, soon):
@@ -420,7 +420,7 @@ def test_a_program_with_a_timeout_for_all_its_sockets(shop: Shop) -> None:
         assert shop.task("note").delay(1).get(timeout=PATIENCE) == 1
         pids.add(shop.task("pid").delay().get(timeout=PATIENCE))
         assert pids <= {os.getpid(), *worker.info()["pool"].get("processes", ())}, "a process was replaced"
-        assert worker.pool.deaths == 0
+        assert worker.parts.pool.deaths == 0
     finally:
         socket.setdefaulttimeout(None)
 
@@ -517,7 +517,7 @@ def test_a_component_that_crashes_stops_the_worker_with_its_reason(
         def broken(*given: Any, **more: Any) -> Any:
             raise RuntimeError("a bug in the mediator")
 
-        worker.mediator.step = broken  # type: ignore[method-assign]
+        worker.parts.mediator.step = broken  # type: ignore[method-assign]
         shop.task("note").delay(2)
 
     with caplog.at_level(logging.ERROR):
@@ -531,8 +531,8 @@ def test_who_embeds_a_worker_hears_at_once_that_it_has_crashed(
 ) -> None:
     worker = shop.start()
     with caplog.at_level(logging.ERROR):
-        worker.schedule.step = lambda now: 1 / 0  # type: ignore[method-assign, assignment]
-        worker.schedule.wake()
+        worker.parts.schedule.step = lambda now: 1 / 0  # type: ignore[method-assign, assignment]
+        worker.parts.schedule.wake()
         until(lambda: "the schedule failed, so the worker stops: division by zero" in caplog.text)
     worker.stop()
     assert caplog.text.count("so the worker stops") == 1

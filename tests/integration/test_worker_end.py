@@ -115,14 +115,14 @@ def test_nor_does_it_after_a_crash(place: Place, component: str, monkeypatch: py
     fill(place)
     worker = place.start()
     assert place.begun.acquire(timeout=20)
-    crashing = getattr(worker, component)
+    crashing = getattr(worker.parts, component)
 
     def crash(now: float) -> None:
         raise RuntimeError("for the test")
 
     monkeypatch.setattr(crashing, "step", crash)
     crashing.wake()
-    worker.ready.wake()
+    worker.parts.ready.wake()
     place.until(lambda: worker._crash is not None)
     place.let_go.set()
     worker.stop()
@@ -140,7 +140,7 @@ def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixt
     stopping.start()
     place.until(lambda: worker.phase == "draining")
     place.let_go.set()
-    place.until(lambda: not worker.pool.in_flight())
+    place.until(lambda: not worker.parts.pool.in_flight())
     place.until(lambda: "settlements wait" in caplog.text)
     place.store.away = False
     stopping.join(30)
@@ -156,7 +156,7 @@ def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogC
     assert place.begun.acquire(timeout=20)
     place.store.away = True
     place.let_go.set()
-    place.until(lambda: not worker.pool.in_flight())
+    place.until(lambda: not worker.parts.pool.in_flight())
     with caplog.at_level(logging.WARNING):
         stopping = threading.Thread(target=worker.stop, name="main")
         stopping.start()

@@ -17,9 +17,9 @@ ACCEPT = frozenset({"json"})
 class Rooms:
     """store, clock, app; the app has the tasks add, nap (async), once (acked early) and boom."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, store: MemoryStore | None = None, **settings: Any) -> None:
         self.clock = FakeClock()
-        self.store = MemoryStore(self.clock)
+        self.store = MemoryStore(self.clock) if store is None else store
         settings.setdefault("backend", "cache+memory://")
         self.app = QWorker("rooms", broker=self.store, clock=self.clock, set_as_current=False, **settings)
         self.ran: list[Any] = []

@@ -52,7 +52,8 @@ def test_its_life() -> None:
     component.start()
     assert component.turned.acquire(timeout=LONG)
     assert component.alive
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
     assert not component.alive
     assert component.events == ["opened", "closed"]
     assert component.turns[0] == 5.0  # of the clock that it was given
@@ -65,7 +66,8 @@ def test_its_methods_may_be_called_in_any_order_and_twice(order: tuple[str, ...]
     component = Component()
     for name in order:
         getattr(component, name)()
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
     assert not component.alive
     assert component.crashes == []
     assert component.events in ([], ["opened", "closed"])
@@ -86,7 +88,8 @@ def test_starting_twice_makes_one_thread() -> None:
     first = component._thread
     component.start()
     assert component._thread is first
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
 
 
 def test_wake_ends_a_rest() -> None:
@@ -95,7 +98,8 @@ def test_wake_ends_a_rest() -> None:
     assert component.turned.acquire(timeout=LONG)
     component.wake()
     assert component.turned.acquire(timeout=LONG)
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
 
 
 def test_one_that_has_more_to_do_does_not_rest() -> None:
@@ -103,7 +107,8 @@ def test_one_that_has_more_to_do_does_not_rest() -> None:
     component.start()
     for _ in range(10):
         assert component.turned.acquire(timeout=LONG)
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
@@ -112,7 +117,8 @@ def test_a_crash_is_reported_with_its_reason_and_closes(error: BaseException) ->
     component.error = error
     component.start()
     assert component.crashed.wait(LONG)
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
     assert component.crashes == [("counted", error)]
     assert component.events == ["opened", "closed"]
 
@@ -122,12 +128,14 @@ def test_it_may_stop_itself() -> None:
     step = component.step
 
     def stopping(now: float) -> float | None:
-        component.stop(LONG)
+        component.stop()
+        assert not component.join(LONG), "it does not wait for itself"
         return step(now)
 
     component.step = stopping  # type: ignore[method-assign]
     component.start()
     assert component.turned.acquire(timeout=LONG)
-    component.stop(LONG)
+    component.stop()
+    assert component.join(LONG)
     assert component.events == ["opened", "closed"]
     assert len(component.turns) == 1

@@ -208,7 +208,7 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
 
     with StepWorker(app) as worker:
         note.delay()
-        worker.listener.step(0.0)
+        worker.parts.listener.step(0.0)
     assert "the last settlements did not reach the broker" in caplog.text
     first.away = False
     assert first.messages == 1

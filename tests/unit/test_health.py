@@ -28,12 +28,12 @@ class Stepped:
             "h", broker=self.store, backend="cache+memory://", clock=self.clock, set_as_current=False
         )
         self.worker = StepWorker(app)
-        self.health = self.worker.health
-        self.health.listener = Turning(self.worker.listener)  # type: ignore[assignment]
+        self.health = self.worker.parts.health
+        self.health.listener = Turning(self.worker.parts.listener)  # type: ignore[assignment]
 
     def turn(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.worker.listener.step(self.clock.monotonic())
+        self.worker.parts.listener.step(self.clock.monotonic())
         self.health.look()
 
 
@@ -79,8 +79,8 @@ def test_a_silent_broker_is_told_at_once_to_probes_and_once_to_the_log(
         stepped.turn(2)
     assert caplog.records[-1].getMessage() == "consuming again"
     assert stepped.health.not_ready() == []
-    assert stepped.worker.listener.reconnects == 1
-    assert stepped.worker.listener.failures == 21
+    assert stepped.worker.parts.listener.connection.reconnects == 1
+    assert stepped.worker.parts.listener.connection.failures == 21
 
 
 def test_a_listener_that_hangs_in_the_broker_is_told_from_one_whose_broker_fails() -> None:
@@ -156,18 +156,18 @@ def test_a_worker_in_a_store_that_hangs_says_so_and_goes_on_when_it_does(
     try:
         hanging.go.clear()
         wait_for(lambda: look(worker), "not consuming: the worker has been waiting", caplog)
-        assert worker.health.not_alive() == []
-        assert "waiting for an answer" in worker.health.not_ready()[0]
+        assert worker.parts.health.not_alive() == []
+        assert "waiting for an answer" in worker.parts.health.not_ready()[0]
         hanging.go.set()
         wait_for(lambda: look(worker), "consuming again", caplog)
-        assert worker.health.not_ready() == []
+        assert worker.parts.health.not_ready() == []
     finally:
         hanging.go.set()
         worker.stop()
 
 
 def look(worker: Worker) -> None:
-    worker.health.look()  # the part of the main loop, which Worker.run() plays
+    worker.parts.health.look()  # the part of the main loop, which Worker.run() plays
     time.sleep(0.05)
 
 

@@ -11,27 +11,25 @@ import pytest
 from qworker import signals
 from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
-from qworker.components.mailbox import Mailbox
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.replays import Replays
 from qworker.components.request import Request
 from qworker.components.settler import Settler
 from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
-from tests.unit.rooms import ACCEPT, Rooms
+from tests.unit.rooms import Rooms
 
 
 class Desk:
     """A Intake, and what it settles."""
 
     def __init__(self, **settings: Any) -> None:
-        self.rooms = Rooms(**settings)
+        self.rooms = Rooms(task_unknown_delays=(30.0, 120.0), **settings)
         self.state = WorkerState(replays=Replays() if "security_key" in settings else None)
-        settler = Settler(self.rooms.app, ReadyQueue())
-        settler.listener = self.mailbox = Mailbox(lambda: None)
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(lambda: None)
+        settler = Settler(self.rooms.app, ReadyQueue(), self.mailbox)
         self.settled: list[Settlement] = []
-        self.intake = Intake(
-            self.rooms.app, self.state, ACCEPT, (30.0, 120.0), settler.settle, settler.refuse
-        )
+        self.intake = Intake(self.rooms.app, self.state, settler.settle, settler.refuse)
 
     def take(self, leased: Leased, epoch: int = 1) -> Request | None:
         request = self.intake.take(leased, epoch, self.rooms.clock.now())
@@ -162,7 +160,8 @@ def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
     for parked, delay in ((0, 30.0), (1, 120.0)):
         desk = Desk()
         assert desk.take(desk.rooms.leased(7, "nobody.knows", parked=parked)) is None
-        assert desk.settlement == Release(7, now + delay, parked=True)
+        ahead = desk.rooms.app.conf.worker_eta_window  # so much earlier it would be fetched
+        assert desk.settlement == Release(7, now + delay + ahead, parked=True)
         assert desk.meta is None
     assert [(name, fields["name"]) for name, fields in heard] == [("task_unknown", "nobody.knows")] * 2
 

@@ -8,17 +8,21 @@ from typing import Any, ClassVar
 
 import pytest
 
+from qworker.components.ack_buffer import AckBuffer, FlushLimits
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
 from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
-from qworker.components.mailbox import SettlementOrder
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
+from qworker.components.settlements import Settlements
 from qworker.components.settler import Settler
+from qworker.components.waiting_requests import WaitingRequests
+from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.testing import InlinePool, MemoryStore
 from qworker.transports.lease import (
@@ -32,7 +36,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from tests.unit.rooms import ACCEPT, Rooms, tags
+from tests.unit.rooms import Rooms, tags
 
 ROW = ("id", "SUCCESS", b"{}", None)
 
@@ -41,12 +45,14 @@ class Ears:
     """A listener without a thread, over a broker in memory; pool and mediator are played by the test."""
 
     def __init__(self, *, prefetch: int = 1, store: MemoryStore | None = None, **settings: Any) -> None:
-        self.rooms = Rooms(**settings)
-        self.clock, self.app = self.rooms.clock, self.rooms.app
-        self.store = self.rooms.store if store is None else store
+        self.rooms = Rooms(store=store, task_unknown_delays=(30.0,), **settings)
+        self.clock, self.app, self.store = self.rooms.clock, self.rooms.app, self.rooms.store
+        conf = self.app.conf
+        crash: Callable[[str, BaseException], None] = lambda name, error: None  # noqa: E731
         self.state = WorkerState()
         self.ready = ReadyQueue()
-        self.settler = Settler(self.app, self.ready)
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.store.consumer.wake)
+        self.settler = Settler(self.app, self.ready, self.mailbox)
         self.pool = InlinePool(
             self.app,
             PoolSettings(4, "w@h"),
@@ -55,46 +61,43 @@ class Ears:
             lambda: None,
             on_demand=True,
         )
-        self.window = FetchWindow(self.pool, self.ready, 2, prefetch)
-        crash: Callable[[str, BaseException], None] = lambda name, error: None  # noqa: E731
-        self.early = EarlyAcks(
-            lambda some: self.listener.mailbox.post_many(some, at_once=True), self.ready.wake
-        )
+        self.early = EarlyAcks(self.mailbox, self.ready)
         self.schedule = ScheduleController(self.clock, crash, self.ready, self.store.consumer.wake)
-        self.revoked: list[int] = []
-        self.unbegun: list[Request] = []
+        self.lease = WorkerLease(
+            self.clock,
+            self.store,
+            Registration("w@h", ("celery",), 2),
+            conf.worker_lease_seconds,
+            self.ready.wake,
+        )
         self.idle = 0
+        mediator: Any = self
         self.listener = Listener(
             self.app,
             crash,
-            self.store,
+            self.lease,
             self.state,
-            self.ready,
-            self.schedule,
-            Intake(self.app, self.state, ACCEPT, (30.0,), self.settler.settle, self.settler.refuse),
-            self.window,
-            self.early,
-            node="w@h",
-            queues=["celery"],
-            concurrency=2,
-            offer=self.offer,
-            on_revoked=lambda request: self.revoked.append(request.tag),
-            recall=self.recall,
+            FetchWindow(self.pool, self.ready, 2, prefetch, lambda: 0),
+            Intake(self.app, self.state, self.settler.settle, self.settler.refuse),
+            WaitingRequests(self.ready, self.schedule, mediator, self.settler.ended),
+            AckBuffer(
+                self.store,
+                self.mailbox,
+                Settlements(self.app, self.store),
+                self.state,
+                self.early,
+                FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count),
+            ),
         )
-        self.settler.listener = self.listener.mailbox
         self.listener.opened()
-        self.listener.last_turn = 0.0
 
     def offer(self, requests: list[Request]) -> list[Request]:
-        """As many processes are idle as a test says; they only remember what they were given."""
+        """As a mediator: as many processes are idle as a test says; they only remember what they were
+        given."""
         taken, rest = requests[: self.idle], requests[self.idle :]
         self.idle -= len(taken)
         self.given_at_once = [request.tag for request in taken]
         return rest
-
-    def recall(self) -> list[Request]:
-        """What is in the pool is running, unless a test says that it is not."""
-        return self.unbegun
 
     def push(self, count: int, task: str = "add", **fields: Any) -> None:
         fields.setdefault("id", "pushed")
@@ -125,13 +128,14 @@ class Ears:
         return self.ready.get_many(Slots(count, count))
 
     def run(self, count: int = 99) -> list[Request]:
-        """Let the pool take so many, and hold them."""
+        """Let the pool take so many, and have them running."""
         requests = self.take(count)
         assert self.pool.submit(requests) == []
+        self.pool.started.extend(requests)
         return requests
 
     def post(self, request: Request, settlement: Settlement) -> None:
-        self.listener.mailbox.post_many([SettlementOrder(request, settlement)])
+        self.mailbox.post_many([SettlementOrder(request, settlement)])
 
     def waiting(self) -> int:
         """How many messages are in the broker, leased or not."""
@@ -355,7 +359,7 @@ def test_while_acks_wait_more_of_them_wake_nobody() -> None:
     one, two, *_ = ears.run()
     ears.post(one, Ack(one.tag))
     ears.turns()
-    assert ears.listener.mailbox.armed
+    assert ears.mailbox.armed
     ears.turns()
     ears.post(two, Ack(two.tag))
     assert not ears.store.consumer.wait(0)  # neither rung nor woken
@@ -405,14 +409,14 @@ def test_settled_requests_leave_the_ledger_and_are_counted() -> None:
     ears.post(returned, Release(returned.tag, ears.clock.now() + 99))
     ears.post(buried, Bury(buried.tag, "why"))
     stored.acked = True
-    ears.listener.mailbox.post(SettlementOrder(stored, None))
+    ears.mailbox.post(SettlementOrder(stored, None))
     ears.turns()
     assert ears.state.requests == {}
     assert ears.state.totals == {"finished": 2, "returned": 1, "buried": 1}
     assert ears.store.results == {"id": ROW}
 
 
-def test_a_letter_that_is_not_the_last_leaves_the_request_here() -> None:
+def test_an_order_that_is_not_the_last_leaves_the_request_here() -> None:
     ears = Ears(worker_ack_flush_seconds=0)
     ears.push(1)
     ears.turns()
@@ -473,12 +477,12 @@ def test_settlements_wait_for_a_broker_that_is_away() -> None:
 def test_health_is_the_last_turn_in_which_the_broker_answered() -> None:
     ears = Ears()
     ears.turns()
-    at = ears.listener.last_turn
+    at = ears.listener.connection.answered_at
     assert at == ears.clock.monotonic()
     ears.clock.advance(1)
     ears.store.away = True
     ears.listener.step(ears.clock.monotonic())
-    assert ears.listener.last_turn == at
+    assert ears.listener.connection.answered_at == at
 
 
 def lose_lease(ears: Ears) -> MemoryStore:
@@ -685,7 +689,7 @@ def test_what_is_claimed_is_not_lost_when_revocations_cannot_be_heard() -> None:
     ears = Ears(store=(store := Revoking(False, False)))
     ears.push(1)
     ears.turn()
-    assert (len(ears.ready), ears.revoked, ears.listener.failures) == (1, [], 1)
+    assert (len(ears.ready), ears.listener.connection.failures) == (1, 1)
     ears.turn()
     assert store.answers == []
     assert [request.revocation is not None for request in ears.take()] == [True], "they are asked for again"
@@ -853,7 +857,7 @@ def test_a_revocation_of_what_is_here_is_passed_on() -> None:
     (request,) = ears.run()
     ears.store.sender.revoke(["gone"], terminate=True, signal="SIGKILL")
     ears.turns()
-    assert ears.revoked == [request.tag]
+    assert ears.pool.terminated == [(request, "SIGKILL")]
     assert (request.revocation.terminate, request.revocation.signal) == (True, "SIGKILL")
 
 
@@ -876,7 +880,7 @@ def test_a_quiet_listener_fetches_nothing_and_acks_at_once() -> None:
     assert len(ears.ready) == 0
 
 
-def test_the_last_letters_are_settled_and_the_rest_goes_back() -> None:
+def test_the_last_orders_are_settled_and_the_rest_goes_back() -> None:
     ears = Ears(worker_ack_flush_seconds=1)
     ears.push(4)
     ears.turns()
@@ -901,7 +905,7 @@ def away_for(ears: Ears, seconds: float) -> None:
         ears.store.away = ears.clock.monotonic() < back
 
     ears.clock.sleep = rest  # type: ignore[method-assign]
-    ears.listener.end_by(ears.clock.monotonic() + 25)
+    ears.listener.stop(ears.clock.monotonic() + 25)
 
 
 def test_at_the_end_a_broker_that_is_away_is_waited_for() -> None:
@@ -926,7 +930,7 @@ def test_what_the_broker_is_not_told_by_the_end_is_named(caplog: pytest.LogCaptu
     ears.post(two, Release(two.tag))
     three.acked = True
     three.id = "acked"
-    ears.listener.mailbox.post(SettlementOrder(three, None, anew=True))
+    ears.mailbox.post(SettlementOrder(three, None, anew=True))
     away_for(ears, 100)
     ears.listener.closed()
     assert "1 tasks ended and will run again: pushed" in caplog.text
@@ -947,7 +951,7 @@ def test_what_was_acked_and_is_refused_when_it_goes_back_is_named(caplog: pytest
     ears.turns()
     (request,) = ears.take()
     request.acked = True
-    ears.listener.mailbox.post(SettlementOrder(request, None, anew=True))
+    ears.mailbox.post(SettlementOrder(request, None, anew=True))
     ears.listener.closed()
     assert "1 tasks were acknowledged before they ran, have not run and are lost: pushed" in caplog.text
 
@@ -963,7 +967,7 @@ def test_who_is_impatient_ends_the_wait_for_the_broker() -> None:
 
     def rest(seconds: float) -> None:
         sleep(seconds)
-        ears.listener.end_by(ears.clock.monotonic())
+        ears.listener.stop(ears.clock.monotonic())
 
     ears.clock.sleep = rest  # type: ignore[method-assign]
     began = ears.clock.monotonic()
@@ -982,7 +986,7 @@ def test_a_lease_that_is_lost_at_the_end_is_told(caplog: pytest.LogCaptureFixtur
     one, acked = ears.take()
     ears.post(one, Ack(one.tag))
     acked.acked = True
-    ears.listener.mailbox.post(SettlementOrder(acked, None, anew=True))
+    ears.mailbox.post(SettlementOrder(acked, None, anew=True))
     ears.listener.closed()
     assert "1 tasks ended and will run again: pushed" in caplog.text
     assert ears.store.pushes == 2, "nobody has what was acked"
@@ -1072,16 +1076,16 @@ def test_what_is_sent_again_is_sent_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_others_are_told_for_how_long_the_lease_surely_stands() -> None:
     ears = Ears(worker_lease_seconds=15)
-    assert ears.listener.holds_lease()
+    assert ears.lease.holds()
     ears.clock.advance(14.9)
-    assert ears.listener.holds_lease()
+    assert ears.lease.holds()
     ears.clock.advance(0.2)
-    assert not ears.listener.holds_lease()
+    assert not ears.lease.holds()
     ears.turns()
-    assert not ears.listener.holds_lease(), "an idle worker renews nothing"
+    assert not ears.lease.holds(), "an idle worker renews nothing"
     ears.push(1)
     ears.turns()
-    assert ears.listener.holds_lease()
+    assert ears.lease.holds()
 
 
 def test_a_server_that_gives_up_the_silent_sooner_is_heeded() -> None:
@@ -1089,9 +1093,9 @@ def test_a_server_that_gives_up_the_silent_sooner_is_heeded() -> None:
     store.silent_seconds = 5.0
     ears = Ears(worker_lease_seconds=15, store=store)
     ears.clock.advance(4.9)
-    assert ears.listener.holds_lease()
+    assert ears.lease.holds()
     ears.clock.advance(0.2)
-    assert not ears.listener.holds_lease()
+    assert not ears.lease.holds()
 
 
 def test_a_renewed_lease_stands_from_when_it_was_asked_for() -> None:
@@ -1107,7 +1111,7 @@ def test_a_renewed_lease_stands_from_when_it_was_asked_for() -> None:
     ears.turns()
     ears.clock.advance(6)
     ears.listener.step(ears.clock.monotonic())
-    assert not ears.listener.holds_lease()
+    assert not ears.lease.holds()
 
 
 def test_who_waits_for_the_lease_is_woken_when_it_stands_again() -> None:
@@ -1117,7 +1121,7 @@ def test_who_waits_for_the_lease_is_woken_when_it_stands_again() -> None:
     ears.clock.advance(16)
     seen = ears.ready.changes
     ears.turns()
-    assert ears.listener.holds_lease()
+    assert ears.lease.holds()
     assert ears.ready.changes > seen
 
 
@@ -1126,7 +1130,7 @@ def test_a_lost_lease_leaves_what_the_pool_has_not_begun_to_others() -> None:
     ears.push(2)
     ears.turns()
     running, unbegun = ears.run(2)
-    ears.unbegun = [unbegun]
+    ears.pool.started.remove(unbegun)
     lose_lease(ears)
     ears.turn()
     assert set(ears.state.requests) == {running.key}
@@ -1161,15 +1165,18 @@ def test_a_broker_that_is_started_later_is_waited_for() -> None:
     store = LateStore()
     rig = Ears(store=store)
     store.consumer.deregister()
-    rig.listener._epoch = 0
+    rig.lease.epoch = 0
     store.there = False
     rig.listener.opened()
     assert rig.listener.step(rig.clock.monotonic()) is not None
-    assert (rig.listener.failing, rig.listener.last_turn) == ("nobody listens there", 0.0)
+    assert (rig.listener.connection.failing, rig.listener.connection.answered_at) == (
+        "nobody listens there",
+        0.0,
+    )
     store.there = True
     rig.push(1)
     rig.listener.step(rig.clock.monotonic())
-    assert rig.listener.last_turn
+    assert rig.listener.connection.answered_at
     assert len(rig.ready) == 1
 
 

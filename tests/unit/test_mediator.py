@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.early_acks import EarlyAcks
-from qworker.components.mailbox import SettlementOrder
+from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
@@ -41,6 +40,15 @@ class Pool(InlinePool):
         return super().submit(requests[:cut]) + list(requests[cut:])
 
 
+class Lease:
+    """Holds while a test says so."""
+
+    held = True
+
+    def holds(self) -> bool:
+        return self.held
+
+
 class Desk:
     """A mediator without a thread."""
 
@@ -49,34 +57,37 @@ class Desk:
         self.ready = ReadyQueue()
         self.pool = Pool(self.rooms, concurrency)
         self.ended: list[tuple[int, str]] = []
-        self.letters: list[SettlementOrder] = []
-        self.early = EarlyAcks(self.letters.extend, self.ready.wake)
-        self.holds_lease = True
-        self.fetches = 0
+        self.wakes = 0
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.wake)
+        self.lease = Lease()
+        lease: Any = self.lease
         self.mediator = Mediator(
             self.rooms.clock,
             lambda name, error: None,
             self.ready,
-            self.pool,
+            self.mailbox,
+            lease,
             lambda ends: self.ended.extend((request.tag, outcome.kind) for request, outcome in ends),
-            self.early,
-            lambda: self.holds_lease,
-            self.fetch_more,
-            patience=0,
+            lambda on_room: self.pool,
         )
+        self.mediator.patience = 0
+        self.early = self.mediator.early
+        self.orders: list[SettlementOrder] = []
 
-    def fetch_more(self) -> None:
-        self.fetches += 1
+    def wake(self) -> None:
+        self.wakes += 1
 
     @property
     def asked(self) -> list[int]:
         """Whose acks were asked for."""
-        return tags(letter.request for letter in self.letters)
+        self.orders += self.mailbox.take()
+        return tags(order.request for order in self.orders)
 
     def ack(self, count: int = 99) -> None:
         """Let the broker have the next acks that were asked for."""
-        heard, self.letters[:] = self.letters[:count], self.letters[count:]
-        self.early.answered([letter.request for letter in heard if letter.request is not None], [])
+        self.orders += self.mailbox.take()
+        heard, self.orders[:] = self.orders[:count], self.orders[count:]
+        self.early.answered([order.request for order in heard if order.request is not None], [])
 
     def put(self, *requests: Request) -> None:
         self.ready.put_many(requests)
@@ -119,10 +130,10 @@ def test_room_beside_async_tasks_is_told_to_the_listener() -> None:
     desk = Desk()
     desk.put(desk.rooms.request(1))
     desk.step()
-    assert desk.fetches == 0
+    assert desk.wakes == 0
     desk.put(desk.rooms.request(2, "nap"))
     desk.step()
-    assert desk.fetches == 1
+    assert desk.wakes == 1
 
 
 def test_what_the_pool_refuses_is_put_back_in_front() -> None:
@@ -316,10 +327,11 @@ def test_an_ack_that_came_too_late_frees_its_place() -> None:
     desk = Desk(concurrency=1)
     desk.put(*desk.rooms.requests(2, "once"))
     desk.step()
-    (letter,) = desk.letters
-    assert letter.request is not None
-    desk.early.answered([], [letter.request])
-    desk.letters.clear()
+    assert desk.asked == [1]
+    (order,) = desk.orders
+    assert order.request is not None
+    desk.early.answered([], [order.request])
+    desk.orders.clear()
     desk.step()
     assert (desk.running, desk.asked) == ([], [2])
 
@@ -350,13 +362,13 @@ def test_nothing_is_started_when_the_lease_may_have_been_lost() -> None:
     """A worker that wakes after its lease: others have what it holds, and run it."""
     desk = Desk()
     desk.put(*desk.rooms.requests(2))
-    desk.holds_lease = False
+    desk.lease.held = False
     desk.step()
     desk.mediator.refill()
     late = desk.rooms.requests(1, first=9)
     assert desk.mediator.offer(late) == late
     assert (desk.running, len(desk.ready)) == ([], 2)
-    desk.holds_lease = True
+    desk.lease.held = True
     desk.step()
     assert desk.running == [1, 2]
 
@@ -366,7 +378,7 @@ def test_what_was_acked_needs_no_lease() -> None:
     desk.put(desk.rooms.request(1, "once"))
     desk.step()
     desk.ack()
-    desk.holds_lease = False
+    desk.lease.held = False
     desk.step()
     assert desk.running == [1]
 

@@ -181,8 +181,8 @@ class End:
         self.app.task(name="work", **case.task)(lambda: None)
         self.ready = ReadyQueue()
         self.mailbox: Any = Mailbox(lambda: None)
-        self.settler = Settler(self.app, self.ready)
-        self.settler.listener, self.settler.counters = self.mailbox, Counters()
+        self.counters = Counters()
+        self.settler = Settler(self.app, self.ready, self.mailbox, counters=self.counters)
         request = self.rooms.request(1, "work", timelimit=(9, None), **case.leased)
         request.acked = case.acked
         caplog.clear()
@@ -200,7 +200,7 @@ class End:
             self.stored = (meta["status"], meta["result"]["exc_type"])
             self.settlement = self.settlement._replace(row=None)  # type: ignore[union-attr, call-arg]
         self.settler.ended([(request, outcome)]) if whom is request else None
-        self.counted = [how for _, how in self.settler.counters.ends()]
+        self.counted = [how for _, how in self.counters.ends()]
         self.waits = len(self.ready)
 
     def stranger(self, request: Request) -> Stranger:

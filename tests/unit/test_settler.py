@@ -34,12 +34,11 @@ class Desk:
         self.rooms = Rooms()
         self.ready = ReadyQueue()
         self.wakes = 0
-        self.settler = Settler(self.rooms.app, self.ready)
-        self.settler.listener = self.mailbox = Mailbox(self.wake)
+        self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.wake)
+        self.writer = None
         if foreign:
-            self.settler.writer = ResultWriter(
-                self.rooms.app, lambda name, error: None, self.mailbox.post_many
-            )
+            self.writer = ResultWriter(self.rooms.app, lambda name, error: None, self.mailbox.post_many)
+        self.settler = Settler(self.rooms.app, self.ready, self.mailbox, self.writer)
 
     def wake(self) -> None:
         self.wakes += 1
@@ -141,7 +140,7 @@ def test_a_result_with_a_store_of_its_own_goes_there_first() -> None:
     one = desk.rooms.request(1)
     desk.settler.ended([(one, Outcome(REVOKED, text="revoked"))])
     assert desk.orders == []
-    writer = desk.settler.writer
+    writer = desk.writer
     assert writer is not None
     writer.step(0.0)
     assert desk.order == SettlementOrder(one, Ack(1))
@@ -160,7 +159,7 @@ def test_so_does_what_a_task_has_returned() -> None:
     desk.settler.started([(one, started)])
     desk.settler.ended([(one, Outcome(SUCCESS, row=row))])
     assert desk.orders == []
-    writer = desk.settler.writer
+    writer = desk.writer
     assert writer is not None
     assert writer.held() == 2
     writer.step(0.0)
@@ -207,10 +206,3 @@ def test_a_task_acked_before_it_ran_never_comes_again() -> None:
     settlement = desk.order.settlement
     assert isinstance(settlement, Store)
     assert desk.status(settlement.row) == ("FAILURE", "WorkerLostError")
-
-
-def test_a_postponed_request_comes_back_when_its_token_does() -> None:
-    desk = Desk()
-    one = desk.rooms.request(1)
-    desk.settler.postpone(one, 1234.5)
-    assert desk.order == SettlementOrder(one, Release(1, 1234.5))

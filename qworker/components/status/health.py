@@ -9,17 +9,11 @@ Thread:      look() on the main thread; the questions on any: they read single a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
-from qworker.clock import Clock
-from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.pool.contract import TaskPool
-from qworker.components.ready_queue import ReadyQueue
-from qworker.components.schedule_controller import ScheduleController
-from qworker.components.status.counters import Counters
 from qworker.conf import mask_urls
 
 logger = logging.getLogger(__name__)
@@ -32,31 +26,24 @@ RUNNING = "running"
 
 
 class Health:
-    """phase: of the worker; "running" is the one in which it consumes. stall_seconds: see
+    """hostname, phase: of the worker; "running" is the phase in which it consumes. stall_seconds: see
     ``worker_stall_seconds``."""
 
     def __init__(
         self,
-        clock: Clock,
         hostname: str,
         stall_seconds: float,
         phase: Callable[[], str],
-        *,
         pool: TaskPool,
         listener: Listener,
-        ready: ReadyQueue,
-        schedule: ScheduleController,
-        state: WorkerState,
-        counters: Counters | None = None,
     ) -> None:
         self.hostname = hostname
-        self.started = time.time()
-        self.phase = phase
-        self.pool, self.listener, self.ready = pool, listener, ready
-        self.schedule, self.state, self.counters = schedule, state, counters
-        self._clock = clock
+        self.pool, self.listener = pool, listener
+        self._phase = phase
         self._stall_seconds = stall_seconds
-        self._looked = clock.monotonic()  # main thread writes, as all below
+        self._clock = listener.clock
+        self._connection = listener.connection
+        self._looked = self._clock.monotonic()  # main thread writes, as all below
         self._silent_looks = 0
 
     # -- main thread --
@@ -81,12 +68,12 @@ class Health:
     # -- any thread --
 
     def _is_silent(self, now: float) -> bool:
-        last = self.listener.last_turn
+        last = self._connection.answered_at
         return last > 0 and now - last > self._stall_seconds
 
     def _silence(self, now: float) -> str:
-        seconds = now - self.listener.last_turn
-        failing = self.listener.failing
+        seconds = now - self._connection.answered_at
+        failing = self._connection.failing
         if failing is not None:
             return f"the broker has not answered for {seconds:.0f} s: {mask_urls(failing)}"
         return f"the worker has been waiting for an answer of the broker for {seconds:.0f} s"
@@ -99,7 +86,7 @@ class Health:
             reasons.append(f"the main loop has been stuck for {late:.0f} s")
         if not self.pool.alive:
             reasons.append("the pool has crashed")
-        if self.phase() == RUNNING and self.listener.last_turn and not self.listener.alive:
+        if self._phase() == RUNNING and self._connection.answered_at and not self.listener.alive:
             reasons.append("the listener has crashed")
         return reasons
 
@@ -107,18 +94,18 @@ class Health:
         """Why no tasks are being taken; [] when they are."""
         now = self._clock.monotonic()
         reasons = self.not_alive()
-        phase = self.phase()
+        phase = self._phase()
         if phase != RUNNING:
             reasons.append(f"the worker is {phase}")
-        if not self.listener.last_turn:
+        if not self._connection.answered_at:
             reasons.append("the worker is starting")
-        elif self.listener.failing is not None or self._is_silent(now):
+        elif self._connection.failing is not None or self._is_silent(now):
             reasons.append(self._silence(now))
         return reasons
 
     def silence(self) -> float | None:
         """Seconds since the broker last answered; None before it first has."""
-        last = self.listener.last_turn
+        last = self._connection.answered_at
         return max(0.0, self._clock.monotonic() - last) if last else None
 
     def info(self, reasons: list[str]) -> dict[str, Any]:
@@ -127,5 +114,5 @@ class Health:
             "status": "unavailable" if reasons else "ok",
             "reasons": reasons,
             "worker": self.hostname,
-            "phase": self.phase(),
+            "phase": self._phase(),
         }

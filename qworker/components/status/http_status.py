@@ -19,9 +19,9 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from qworker.components.status import metrics
+from qworker.components.component import Component
 from qworker.components.status.health import Health
-from qworker.components.status.queue_depths import QueueDepths
+from qworker.components.status.metrics import CONTENT_TYPE, Metrics
 from qworker.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -31,41 +31,45 @@ PATIENCE = 5.0
 """Seconds that a client may be silent."""
 
 
-class HttpStatus:
-    """address: ``host:port``; port 0 takes any free one, and ``port`` says which. Bound when made.
+class HttpStatus(Component):
+    """address: ``host:port``; port 0 takes any free one, and ``port`` says which once it has started."""
 
-    Raises ConfigurationError when it cannot be.
-    """
+    name = "http"
 
-    def __init__(self, address: str, health: Health, depths: QueueDepths) -> None:
-        host, _, port = address.rpartition(":")
-        try:
-            self._server = _Server((host.strip("[]"), int(port)), health, depths)
-        except OSError as error:
-            raise ConfigurationError(
-                f"worker_http_address: cannot listen on {address}: {error.strerror or error}; is another "
-                "worker there?",
-                setting="worker_http_address",
-            ) from None
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.5,), name="http", daemon=True
-        )
-        self._begun = False
+    def __init__(self, address: str, health: Health, metrics: Metrics) -> None:
+        self.port = 0
+        self._address = address
+        self._health, self._metrics = health, metrics
+        self._server: _Server | None = None
+        self._stopped = False
 
     def start(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._thread.start()
-            logger.info("answering /healthz, /readyz and /metrics on port %d", self.port)
+        """Raises ConfigurationError when the port cannot be had."""
+        if self._server is not None or self._stopped:
+            return
+        host, _, port = self._address.rpartition(":")
+        try:
+            server = _Server((host.strip("[]"), int(port)), self._health, self._metrics)
+        except OSError as error:
+            raise ConfigurationError(
+                f"worker_http_address: cannot listen on {self._address}: {error.strerror or error}; "
+                "is another worker there?",
+                setting="worker_http_address",
+            ) from None
+        self.port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, args=(0.5,), name="http", daemon=True).start()
+        self._server = server
+        logger.info("answering /healthz, /readyz and /metrics on port %d", self.port)
 
-    def stop(self) -> None:
-        """Stop answering. Safe to call twice, and before start()."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
-        self._server.cut_off(0)
-        self._server.depths.close()
+    def stop(self, deadline: float = 0.0) -> None:
+        """Stop answering."""
+        self._stopped = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+            server.cut_off(0)
+        self._metrics.depths.close()
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -74,8 +78,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], health: Health, depths: QueueDepths) -> None:
-        self.health, self.depths = health, depths
+    def __init__(self, address: tuple[str, int], health: Health, metrics: Metrics) -> None:
+        self.health, self.metrics = health, metrics
         self._lock = threading.Lock()
         self._open: dict[Any, None] = {}  # under _lock; oldest first
         if ":" in address[0]:
@@ -122,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         health = self.server.health
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            self._answer(200, metrics.CONTENT_TYPE, metrics.render(health, self.server.depths))
+            self._answer(200, CONTENT_TYPE, self.server.metrics.render())
         elif path in ("/healthz", "/readyz"):
             reasons = health.not_alive() if path == "/healthz" else health.not_ready()
             text = json.dumps(health.info(reasons))

@@ -1,6 +1,6 @@
 """Metrics: a worker's figures in the text format of Prometheus.
 
-Comes from:  Health and what it holds, which are snapshots; QueueDepths, which asks the broker now and then.
+Comes from:  Health and parts of the worker, as snapshots; QueueDepths, which asks the broker now and then.
 Goes to:     ``http_status.py``.
 Thread:      any.
 """
@@ -14,9 +14,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from qworker.components.ledger import WorkerState
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
+from qworker.components.waiting_requests import WaitingRequests
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
@@ -24,10 +26,72 @@ Sample = tuple[Mapping[str, str], float]
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def render(health: Health, depths: QueueDepths) -> bytes:
-    """The whole page."""
-    lines = (*_lines(health), *_queues(depths))
-    return "".join(line + "\n" for line in lines).encode()
+class Metrics:
+    """state, waiting: of the worker. counters: of the runs that have ended."""
+
+    def __init__(
+        self,
+        health: Health,
+        depths: QueueDepths,
+        state: WorkerState,
+        waiting: WaitingRequests,
+        counters: Counters,
+    ) -> None:
+        self.depths = depths
+        self._started = time.time()
+        self._health = health
+        self._state = state
+        self._waiting = waiting
+        self._counters = counters
+
+    def render(self) -> bytes:
+        """The whole page."""
+        lines = (*self._lines(), *_queues(self.depths))
+        return "".join(line + "\n" for line in lines).encode()
+
+    def _lines(self) -> Iterable[str]:
+        health = self._health
+        connection = health.listener.connection
+        pool, listener, info = health.pool, health.listener, health.pool.info()
+        silence = health.silence()
+        yield from _family("qworker_info", "gauge", "This worker.",
+                           [({"version": _version(), "worker": health.hostname}, 1)])  # fmt: skip
+        yield from _family(
+            "qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready())
+        )
+        yield from _runs(self._counters)
+        gauges = (
+            ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
+            ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", self._waiting.ready),
+            ("qworker_tasks_scheduled", "Tasks in the worker that wait for "
+                                        "their time.", self._waiting.scheduled),
+            ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(self._state.requests)),
+            ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
+            ("qworker_pool_size", "Processes or threads that the pool is to have.", info["max-concurrency"]),
+            ("qworker_pool_processes", "Processes that the pool has.", len(info["processes"])),
+        )  # fmt: skip
+        for name, text, value in gauges:
+            yield from _family(name, "gauge", text, _one(value))
+        if silence is not None:
+            text = "Time since the broker last answered."
+            yield from _family("qworker_broker_silence_seconds", "gauge", text, _one(silence))
+        counters = (
+            ("qworker_broker_failures_total", "Calls to the broker that failed.", connection.failures),
+            (
+                "qworker_broker_reconnects_total",
+                "Times that the broker answered again.",
+                connection.reconnects,
+            ),
+            ("qworker_pool_process_starts_total", "Processes that the pool has started.", pool.starts),
+            (
+                "qworker_pool_process_deaths_total",
+                "Processes that ended before their time, also by a limit.",
+                pool.deaths,
+            ),
+        )
+        for name, text, value in counters:
+            yield from _family(name, "counter", text, _one(value))
+        yield from _process(self._started, [pid for pid in info["processes"] if pid != os.getpid()])
 
 
 @cache
@@ -36,44 +100,6 @@ def _version() -> str:
         return version("qworker")
     except PackageNotFoundError:  # it runs from a directory
         return "unknown"
-
-
-def _lines(health: Health) -> Iterable[str]:
-    pool, listener, info = health.pool, health.listener, health.pool.info()
-    silence = health.silence()
-    yield from _family("qworker_info", "gauge", "This worker.",
-                       [({"version": _version(), "worker": health.hostname}, 1)])  # fmt: skip
-    yield from _family("qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready()))
-    if health.counters is not None:
-        yield from _runs(health.counters)
-    gauges = (
-        ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
-        ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", len(health.ready)),
-        ("qworker_tasks_scheduled", "Tasks in the worker that wait for "
-                                    "their time.", len(health.schedule.schedule)),
-        ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(health.state.requests)),
-        ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
-        ("qworker_pool_size", "Processes or threads that the pool is to have.", info["max-concurrency"]),
-        ("qworker_pool_processes", "Processes that the pool has.", len(info["processes"])),
-    )  # fmt: skip
-    for name, text, value in gauges:
-        yield from _family(name, "gauge", text, _one(value))
-    if silence is not None:
-        text = "Time since the broker last answered."
-        yield from _family("qworker_broker_silence_seconds", "gauge", text, _one(silence))
-    counters = (
-        ("qworker_broker_failures_total", "Calls to the broker that failed.", listener.failures),
-        ("qworker_broker_reconnects_total", "Times that the broker answered again.", listener.reconnects),
-        ("qworker_pool_process_starts_total", "Processes that the pool has started.", pool.starts),
-        (
-            "qworker_pool_process_deaths_total",
-            "Processes that ended before their time, also by a limit.",
-            pool.deaths,
-        ),
-    )
-    for name, text, value in counters:
-        yield from _family(name, "counter", text, _one(value))
-    yield from _process(health, [pid for pid in info["processes"] if pid != os.getpid()])
 
 
 def _runs(counters: Counters) -> Iterable[str]:
@@ -126,11 +152,11 @@ def _queues(depths: QueueDepths) -> Iterable[str]:
         yield from _family(f"qworker_queue_{name}", "gauge", text, samples)
 
 
-def _process(health: Health, children: list[int]) -> Iterable[str]:
+def _process(started: float, children: list[int]) -> Iterable[str]:
     """Prometheus's usual figures of a process, for the main one; memory of the children besides."""
     spent = time.process_time()
     yield from _family("process_start_time_seconds", "gauge", "When the worker started, in epoch seconds.",
-                       _one(health.started))  # fmt: skip
+                       _one(started))  # fmt: skip
     yield from _family(
         "process_cpu_seconds_total", "counter", "Processor time of the main process.", _one(spent)
     )

@@ -1,6 +1,6 @@
-"""Orders: how a worker is told to end.
+"""ShutdownRequests: how a worker is told to end.
 
-Comes from:  signals, and whoever calls ``request_stop``.
+Comes from:  signals, whoever calls ``request_stop``, and components that crash.
 Goes to:     the worker's main loop, which rests here.
 Thread:      given by any thread and by signal handlers, which only set a flag and write one byte; read by
              main.
@@ -16,7 +16,7 @@ from typing import Any
 from qworker.transports.wakeup import WakeupPipe
 
 RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
-"""The phases of a worker. An order names the one to go to."""
+"""The phases of a worker. A request names the one to go to."""
 RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
 
 SIGNALS: dict[int, str] = {
@@ -28,43 +28,46 @@ SIGNALS: dict[int, str] = {
         "",
     ),
 }
-"""What a signal orders; '' is heard and changes nothing."""
+"""What a signal asks for; '' is heard and changes nothing."""
 
 
-class Orders:
+class ShutdownRequests:
     def __init__(self) -> None:
-        self._given: list[str] = []  # only ever appended to
+        self._requested: list[str] = []  # only ever appended to
         self._wakeup = WakeupPipe()
         self._wakeup.open()
         self._poll = select.poll()
         self._poll.register(self._wakeup, select.POLLIN)
-        self.obeyed = False
-        """The worker ends already: main writes. The next polite signal is an impatient one."""
+        self._obeyed = False  # main writes
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._requested)
 
-    def give(self, phase: str) -> None:
-        """Order the worker to go to *phase*. Any thread, any time."""
-        self._given.append(phase)
-        self.ring()
+    def request(self, phase: str) -> None:
+        """Ask the worker to go to *phase*. Any thread, any time."""
+        self._requested.append(phase)
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Have the main loop look round. Any thread; safe in a signal handler."""
         self._wakeup.wake()
 
     def hardest(self, phase: str) -> str:
-        """The hardest order that was given, or *phase* if that is harder."""
-        return max((phase, *self._given), key=RANK.__getitem__)
+        """The hardest phase that was asked for, or *phase* if that is harder."""
+        return max((phase, *self._requested), key=RANK.__getitem__)
+
+    def obey(self) -> None:
+        """The worker ends now: the next polite signal is an impatient one. Main thread."""
+        self._obeyed = True
 
     def rest(self, seconds: float) -> None:
-        """Wait up to *seconds* for somebody to ring. Main thread."""
+        """Wait up to *seconds* for somebody to call wake(). Main thread."""
         for _ in self._poll.poll(seconds * 1000):
             self._wakeup.clear()
 
     # -- signals --
 
-    def listen(self) -> dict[int, Any]:
+    def take_signals(self) -> dict[int, Any]:
         """Take the worker's signals; return who had them before, for hand_back(). Main thread."""
         return {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
@@ -73,9 +76,9 @@ class Orders:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        order = SIGNALS[number]
-        if order == DRAINING and (self._given or self.obeyed):
-            order = COLD
-        if order:
-            self._given.append(order)
-        self.ring()
+        phase = SIGNALS[number]
+        if phase == DRAINING and (self._requested or self._obeyed):
+            phase = COLD
+        if phase:
+            self._requested.append(phase)
+        self.wake()

@@ -1,0 +1,236 @@
+"""Assembly: the parts of a worker, and the orders in which they start, go quiet and stop.
+
+Comes from:  Worker, at its start.
+Goes to:     each part, with those that it asks or tells; all are made in an order in which no part is needed
+             before it is there.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from qworker.components.ack_buffer import AckBuffer, FlushLimits
+from qworker.components.component import Component
+from qworker.components.early_acks import EarlyAcks
+from qworker.components.fetch_window import FetchWindow
+from qworker.components.intake import Intake
+from qworker.components.ledger import WorkerState
+from qworker.components.listener import Listener
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.mediator import Mediator
+from qworker.components.pool.choice import make_pool, make_zygote
+from qworker.components.pool.contract import OnRoom, PoolSettings, TaskPool
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.replays import Replays
+from qworker.components.request import Request
+from qworker.components.result_writer import ResultWriter
+from qworker.components.schedule_controller import ScheduleController
+from qworker.components.settlements import Settlements
+from qworker.components.settler import Settler
+from qworker.components.status.counters import Counters
+from qworker.components.status.health import Health
+from qworker.components.status.queue_depths import QueueDepths
+from qworker.components.task_bucket import TaskBucket
+from qworker.components.waiting_requests import WaitingRequests
+from qworker.components.worker_lease import Registration, WorkerLease
+from qworker.tasks.options import rate_per_second
+from qworker.tasks.outcome import INTERRUPTED, Outcome
+from qworker.transports.lease import Release
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.components.status.http_status import HttpStatus
+
+OnCrash = Callable[[str, BaseException], None]
+MakePool = Callable[[Settler, OnRoom], TaskPool]
+
+KILL_SECONDS = 5.0
+"""How long the pool may take to die, and any part beyond what it was given."""
+FORKING = ("zygote", "fork")
+ABSENT = Component()
+"""Stands for a part that this worker does not have."""
+
+
+class Stop(NamedTuple):
+    """seconds: how long *part* may take to do what it still has to do."""
+
+    part: Component
+    seconds: float
+
+
+class Assembly:
+    """The parts of a worker of *app*. Nothing runs yet but the zygote, which is forked before any thread.
+
+    on_crash: called with the name of a part and the error that ended it. phase: tells the worker's phase.
+    pool_maker: see make_worker_pool().
+    """
+
+    def __init__(
+        self,
+        app: QWorker,
+        registration: Registration,
+        on_crash: OnCrash,
+        phase: Callable[[], str],
+        pool_maker: MakePool,
+    ) -> None:
+        conf, clock, broker = app.conf, app.clock, app.broker
+        # What others are told of comes first: the Listener's mailbox, the ledger, the ready queue.
+        mailbox: Mailbox[SettlementOrder] = Mailbox(broker.consumer.wake)
+        self.state = WorkerState(conf.revokes_max, None if conf.security_key is None else Replays())
+        self.ready = _ready_queue(app, mailbox)
+        address = conf.worker_http_address
+        counters = Counters() if address is not None else None
+        # Then what settles, by way of the mailbox.
+        self.writer = None if app.results_with_broker else ResultWriter(app, on_crash, mailbox.post_many)
+        settler = Settler(app, self.ready, mailbox, self.writer, counters)
+        # Then the way of a request backwards, from the pool to the broker.
+        lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self.ready.wake)
+        self.mediator = Mediator(
+            clock, on_crash, self.ready, mailbox, lease, settler.ended, partial(pool_maker, settler)
+        )
+        self.pool = self.mediator.pool
+        self.schedule = ScheduleController(clock, on_crash, self.ready, mailbox.wake)
+        waiting = WaitingRequests(self.ready, self.schedule, self.mediator, settler.ended)
+        limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
+        self.listener = Listener(
+            app,
+            on_crash,
+            lease,
+            self.state,
+            FetchWindow(
+                self.pool,
+                self.ready,
+                registration.concurrency,
+                conf.worker_prefetch_multiplier,
+                partial(_held_besides, self.mediator.early, self.writer),
+            ),
+            Intake(app, self.state, settler.settle, settler.refuse),
+            waiting,
+            AckBuffer(broker, mailbox, Settlements(app, broker), self.state, self.mediator.early, limits),
+        )
+        # And who watches.
+        self.health = Health(
+            registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener
+        )
+        self.http: HttpStatus | None = None
+        if address is not None and counters is not None:
+            from qworker.components.status.http_status import HttpStatus  # only then: it costs 20 ms
+            from qworker.components.status.metrics import Metrics
+
+            depths = QueueDepths(app, registration.queues)
+            metrics = Metrics(self.health, depths, self.state, waiting, counters)
+            self.http = HttpStatus(address, self.health, metrics)
+
+        self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
+        http, writer = self.http or ABSENT, self.writer or ABSENT
+        self.start_order: tuple[Component, ...] = (
+            http,  # first: a probe is told that the worker is starting
+            running,  # receivers before senders: the pool takes requests before anybody has one
+            writer,  # says what is wrong with the result store before a task has run
+            self.schedule,
+            self.mediator,
+            self.listener,  # brings the work, so it is last
+        )
+        self.quiet_order: tuple[Component, ...] = (
+            self.listener,  # the source: nothing new comes in, and what has not started goes back
+            self.mediator,  # senders before receivers: when it is quiet, nothing is on its way to the pool
+            running,  # what the pool has not begun goes back as well, which the listener is woken for
+        )
+        self.stop_order: tuple[Stop, ...] = (
+            Stop(self.mediator, 0.0),  # these two are quiet, and have only to be told
+            Stop(self.schedule, 0.0),
+            Stop(running, KILL_SECONDS),  # before those who settle what it cuts short
+            Stop(writer, conf.result_store_patience),  # a message is acked when its result is stored
+            Stop(self.listener, KILL_SECONDS),  # owns the acks, so it ends when no more can come
+            Stop(http, 0.0),  # last: probes hear until the end that the worker stops
+        )
+
+
+class RunningTasks(Component):
+    """The pool as a part of the worker: what leaves it when it goes quiet or stops finds its way."""
+
+    name = "pool"
+
+    def __init__(
+        self,
+        pool: TaskPool,
+        settler: Settler,
+        waiting: WaitingRequests,
+        mailbox: Mailbox[SettlementOrder],
+    ) -> None:
+        self.cut = 0
+        """How many runs stop() has cut short."""
+        self._pool = pool
+        self._settler = settler
+        self._waiting = waiting
+        self._mailbox = mailbox
+
+    def start(self) -> None:
+        self._pool.start()
+
+    def quiet(self) -> None:
+        """Take back what has not begun, which the Listener is to give back."""
+        self._pool.quiet()
+        self._waiting.recall()
+        self._mailbox.wake()
+
+    def stop(self, deadline: float = 0.0) -> None:
+        """Kill what still runs."""
+        cut = self._pool.stop(deadline)
+        self.cut += len(cut)
+        self._settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
+
+
+def make_worker_pool(
+    app: QWorker, registration: Registration, on_crash: OnCrash, settler: Settler, on_room: OnRoom
+) -> TaskPool:
+    """The pool that the settings ask for. Forks the zygote first, if there is to be one."""
+    conf = app.conf
+    forks = conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
+    _ = app.broker, app.backend  # imported before the fork, their modules are shared
+    zygote = make_zygote(app) if forks else None
+    return make_pool(
+        app,
+        pool_settings(app, registration),
+        zygote,
+        settler.ended,
+        settler.started,
+        on_room,
+        on_crash,
+    )
+
+
+def pool_settings(app: QWorker, registration: Registration) -> PoolSettings:
+    """What the pool of this worker is to know."""
+    conf = app.conf
+    return PoolSettings(
+        concurrency=registration.concurrency,
+        hostname=registration.hostname,
+        async_concurrency=conf.worker_async_concurrency,
+        frame_seconds=conf.worker_frame_seconds,
+        max_tasks_per_child=conf.worker_max_tasks_per_child,
+        max_memory_per_child=conf.worker_max_memory_per_child,
+        running_path=app.broker.consumer.running_path(),
+        alive_timeout=conf.worker_proc_alive_timeout,
+    )
+
+
+def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
+    """A TaskBucket where tasks have rate limits; what has to wait for long goes back to the broker."""
+    rates = {name: rate_per_second(task.rate_limit) for name, task in app.tasks.items()}
+    limited = {name: rate for name, rate in rates.items() if rate}
+    if not limited:
+        return ReadyQueue(app.broker.lowest_first)
+
+    def overflow(request: Request, due: float) -> None:
+        mailbox.post_many([SettlementOrder(request, Release(request.tag, due))])
+
+    return TaskBucket(limited, app.clock, overflow, app.broker.lowest_first)
+
+
+def _held_besides(early: EarlyAcks, writer: ResultWriter | None) -> int:
+    """How many requests this worker has that are neither ready nor in the pool."""
+    return len(early) + (0 if writer is None else writer.held())

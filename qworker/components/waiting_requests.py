@@ -1,0 +1,91 @@
+"""WaitingRequests: what was received and has not begun, wherever in this worker it waits.
+
+Comes from:  Listener, with what it has fetched, and with revocations.
+Goes to:     the schedule, the pool at once or by the ready queue; back to the Listener, when a request is not
+             to start here.
+Thread:      listener, but for recall().
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from qworker.components.mediator import Mediator
+from qworker.components.pool.contract import OnEnded
+from qworker.components.ready_queue import ReadyQueue
+from qworker.components.request import Request
+from qworker.components.schedule_controller import ScheduleController
+from qworker.tasks.outcome import REVOKED, Outcome
+from qworker.transports.crash_points import CRASHING, crash_point
+
+logger = logging.getLogger(__name__)
+
+
+class WaitingRequests:
+    """on_ended: takes a request that is not to run; see Settler."""
+
+    def __init__(
+        self,
+        ready: ReadyQueue,
+        schedule: ScheduleController,
+        mediator: Mediator,
+        on_ended: OnEnded,
+    ) -> None:
+        self._ready = ready
+        self._schedule = schedule
+        self._mediator = mediator
+        self._pool = mediator.pool
+        self._on_ended = on_ended
+
+    @property
+    def scheduled(self) -> int:
+        """How many wait for their time. Any thread."""
+        return len(self._schedule.schedule)
+
+    @property
+    def ready(self) -> int:
+        """How many wait for a place to run. Any thread."""
+        return len(self._ready)
+
+    def schedule(self, due: float, request: Request) -> None:
+        """Have *request* wait until the epoch second *due*."""
+        if CRASHING:
+            crash_point("heap push")
+        self._schedule.enter(due, request)
+
+    def add(self, requests: list[Request]) -> None:
+        """Have *requests* run: at once if somebody is idle, or else in their turn."""
+        if requests and (rest := self._mediator.offer(requests)):
+            self._ready.put_many(rest)
+
+    def keep_acked(self, requests: Sequence[Request]) -> list[Request]:
+        """Put back those of *requests* that are acked: the broker has them no more. Return the others.
+        requests: from the end of the ready queue, the last one first."""
+        self._ready.put_back(request for request in reversed(requests) if request.acked)
+        return [request for request in requests if not request.acked]
+
+    def take_all(self) -> list[Request]:
+        """Take out everything but what is in the pool."""
+        return [*self._mediator.early.take(), *self._ready.clear(), *self._schedule.schedule.clear()]
+
+    def lease_lost(self) -> list[Request]:
+        """Take out what others have now, and keep what was acked, which nobody else has."""
+        waiting = [*self._pool.recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
+        self._ready.put_back(request for request in waiting if request.acked)
+        return [request for request in waiting if not request.acked]
+
+    def recall(self) -> None:
+        """Take back from the pool what has not begun. Any thread."""
+        self._ready.put_back(self._pool.recall())
+
+    def revoked(self, request: Request) -> None:
+        """A revocation hit *request*, which may be running, too."""
+        if self._schedule.schedule.remove(request):
+            self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
+            return
+        # If it is in the pool but has not started, it comes back here, and the mediator will not pass it on.
+        self.recall()
+        revocation = request.revocation
+        if revocation.terminate and self._pool.terminate(request, revocation.signal):
+            logger.warning("Task %s[%s] is terminated on request", request.name, request.id)
