@@ -1,5 +1,5 @@
 """Control: what is asked of workers, and done about them, from outside.
 
-Modules, in reading order: ``client`` (``app.control``: orders to all workers), ``dead_letters`` (back into
+Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``dead_letters`` (back into
 their queues), ``program`` (an app as the program that was started).
 """

@@ -1,10 +1,10 @@
-"""Control: orders to all workers.
+"""Control: commands to all workers.
 
 Comes from:  ``app.control``.
 Goes to:     the broker, where every worker reads them.
 Thread:      any.
 
-This version knows one order, to revoke. Celery's other ones are told apart from misspellings.
+This version knows one command, to revoke. Celery's other ones are told apart from misspellings.
 """
 
 from __future__ import annotations

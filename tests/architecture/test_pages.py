@@ -1,0 +1,72 @@
+"""What the pages about the code name is there, and the glossary has each word that we use in one sense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import FACES, LAYER_OF_ROOM, PACKAGE, REPOSITORY, RULES, table
+
+DOCS = REPOSITORY / "docs"
+GLOSSARY = DOCS / "reference" / "glossary.md"
+PAGES = [
+    GLOSSARY,
+    RULES,
+    DOCS / "explanation" / "life-of-a-task.md",
+    DOCS / "explanation" / "delivery-guarantees.md",
+    DOCS / "explanation" / "performance.md",
+    REPOSITORY / "CONTRIBUTING.md",
+]
+WORDS = """
+app, broker, claim, command, component, consumer, dead letter, duration, entry, event, generation,
+instant, job, lease, mailbox, message, node name, notification pipe, outcome, owner files, request,
+result, result watcher, schedule, settlement, settlement order, signal, signature, task, transport,
+wakeup pipe, zygote
+""".replace(",\n", ", ").strip()
+"""What the glossary must have; it may have more."""
+
+
+def entries() -> list[tuple[str, str]]:
+    """Words, and the target of the link beside them."""
+    rows = [line.split(" | ") for line in text_of(GLOSSARY).splitlines() if line.startswith("| ")]
+    found = []
+    for words, _, link in rows:
+        if link != "where |":
+            found.append((words.removeprefix("| "), re.fullmatch(r"\[[^]]+\]\(([^)]+)\) \|", link)[1]))
+    return found
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_glossary_has_every_word_once() -> None:
+    words = [word.lower() for row, _ in entries() for word in row.split(", ")]
+    assert set(words) >= set(WORDS.split(", "))
+    assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize(("words", "target"), entries())
+def test_a_word_stands_where_its_link_leads(words: str, target: str) -> None:
+    path = (GLOSSARY.parent / target.partition("#")[0]).resolve()
+    assert path.exists(), target
+    texts = [path.name, *(text_of(file) for file in ([path] if path.is_file() else path.glob("*.py")))]
+    word = words.lower().partition(", ")[0]
+    spellings = (word, word.replace(" ", "_"), word.replace(" ", ""))
+    assert any(spelling in text.lower() for spelling in spellings for text in texts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`([\w./]+\.py)`", text_of(page))
+    roots = (PACKAGE, REPOSITORY)
+    assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
+
+
+def test_the_packages_are_listed_in_reading_order() -> None:
+    """Each package at the top once."""
+    listed = [cell for row in table("package") for cell in re.findall(r"`(\w+)/`", row[0])]
+    assert sorted(listed) == sorted(face.split(".")[1] for face in FACES if face.count(".") == 1)
+    assert LAYER_OF_ROOM.keys() >= set(listed)
