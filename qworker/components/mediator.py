@@ -92,7 +92,8 @@ class Mediator(ThreadComponent):
             return 0
         ready, pool = self._ready, self.pool
         # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
-        slots = pool.free_slots(pool.expected_runtime(self._expected) if self._expected else 0.0)
+        expected = self._expected
+        slots = pool.free_slots_for(pool.expected_runtime(expected)) if expected else pool.free_slots()
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
         acked: list[Request] = []
         if self.early:
@@ -143,7 +144,7 @@ class Mediator(ThreadComponent):
         try:
             if self._quiet:
                 return requests
-            idle = self.pool.free_slots(None).sync
+            idle = self.pool.free_slots_for(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
             if not self._lease.holds():
@@ -222,7 +223,7 @@ class _Places:
             seconds = max(seconds, math.inf if expected is None else expected)
         if seconds != self._known:
             self._known = seconds
-            self._slots = self._pool.free_slots(None if seconds == math.inf else seconds)
+            self._slots = self._pool.free_slots_for(None if seconds == math.inf else seconds)
         if self._taken[kind] >= self._slots[kind]:
             self._full[kind] = True
             return False

@@ -84,7 +84,7 @@ class InlinePool(TaskPool):
     def alive(self) -> bool:
         return True
 
-    def free_slots(self, seconds: float | None = 0.0) -> Slots:
+    def free_slots(self) -> Slots:
         return self._slots()
 
     def _slots(self) -> Slots:

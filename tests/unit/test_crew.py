@@ -90,7 +90,7 @@ def test_async_tasks_are_bounded_and_spread(pool: Pool) -> None:
 def test_async_tasks_do_not_take_the_room_of_sync_ones(one: Pool) -> None:
     one.submit(*one.rooms.requests(3, "nap"))
     assert one.slots().sync == MAX_JOBS
-    assert one.slots(None).sync == 1
+    assert one.slots_for(None).sync == 1
     assert one.submit(one.rooms.request(9)) == []
 
 
@@ -112,17 +112,17 @@ def test_a_refused_async_task_does_not_hold_up_a_sync_one(one: Pool) -> None:
 
 
 def test_idle_slots_are_children_that_run_nothing(pool: Pool) -> None:
-    assert pool.slots(None).sync == 2
+    assert pool.slots_for(None).sync == 2
     pool.submit(pool.rooms.request(1))
-    assert pool.slots(None).sync == 1
+    assert pool.slots_for(None).sync == 1
 
 
 def test_there_are_as_many_slots_as_tasks_of_known_length_fit(one: Pool) -> None:
     seconds = one.pool.expected_runtime("add") or 0
     fit = int(one.settings.frame_seconds / seconds)
-    assert one.slots(seconds).sync == fit
+    assert one.slots_for(seconds).sync == fit
     assert one.submit(*one.rooms.requests(fit)) == []
-    assert one.slots(seconds).sync == 0
+    assert one.slots_for(seconds).sync == 0
 
 
 def test_there_are_none_until_there_is_half_a_frame_of_room(one: Pool) -> None:
@@ -132,19 +132,19 @@ def test_there_are_none_until_there_is_half_a_frame_of_room(one: Pool) -> None:
     one.submit(*one.rooms.requests(fit))
     one.work()
     (child,) = one.children
-    while (free := one.slots(seconds).sync) == 0:
+    while (free := one.slots_for(seconds).sync) == 0:
         child.finish(seconds)
         child.work()
         one.step()
     assert 0 < one.pool.in_flight() <= fit / 2
     assert one.submit(*[one.rooms.request(100 + number) for number in range(free)]) == []
-    assert one.slots(seconds).sync == 0
+    assert one.slots_for(seconds).sync == 0
 
 
 def test_a_long_task_has_a_slot_only_where_nothing_runs(pool: Pool) -> None:
-    assert pool.slots(5.0).sync == 2
+    assert pool.slots_for(5.0).sync == 2
     pool.submit(pool.rooms.request(1))
-    assert pool.slots(5.0).sync == 1
+    assert pool.slots_for(5.0).sync == 1
 
 
 def test_a_quiet_crew_takes_nothing(pool: Pool) -> None:

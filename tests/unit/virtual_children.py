@@ -301,8 +301,11 @@ class Pool:
         self.ended.clear()
         return ended
 
-    def slots(self, seconds: float | None = 0.0) -> Slots:
-        return self.pool.free_slots(seconds)
+    def slots(self) -> Slots:
+        return self.pool.free_slots()
+
+    def slots_for(self, runtime: float | None) -> Slots:
+        return self.pool.free_slots_for(runtime)
 
     def close(self) -> None:
         self.pool.quiet()

@@ -108,22 +108,23 @@ class ChildHandle:
 
     # -- what it may take --
 
-    def room(self, frame_seconds: float, seconds: float | None) -> int:
-        """How many sync requests could be assigned now. seconds: that each of them takes; 0: they are short,
-        None: they go only to a child that runs none."""
+    def room(self, frame_seconds: float) -> int:
+        """How many sync requests could be assigned now, if they are short."""
+        if self._takes_no_more() or self.load >= frame_seconds:
+            return 0
+        return max(0, MAX_JOBS - self.sync_jobs)
+
+    def room_for(self, runtime: float | None, frame_seconds: float) -> int:
+        """How many sync requests could be assigned now that take *runtime* seconds each; None: nobody knows,
+        so that one goes to a child that runs none."""
         if self._takes_no_more():
             return 0
-        if seconds is None:
-            return int(not self.sync_jobs)
-        free = max(0, MAX_JOBS - self.sync_jobs)
-        if not seconds:
-            return free if self.load < frame_seconds else 0
         if not self.sync_jobs:
-            return min(free, max(1, int(frame_seconds / seconds)))
+            return min(MAX_JOBS, max(1, int(frame_seconds / runtime))) if runtime else 1
         # Half a frame at least, so that frames do not shrink.
-        if self.load > frame_seconds / 2 or not self.takes(seconds, frame_seconds):
+        if not runtime or self.load > frame_seconds / 2 or not self.takes(runtime, frame_seconds):
             return 0
-        return min(free, max(1, int((frame_seconds - self.load) / seconds)))
+        return min(MAX_JOBS - self.sync_jobs, max(1, int((frame_seconds - self.load) / runtime)))
 
     @property
     def sync_jobs(self) -> int:

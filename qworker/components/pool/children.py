@@ -97,13 +97,14 @@ class Crew:
         with self._lock:
             self._accepting = False
 
-    def free_slots(self, seconds: float | None) -> Slots:
+    def free_slots(self, room: Callable[[ChildHandle], int]) -> Slots:
+        """room: how many sync requests a child could be assigned now."""
         with self._lock:
             if not self._accepting:
                 return Slots(0, 0)
-            frame, most = self._settings.frame_seconds, self._settings.async_concurrency
+            most = self._settings.async_concurrency
             return Slots(
-                sum([child.room(frame, seconds) for child in self._children]),
+                sum([room(child) for child in self._children]),
                 sum([child.async_room(most) for child in self._children]),
             )
 
@@ -195,7 +196,7 @@ class Crew:
         settings = self._settings
         with self._lock:
             return bool(
-                child.room(settings.frame_seconds / 2, 0.0) or child.async_room(settings.async_concurrency)
+                child.room(settings.frame_seconds / 2) or child.async_room(settings.async_concurrency)
             )
 
     def watch(self, now: float) -> Watched:

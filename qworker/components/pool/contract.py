@@ -1,6 +1,6 @@
 """TaskPool: what a pool must do for the worker. One contract suite holds for all pools.
 
-Comes from:  Mediator (free_slots, submit), Worker (start, quiet, stop), Listener (terminate).
+Comes from:  Mediator (free_slots, free_slots_for, submit), Worker (start, quiet, stop), Listener (terminate).
 Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
 Thread:      each method says which may call it. The callbacks are called on the pool's own threads.
 """
@@ -54,13 +54,20 @@ class TaskPool(ABC):
         """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
 
     @abstractmethod
-    def free_slots(self, seconds: float | None = 0.0) -> Slots:
-        """How many requests may be submitted now. When there are more, *on_room* is called.
+    def free_slots(self) -> Slots:
+        """How many requests may be submitted now, if they are short: a long one may be refused.
 
-        seconds: that each sync one of them is expected to take; the first of them is then sure to be
-        accepted. 0: this is not known, and it may be refused. None: only processes that run none are counted.
-        Called by who has the mediator's turn: the mediator, the pool's own thread or the listener.
+        When there are more, *on_room* is called. Called by who has the mediator's turn: the mediator, the
+        pool's own thread or the listener.
         """
+
+    def free_slots_for(self, runtime: float | None) -> Slots:
+        """How many requests may be submitted now; the first of them is sure to be accepted.
+
+        runtime: seconds that each sync one of them is expected to take. None: nobody knows, so each takes a
+        process or thread that runs nothing. Called as free_slots() is.
+        """
+        return self.free_slots()
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Request]:

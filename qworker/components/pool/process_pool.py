@@ -122,8 +122,13 @@ class ProcessPool(TaskPool):
 
     # -- mediator and others --
 
-    def free_slots(self, seconds: float | None = 0.0) -> Slots:
-        return self._crew.free_slots(seconds)
+    def free_slots(self) -> Slots:
+        frame = self._settings.frame_seconds
+        return self._crew.free_slots(lambda child: child.room(frame))
+
+    def free_slots_for(self, runtime: float | None) -> Slots:
+        frame = self._settings.frame_seconds
+        return self._crew.free_slots(lambda child: child.room_for(runtime, frame))
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         refused, look = self._crew.assign(requests)

@@ -82,7 +82,7 @@ class ThreadPool(TaskPool):
             return 0
         return max(0, self._settings.concurrency - (len(self._running) - self._async_running))
 
-    def free_slots(self, seconds: float | None = 0.0) -> Slots:
+    def free_slots(self) -> Slots:
         with self._lock:
             return Slots(
                 self._free(), self._settings.async_concurrency - self._async_running if self._accepting else 0
