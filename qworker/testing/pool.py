@@ -133,7 +133,7 @@ class InlinePool(TaskPool):
                 outcome = execution.execute(self._app, prepared.task, prepared.context, prepared.body)
         self._take_out(request)
         if not request.is_async and outcome.runtime is not None:
-            self.estimates.learn(request.name, outcome.runtime)
+            self.runtimes.learn(request.name, outcome.runtime)
         self._on_ended([(request, outcome)])
         self._on_room()
 

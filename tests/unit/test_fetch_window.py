@@ -34,7 +34,7 @@ class Window:
 
     def learn(self, seconds: float, name: str = "add") -> None:
         for _ in range(200):
-            self.pool.estimates.learn(name, seconds)
+            self.pool.runtimes.learn(name, seconds)
 
     def hold(self, count: int, task: str = "add") -> None:
         """Let so many be ready."""
@@ -185,9 +185,9 @@ def test_for_a_process_that_is_busy_for_long_nothing_is_fetched_ahead() -> None:
 
 def test_after_a_long_task_as_many_are_fetched_as_can_run_until_one_was_short() -> None:
     window = Window(multiplier=4)
-    window.pool.estimates.learn("boom", 22.0)
+    window.pool.runtimes.learn("boom", 22.0)
     assert window.window.room() == 2
-    window.pool.estimates.learn("add", 0.2)
+    window.pool.runtimes.learn("add", 0.2)
     assert window.window.room() == 10
 
 

@@ -196,7 +196,7 @@ def test_the_most_urgent_are_fetched_first() -> None:
 
 def test_what_is_fetched_weighs_what_its_task_takes() -> None:
     ears = Ears()
-    ears.pool.estimates.learn("add", 0.002)
+    ears.pool.runtimes.learn("add", 0.002)
     ears.push(1)
     ears.turns()
     assert ears.ready.load == ears.pool.expected_runtime("add")
@@ -220,11 +220,11 @@ def test_a_worker_full_of_async_tasks_still_fetches() -> None:
 
 def test_what_was_fetched_ahead_and_turns_out_long_goes_back_to_the_broker() -> None:
     ears = Ears()
-    ears.pool.estimates.learn("boom", 0.0001)
+    ears.pool.runtimes.learn("boom", 0.0001)
     ears.push(100)
     ears.turns()
     assert len(ears.ready) > 50
-    ears.pool.estimates.learn("add", 0.9)
+    ears.pool.runtimes.learn("add", 0.9)
     ears.clock.advance(1)
     ears.turns()
     ears.turns()
@@ -246,7 +246,7 @@ def test_what_waits_behind_long_tasks_goes_back_for_others_to_run() -> None:
     assert (len(ears.ready), len(ears.store.held), ears.waiting()) == (0, 2, 6)
     ears.pool.busy_for_long = 1
     ears.pool.held.pop()
-    ears.pool.estimates.learn("add", 22.0)
+    ears.pool.runtimes.learn("add", 22.0)
     ears.clock.advance(1)
     ears.turns()
     assert len(ears.ready) == 1, "of long tasks none is fetched ahead any more"
@@ -259,7 +259,7 @@ def test_surplus_that_was_acked_early_stays() -> None:
         request.acked = True
         ears.state.enter(request)
     ears.ready.put_many(requests)
-    ears.pool.estimates.learn("once", 1.0)
+    ears.pool.runtimes.learn("once", 1.0)
     ears.turns()
     assert sorted(tags(ears.ready.clear())) == [1000, 1001, 1002, 1003, 1004, 1005]
     assert ears.store.settled == []

@@ -168,7 +168,7 @@ def test_after_a_refusal_of_an_unknown_task_it_waits_for_a_process_that_has_noth
 def test_after_a_refusal_of_a_known_task_it_waits_for_room_for_that() -> None:
     """A child that had to be idle first would have nothing to do until the next frame is there."""
     desk = Desk()
-    desk.pool.estimates.learn("add", 0.001)
+    desk.pool.runtimes.learn("add", 0.001)
     desk.put(*desk.rooms.requests(2))
     desk.pool.refusing = {2}
     desk.step()
@@ -183,15 +183,15 @@ def test_what_was_unknown_when_it_was_refused_is_asked_for_by_what_was_learned_s
     desk.pool.refusing = {1}
     desk.step()
     desk.pool.refusing = set()
-    desk.pool.estimates.learn("add", 0.001)
+    desk.pool.runtimes.learn("add", 0.001)
     desk.step()
     assert desk.pool.asked == [ANY, desk.pool.expected_runtime("add")]
 
 
 def test_it_asks_for_room_for_the_task_that_it_took_last() -> None:
     desk = Desk(concurrency=1)
-    desk.pool.estimates.learn("boom", 30.0)
-    desk.pool.estimates.learn("add", 0.001)
+    desk.pool.runtimes.learn("boom", 30.0)
+    desk.pool.runtimes.learn("add", 0.001)
     desk.put(desk.rooms.request(1, "boom"), desk.rooms.request(2), desk.rooms.request(3))
     desk.pool.refusing = {1}
     desk.step()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qworker.clock import boot_id
-from qworker.components.pool.running_file import Marks
+from qworker.components.pool.running_file import RunningFile
 from qworker.transports.owner_files import OwnerFiles, died, lock_beside, running_tags, runtime_directory
 
 BOOT = boot_id()
@@ -77,14 +77,14 @@ def test_without_a_place_there_is_neither_lock_nor_marks(tmp_path: Path) -> None
         pass
 
 
-def test_marks_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: Path) -> None:
+def test_slots_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: Path) -> None:
     held = holding(tmp_path)
     copies: list[set[int]] = []
     held.copy_running(copies.append)
     assert copies == []
-    marks = Marks(held.running)
-    marks.set(0, 7)
-    marks.begin(9)
+    slots = RunningFile(held.running)
+    slots.set(0, 7)
+    slots.begin(9)
 
     def fail(tags: set[int]) -> None:
         raise ConnectionError

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from qworker.components.pool.child_handle import ASYNC_GRACE_SECONDS, CANCEL_SECONDS
 from qworker.components.pool.children import STALLED_SECONDS
-from qworker.components.pool.process_pool import MAX_QUICK_DEATHS
+from qworker.components.pool.process_pool import CRASH_LOOP_DEATHS
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
 from qworker.tasks.outcome import (
@@ -97,7 +97,7 @@ def test_a_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureF
     pool.clock.advance(60)
     pool.spawner.die(pool.children[0], signal.SIGKILL)
     pool.step()
-    assert len(pool.children) == len(pool.crew.children()) == 2
+    assert len(pool.children) == len(pool.handles.all()) == 2
     assert sorted(child.index for child in pool.children) == [0, 1]
     assert "killed by SIGKILL, possibly for want of memory; it is being replaced" in caplog.text
     assert pool.submit(*pool.rooms.requests(2)) == []
@@ -174,7 +174,7 @@ def test_children_that_never_come_up_end_the_worker() -> None:
     pool = Pool(concurrency=1)
     pool.pool._ever_up = False
     pool.spawner.holds_back = True
-    for _ in range(MAX_QUICK_DEATHS - 1):
+    for _ in range(CRASH_LOOP_DEATHS - 1):
         pool.spawner.notify("up", 0, pool.children[0].pid)
         pool.spawner.die(pool.children[0], 1 << 8)
         pool.step()
@@ -527,7 +527,7 @@ def test_what_is_cut_short_by_the_stop_is_returned_not_lost(one: Pool) -> None:
     one.submit(running)
     one.work()
     one.pool.quiet()
-    for child in one.crew.retire_all():
+    for child in one.handles.retire_all():
         child.kill(signal.SIGKILL)
     one.step()
     assert one.ends() == []
@@ -708,13 +708,13 @@ class AtRandom(RuleBasedStateMachine):
     @invariant()
     def the_pool_knows_what_it_holds(self) -> None:
         told = {request.tag for request, _ in self.pool.ended}
-        held = sorted(tag for handle in self.pool.crew.children() for tag in tags(handle.requests()))
+        held = sorted(tag for handle in self.pool.handles.all() for tag in tags(handle.requests()))
         assert held == sorted(self.submitted.keys() - told)
         assert self.pool.pool.in_flight() == len(held)
 
     @invariant()
     def the_load_is_never_negative_and_never_left_behind(self) -> None:
-        for handle in self.pool.crew.children():
+        for handle in self.pool.handles.all():
             assert handle.load >= -1e-9
             assert handle.sync_jobs == sum(not one.request.is_async for one in handle.jobs.values())
             if not handle.sync_jobs:
@@ -722,7 +722,7 @@ class AtRandom(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_put_behind_a_long_task(self) -> None:
-        for handle in self.pool.crew.children():
+        for handle in self.pool.handles.all():
             sync = [one for one in handle.jobs.values() if not one.request.is_async]
             if len(sync) > 1:
                 assert all(one.seconds <= self.pool.settings.frame_seconds for one in sync)

@@ -87,7 +87,7 @@ def test_a_suspect_waits_for_a_process_that_has_nothing_else() -> None:
     pool.work()
     assert pool.submit(pool.rooms.request(9, deliveries=2)) == []
     pool.step()
-    kept = next(handle for handle in pool.crew.children() if handle.alone)
+    kept = next(handle for handle in pool.handles.all() if handle.reserved)
     assert pool.submit(*pool.rooms.requests(4, first=20)) == [], "the other process takes them"
     assert 9 not in {request.tag for request in kept.requests()}
     for child in pool.children:
@@ -103,7 +103,7 @@ def test_a_suspect_waits_for_a_process_that_has_nothing_else() -> None:
     child = next(one for one in pool.children if one.pid == kept.pid)
     child.finish()
     pool.step()
-    assert not kept.alone
+    assert not kept.reserved
     pool.close()
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qworker.components.pool.child_main import Child
-from qworker.components.pool.children import Crew
+from qworker.components.pool.children import Children
 from qworker.components.pool.contract import Ended, PoolSettings
 from qworker.components.pool.frames import (
     OUTCOME,
@@ -267,8 +267,8 @@ class Pool:
         self.room_told += 1
 
     @property
-    def crew(self) -> Crew:
-        return self.pool._crew
+    def handles(self) -> Children:
+        return self.pool._children
 
     @property
     def children(self) -> list[VirtualChild]:
@@ -276,7 +276,7 @@ class Pool:
 
     def learn(self, name: str, seconds: float) -> None:
         for _ in range(100):
-            self.pool.estimates.learn(name, seconds)
+            self.pool.runtimes.learn(name, seconds)
 
     def step(self) -> None:
         """Turns of the pool thread until nothing happens any more."""
@@ -317,7 +317,7 @@ class Pool:
 
 def _readable(pool: Pool) -> bool:
     ready = select.poll()
-    for handle in pool.crew.children():
+    for handle in pool.handles.all():
         if handle.fileno() in pool.pool._by_file:
             ready.register(handle.fileno(), select.POLLIN)
     ready.register(pool.spawner.fileno(), select.POLLIN)

@@ -33,7 +33,8 @@ OVERDUE = Outcome(TIME_LIMIT, text="the hard time limit passed")
 
 
 class Assigned(NamedTuple):
-    """A request in a child's hands, with the seconds it is expected to take."""
+    """A request that a child has: how many seconds it is expected to take, and since when (monotonic) it is
+    there."""
 
     request: Request
     seconds: float
@@ -65,15 +66,17 @@ class ChildHandle:
         self._monotonic = monotonic
         self._send_signal = send_signal
         self.pid = 0
-        self._owed: list[int] = []
+        self._pending_signals: list[int] = []
+        """What to send as soon as the process id is known."""
         self.interrupted = False
         """We have asked what runs there to end."""
         self._cancelled: dict[int, Limit] = {}
         """Async jobs that are to end on request."""
         self.up = False
-        self.gone = False
+        self.dead = False
         self.retiring = False
-        self.alone = False
+        """It gets no more, and is replaced when it has ended what it has."""
+        self.reserved = False
         """It is kept for a request that is to run there alone, or runs one."""
         self.killed: tuple[Outcome, Request | None] | None = None
         """Why we killed it, and for whose sake: for that of nobody (None) it is the outcome of all."""
@@ -81,8 +84,11 @@ class ChildHandle:
         self.jobs: dict[int, Assigned] = {}
         self.async_jobs = 0
         self.load = 0.0
+        """Seconds that its sync jobs are expected to take."""
         self.total = 0
-        self.heard = 0.0
+        """How many jobs it was given, all in all."""
+        self.last_heard = 0.0
+        """Monotonic time at which its latest sync job began, or the one before that ended."""
         self.outgoing: list[Job] = []
         self._unsent: deque[memoryview] = deque()
         """Frames, as views: what is left of a large one is not copied for each send."""
@@ -131,11 +137,11 @@ class ChildHandle:
         return len(self.jobs) - self.async_jobs
 
     def _takes_no_more(self) -> bool:
-        return self.retiring or self.gone or self.worn_out or self.alone
+        return self.retiring or self.dead or self.worn_out or self.reserved
 
     @property
     def worn_out(self) -> bool:
-        """Whether it has been given all the tasks that one child may run."""
+        """Whether it was given all the tasks that one child may run."""
         return self._max_tasks is not None and self.total >= self._max_tasks
 
     def takes(self, seconds: float | None, frame_seconds: float) -> bool:
@@ -157,7 +163,7 @@ class ChildHandle:
     def assign(self, sequence: int, request: Request, seconds: float) -> None:
         now = self._monotonic()
         if not self.sync_jobs:
-            self.heard = now
+            self.last_heard = now
         self.jobs[sequence] = Assigned(request, seconds, now)
         self.total += 1
         if request.is_async:
@@ -225,7 +231,7 @@ class ChildHandle:
         if assigned.request.is_async:
             self.async_jobs -= 1
         else:
-            self.heard = now
+            self.last_heard = now
             self.load = max(0.0, self.load - assigned.seconds) if self.sync_jobs else 0.0
         return assigned.request
 
@@ -234,7 +240,7 @@ class ChildHandle:
 
     def recall(self) -> list[Request]:
         """Take back the jobs that have not started."""
-        if self.gone or not self._open:
+        if self.dead or not self._open:
             return []
         taken = []
         for sequence in take_tokens(self.token_reader):
@@ -250,13 +256,13 @@ class ChildHandle:
 
     # -- watching --
 
-    def stalls_at(self, patience: float) -> float | None:
+    def stalls_at(self, seconds: float) -> float | None:
         """Monotonic time from which the task it runs takes longer than anybody thought, with others waiting
         behind it; None when none waits."""
         if self.sync_jobs < 2:
             return None
         expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
-        return self.heard + max(patience, 1.5 * expected)
+        return self.last_heard + max(seconds, 1.5 * expected)
 
     def cancel(self, request: Request, how: str) -> None:
         """Have the child cancel *request*, which is async and runs there; if it does not end, it is killed
@@ -274,10 +280,10 @@ class ChildHandle:
                     pass  # the child is dead, or hears nothing: see the limit
                 return
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         """Seconds for which it probably has work: what is late is expected to take as long again as it
         has."""
-        since = now - self.heard
+        since = now - self.last_heard
         return self.load - since if since < self.load else since
 
     def next_limit(self) -> Limit | None:
@@ -293,7 +299,7 @@ class ChildHandle:
                 first = False  # the sync jobs run one after the other: only the first one is running
                 if limit is not None:
                     # It started after its predecessor's outcome at the latest: never too early a kill.
-                    limits.append(Limit(max(since, self.heard) + limit, request, OVERDUE))
+                    limits.append(Limit(max(since, self.last_heard) + limit, request, OVERDUE))
         return min(limits, default=None, key=lambda limit: limit.at)
 
     # -- pool thread --
@@ -308,19 +314,19 @@ class ChildHandle:
             return None
         return list(self._buffer.feed(data)) if data else None
 
-    def named(self, pid: int) -> None:
+    def started_as(self, pid: int) -> None:
         """Its process id is known now: send the signals that are owed to it."""
         self.pid = pid
-        for number in self._owed:
+        for number in self._pending_signals:
             self.kill(number)
 
     def kill(self, number: int) -> None:
         """Send a signal; as soon as the process id is known."""
         self.interrupted = self.interrupted or number == signal.SIGUSR1
         if not self.pid:
-            if number not in self._owed:
-                self._owed.append(number)
-        elif not self.gone:
+            if number not in self._pending_signals:
+                self._pending_signals.append(number)
+        elif not self.dead:
             try:
                 self._send_signal(self.pid, number)
             except ProcessLookupError:

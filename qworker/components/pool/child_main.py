@@ -35,7 +35,7 @@ from qworker.components.pool.frames import (
     pack,
 )
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
-from qworker.components.pool.running_file import Marks
+from qworker.components.pool.running_file import RunningFile
 from qworker.components.pool.soft_limit import SIGNAL, SoftLimit
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
@@ -90,7 +90,7 @@ class Child:
         self._limit = SoftLimit()
         self._alarms_are_tasks = True
         """Whoever sets the system's alarm clock is a task: nobody had when this process was ready."""
-        self._marks = Marks(settings.get("running_path"), settings["index"])
+        self._running_file = RunningFile(settings.get("running_path"), settings["index"])
         self._hostname = settings["hostname"]
         self._accept = frozenset(app.conf.accept_content)
         self._max_memory = settings.get("max_memory")
@@ -139,7 +139,7 @@ class Child:
         if task.is_async:
             self._event_loop().start(sequence, partial(self._run_async, sequence, tag, prepared))
             return
-        self._marks.set(0, tag)
+        self._running_file.set(0, tag)
         if CRASHING:
             crash_point("running")
         try:
@@ -160,17 +160,17 @@ class Child:
             outcome = execution.cut_short(app, task, context, last)
         if CRASHING:
             crash_point("ran")
-        self._marks.set(0, 0)
+        self._running_file.set(0, 0)
         self._tell(sequence, outcome)
         if CRASHING:
             crash_point("told")
 
     async def _run_async(self, sequence: int, tag: int, prepared: Prepared, run: AsyncRun) -> None:
-        slot = self._marks.begin(tag)
+        slot = self._running_file.begin(tag)
         outcome = await execute_async(
             self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
         )
-        self._marks.end(slot)
+        self._running_file.end(slot)
         self._tell(sequence, outcome)
 
     def _event_loop(self) -> EventLoop:

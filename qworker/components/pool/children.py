@@ -1,4 +1,4 @@
-"""Crew: the children of the process pool, and which request is in whose hands.
+"""Children: which child of the process pool has which requests, and which has room for more.
 
 Comes from:  ProcessPool: the mediator assigns, the pool thread takes outcomes and deaths.
 Goes to:     the children, in frames.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from qworker.components.pool.child_handle import ChildHandle
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.pool.quarantine import Quarantine
-from qworker.components.pool.runtimes import Estimates
+from qworker.components.pool.runtimes import RuntimeEstimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.tasks.outcome import LOST, TERMINATED, Outcome
@@ -36,25 +36,30 @@ STUCK = Outcome(LOST, text="it did not begin what it was given")
 
 
 class Watched(NamedTuple):
-    """What a look at the crew found: requests taken back, and children to be killed."""
+    """What a look at the children found: requests that were taken back, and children that are to be killed.
+
+    has_suspects: some run apart from others, or wait for that, so that the room may have changed.
+    """
 
     recalled: list[Request]
     overdue: list[ChildHandle]
-    trying: bool
-    """Some run apart from others, or wait for that: what room there is may have changed."""
+    has_suspects: bool
 
 
-class Crew:
-    """monotonic: the system's clock, but for tests."""
+class Children:
+    """runtimes: learns how long each run took. monotonic: the system's clock, but for tests."""
 
     def __init__(
-        self, settings: PoolSettings, estimates: Estimates, monotonic: Callable[[], float] = time.monotonic
+        self,
+        settings: PoolSettings,
+        runtimes: RuntimeEstimates,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
         self._settings = settings
-        self._estimates = estimates
+        self._runtimes = runtimes
         self._lock = threading.Lock()
-        self._children: list[ChildHandle] = []  # under _lock, as all below
+        self._handles: list[ChildHandle] = []  # under _lock, as all below
         self._sequence = 0
         self._quarantine = Quarantine(settings.concurrency)
         self._accepting = True
@@ -62,32 +67,32 @@ class Crew:
         self._watching = False
         """The pool thread will look for stalled children in time."""
 
-    # -- membership: pool thread --
+    # -- which there are: pool thread --
 
     def add(self, child: ChildHandle) -> None:
         with self._lock:
-            self._children.append(child)
+            self._handles.append(child)
 
     def remove(self, child: ChildHandle) -> tuple[list[Request], list[Request]]:
-        """Strike a dead child off; return what it had not started, and what it was running."""
+        """Forget a child that is dead; return what it had not started, and what it was running."""
         with self._lock:
             unstarted = child.recall()
-            self._children.remove(child)
-            child.gone = True
+            self._handles.remove(child)
+            child.dead = True
             return unstarted, child.requests()
 
-    def children(self) -> list[ChildHandle]:
+    def all(self) -> list[ChildHandle]:
         with self._lock:
-            return list(self._children)
+            return list(self._handles)
 
-    def named(self, index: int) -> ChildHandle | None:
-        """The child *index* whose process id is not known yet."""
-        return next((child for child in self.children() if child.index == index and not child.pid), None)
+    def starting(self, index: int) -> ChildHandle | None:
+        """The child *index*, as long as its process id is not known."""
+        return next((child for child in self.all() if child.index == index and not child.pid), None)
 
     def with_pid(self, pid: int) -> ChildHandle | None:
-        return next((child for child in self.children() if child.pid == pid), None)
+        return next((child for child in self.all() if child.pid == pid), None)
 
-    # -- assigning: mediator --
+    # -- assigning: who has the mediator's turn --
 
     @property
     def accepting(self) -> bool:
@@ -104,8 +109,8 @@ class Crew:
                 return Slots(0, 0)
             most = self._settings.async_concurrency
             return Slots(
-                sum([room(child) for child in self._children]),
-                sum([child.async_room(most) for child in self._children]),
+                sum([room(child) for child in self._handles]),
+                sum([child.async_room(most) for child in self._handles]),
             )
 
     def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
@@ -120,7 +125,7 @@ class Crew:
                 if request.is_suspect:
                     self._quarantine.add(request, self._monotonic())
                     continue
-                seconds = self._estimates.seconds(request.name)
+                seconds = self._runtimes.seconds(request.name)
                 child = None if full[request.is_async] else self._choose(request, seconds)
                 if child is None:
                     full[request.is_async] = True
@@ -129,8 +134,8 @@ class Crew:
                 self._give(child, request, UNKNOWN_SECONDS if seconds is None else seconds)
             if self._quarantine:
                 self._see_to_suspects()
-            stuck = [child for child in self._children if child.outgoing and not child.flush()]
-            unwatched = not self._watching and any(child.sync_jobs > 1 for child in self._children)
+            stuck = [child for child in self._handles if child.outgoing and not child.flush()]
+            unwatched = not self._watching and any(child.sync_jobs > 1 for child in self._handles)
             return refused, bool(stuck) or self._limited or unwatched or bool(self._quarantine)
 
     def _give(self, child: ChildHandle, request: Request, seconds: float) -> None:
@@ -142,14 +147,16 @@ class Crew:
         """Keep a child free for the next suspect, and begin with that as soon as the child has nothing
         else."""
         now, quarantine = self._monotonic(), self._quarantine
-        suspect = quarantine.next(lambda one: self._holder(one) is not None, now) if self._accepting else None
-        holder = None if quarantine.tried is None else self._holder(quarantine.tried)
+        suspect = (
+            quarantine.next(lambda one: self._child_of(one) is not None, now) if self._accepting else None
+        )
+        trial = None if quarantine.tried is None else self._child_of(quarantine.tried)
         chosen = None
         if suspect is not None:
-            fit = [child for child in self._children if not (child.retiring or child.worn_out)]
+            fit = [child for child in self._handles if not (child.retiring or child.worn_out)]
             chosen = min(fit, key=lambda child: (child.sync_jobs, child.async_jobs, child.load), default=None)
-        for child in self._children:
-            child.alone = child is chosen or child is holder
+        for child in self._handles:
+            child.reserved = child is chosen or child is trial
         if suspect is None or chosen is None:
             return
         if not (chosen.jobs if quarantine.is_patient(now) else chosen.sync_jobs):
@@ -161,10 +168,10 @@ class Crew:
         """The child for *request*: the one with the least work that may take it; None when none may."""
         if request.is_async:
             most = self._settings.async_concurrency
-            roomiest = max(self._children, key=lambda child: child.async_room(most), default=None)
+            roomiest = max(self._handles, key=lambda child: child.async_room(most), default=None)
             return roomiest if roomiest is not None and roomiest.async_room(most) else None
         best: ChildHandle | None = None
-        for child in self._children:
+        for child in self._handles:
             if child.takes(seconds, self._settings.frame_seconds) and (
                 best is None or child.load < best.load
             ):
@@ -184,7 +191,7 @@ class Crew:
         with self._lock:
             request = child.finished(sequence, now)
             if request is not None and not request.is_async and outcome.runtime is not None:
-                self._estimates.learn(request.name, outcome.runtime)
+                self._runtimes.learn(request.name, outcome.runtime)
             child.retiring = child.retiring or retire or child.worn_out
             if self._quarantine:
                 self._see_to_suspects()
@@ -204,10 +211,10 @@ class Crew:
         recalled: list[Request] = []
         overdue: list[ChildHandle] = []
         with self._lock:
-            trying = bool(self._quarantine)
-            if trying:
+            has_suspects = bool(self._quarantine)
+            if has_suspects:
                 self._see_to_suspects()
-            for child in self._children:
+            for child in self._handles:
                 if child.retiring and not child.worn_out:
                     recalled.extend(child.recall())
                 stalls_at = child.stalls_at(STALLED_SECONDS)
@@ -231,43 +238,43 @@ class Crew:
                     how = f"it did not come up within {self._settings.alive_timeout:g} s"
                     child.killed = child.killed or (Outcome(LOST, text=how), None)
                     overdue.append(child)
-        return Watched(recalled, overdue, trying)
+        return Watched(recalled, overdue, has_suspects)
 
-    def patience(self, now: float) -> float:
-        """Seconds until watch() could find anything."""
+    def timeout(self, now: float) -> float:
+        """Seconds after which watch() could find something."""
         with self._lock:
-            wanted = 0.1 if self._quarantine else 5.0
-            stalls = [at for child in self._children if (at := child.stalls_at(STALLED_SECONDS)) is not None]
+            timeout = 0.1 if self._quarantine else 5.0
+            stalls = [at for child in self._handles if (at := child.stalls_at(STALLED_SECONDS)) is not None]
             self._watching = bool(stalls)
             if stalls:
-                return min(wanted, max(0.0, min(stalls) - now))
-            for child in self._children:
+                return min(timeout, max(0.0, min(stalls) - now))
+            for child in self._handles:
                 limit = child.next_limit() if self._limited else None
                 if limit is not None:
-                    wanted = min(wanted, max(0.0, limit.at - now))
+                    timeout = min(timeout, max(0.0, limit.at - now))
                 if not child.up:
-                    wanted = min(wanted, 1.0)
-        return wanted
+                    timeout = min(timeout, 1.0)
+        return timeout
 
     def slack(self) -> float:
         """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in
         batches."""
         with self._lock:
-            streaming = [child.load for child in self._children if child.sync_jobs > 1]
+            streaming = [child.load for child in self._handles if child.sync_jobs > 1]
         return min(min(streaming) / 2, MAX_SLACK_SECONDS) if streaming else 0.0
 
     # -- taking back: any thread --
 
     def recall(self) -> list[Request]:
         with self._lock:
-            taken = [request for child in self._children for request in child.recall()]
+            taken = [request for child in self._handles for request in child.recall()]
             return taken + self._quarantine.recall()
 
     def cancel(self, request: Request, how: str) -> bool:
         """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey
         in time; False when nobody has it."""
         with self._lock:
-            child = self._holder(request)
+            child = self._child_of(request)
             if child is not None:
                 self._limited = True
                 child.cancel(request, how)
@@ -276,31 +283,31 @@ class Crew:
     def mark_for_kill(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
         """Return the child that has *request*; lethal: note that it is killed for that request's sake."""
         with self._lock:
-            child = self._holder(request)
+            child = self._child_of(request)
             if child is not None and lethal:
                 child.killed = child.killed or (Outcome(TERMINATED, text=how), request)
         return child
 
-    def _holder(self, request: Request) -> ChildHandle | None:
+    def _child_of(self, request: Request) -> ChildHandle | None:
         return next(
-            (child for child in self._children if any(one is request for one in child.requests())), None
+            (child for child in self._handles if any(one is request for one in child.requests())), None
         )
 
     def retire_all(self) -> list[ChildHandle]:
         """Let nobody be replaced any more; return those that are busy."""
         with self._lock:
-            for child in self._children:
+            for child in self._handles:
                 child.retiring = True
-            return [child for child in self._children if child.jobs]
+            return [child for child in self._handles if child.jobs]
 
     def in_flight(self) -> int:
         with self._lock:
-            return sum(len(child.jobs) for child in self._children)
+            return sum(len(child.jobs) for child in self._handles)
 
     def busy_beyond(self, seconds: float, now: float) -> int:
         with self._lock:
-            return sum(child.sync_jobs > 0 and child.left(now) > seconds for child in self._children)
+            return sum(child.sync_jobs > 0 and child.remaining(now) > seconds for child in self._handles)
 
     def async_in_flight(self) -> int:
         with self._lock:
-            return sum(child.async_jobs for child in self._children)
+            return sum(child.async_jobs for child in self._handles)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qworker.components.pool.runtimes import Estimates
+from qworker.components.pool.runtimes import RuntimeEstimates
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.tasks.outcome import Outcome
@@ -45,7 +45,7 @@ class TaskPool(ABC):
     """A place where tasks run."""
 
     def __init__(self) -> None:
-        self.estimates = Estimates()  # written by the pool's own thread, as all here
+        self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
         self.starts = self.deaths = 0
         """How many processes were started, and how many ended before their time."""
 
@@ -100,15 +100,15 @@ class TaskPool(ABC):
 
     def mean_runtime(self) -> float:
         """Seconds that recent sync tasks took, on average; 0.0 when none has run yet. Any thread."""
-        return self.estimates.mean
+        return self.runtimes.mean
 
     def expected_runtime(self, name: str) -> float | None:
         """Seconds that a task of that name takes; None when none has run here. Any thread."""
-        return self.estimates.seconds(name)
+        return self.runtimes.seconds(name)
 
     def latest_runtime(self) -> float:
         """Seconds that the sync task took that ended last; 0.0 when none has run yet. Any thread."""
-        return self.estimates.latest
+        return self.runtimes.latest
 
     @abstractmethod
     def busy_beyond(self, seconds: float) -> int:

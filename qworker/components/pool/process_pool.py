@@ -3,7 +3,7 @@
 Comes from:  Mediator, which submits requests.
 Goes to:     children (``child_main.py``) over sockets; requests and their outcomes to the worker.
 Thread:      the pool thread reads outcomes, enforces limits, sees deaths and has children replaced. The other
-             threads reach the children through the Crew.
+             threads reach them through ``children.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from qworker import signals
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.pool.child_handle import ChildHandle, describe_exit
-from qworker.components.pool.children import Crew
+from qworker.components.pool.children import Children
 from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.components.pool.frames import OUTCOME, STARTED, UP
 from qworker.components.pool.spawner import Spawner
@@ -36,9 +36,10 @@ logger = logging.getLogger(__name__)
 
 LETHAL = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT))
 """Signals that end a child unless its task catches them."""
-QUICK_DEATH_SECONDS = 1.0
-MAX_QUICK_DEATHS = 5
-"""Per child of the pool: so many deaths at birth in a row, with none ever up, and the worker gives up."""
+CRASH_LOOP_SECONDS = 1.0
+"""A child that lives no longer has died early."""
+CRASH_LOOP_DEATHS = 5
+"""Per child of the pool: so many early deaths in a row, with none ever up, and the worker gives up."""
 
 NOT_STARTED = Outcome(UNSTARTED)
 STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker did not send")
@@ -68,7 +69,7 @@ class ProcessPool(TaskPool):
         self._on_stored = on_stored
         self._on_room = on_room
         self._on_crash = on_crash
-        self._crew = Crew(settings, self.estimates, clock.monotonic)
+        self._children = Children(settings, self.runtimes, clock.monotonic)
         self._wakeup = WakeupPipe()
         self._wakeup.open()
         self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
@@ -76,7 +77,7 @@ class ProcessPool(TaskPool):
         self._crashed = False  # written by the pool thread, as all below
         self._poll = select.poll()
         self._by_file: dict[int, ChildHandle] = {}
-        self._quick_deaths = 0
+        self._early_deaths = 0
         self._spawn_after = 0.0
         self._ever_up = False
         self._cut: list[Request] = []
@@ -102,15 +103,15 @@ class ProcessPool(TaskPool):
         return not self._crashed
 
     def quiet(self) -> None:
-        self._crew.quiet()
+        self._children.quiet()
 
     def stop(self, deadline: float) -> list[Request]:
         self.quiet()
-        for child in self._crew.retire_all():
+        for child in self._children.retire_all():
             child.kill(signal.SIGKILL)
-        for child in self._crew.children():
+        for child in self._children.all():
             child.hang_up()
-        while self._crew.children() and time.monotonic() < deadline and self._thread.is_alive():
+        while self._children.all() and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
         self._stopping.set()
         self._wakeup.wake()
@@ -118,26 +119,26 @@ class ProcessPool(TaskPool):
             self._thread.join(1.0)
         self._spawner.close()
         cut, self._cut = self._cut, []
-        return cut + [request for child in self._crew.children() for request in child.requests()]
+        return cut + [request for child in self._children.all() for request in child.requests()]
 
     # -- mediator and others --
 
     def free_slots(self) -> Slots:
         frame = self._settings.frame_seconds
-        return self._crew.free_slots(lambda child: child.room(frame))
+        return self._children.free_slots(lambda child: child.room(frame))
 
     def free_slots_for(self, runtime: float | None) -> Slots:
         frame = self._settings.frame_seconds
-        return self._crew.free_slots(lambda child: child.room_for(runtime, frame))
+        return self._children.free_slots(lambda child: child.room_for(runtime, frame))
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        refused, look = self._crew.assign(requests)
+        refused, look = self._children.assign(requests)
         if look:
             self._wakeup.wake()
         return refused
 
     def recall(self) -> list[Request]:
-        return self._crew.recall()
+        return self._children.recall()
 
     def terminate(self, request: Request, signal_name: str) -> bool:
         try:
@@ -146,36 +147,36 @@ class ProcessPool(TaskPool):
             number = signal.SIGTERM
         how = f"terminated by {signal_name}"
         if request.is_async:  # it shares its process with others, which are none of its business
-            cancelled = self._crew.cancel(request, how)
+            cancelled = self._children.cancel(request, how)
             self._wakeup.wake()
             return cancelled
-        child = self._crew.mark_for_kill(request, how, lethal=number in LETHAL)
+        child = self._children.mark_for_kill(request, how, lethal=number in LETHAL)
         if child is None:
             return False
         child.kill(number)
         return True
 
     def interrupt(self) -> None:
-        for child in self._crew.children():
+        for child in self._children.all():
             if child.jobs:
                 child.kill(signal.SIGUSR1)
 
     def in_flight(self) -> int:
-        return self._crew.in_flight()
+        return self._children.in_flight()
 
     def busy_beyond(self, seconds: float) -> int:
-        return self._crew.busy_beyond(seconds, self._clock.monotonic())
+        return self._children.busy_beyond(seconds, self._clock.monotonic())
 
     def async_in_flight(self) -> int:
-        return self._crew.async_in_flight()
+        return self._children.async_in_flight()
 
     def info(self) -> dict[str, Any]:
         return {
             "implementation": "prefork",
             "max-concurrency": self._settings.concurrency,
-            "processes": [child.pid for child in self._crew.children() if child.pid],
+            "processes": [child.pid for child in self._children.all() if child.pid],
             "max-tasks-per-child": self._settings.max_tasks_per_child or "N/A",
-            "in-flight": self._crew.in_flight(),
+            "in-flight": self._children.in_flight(),
         }
 
     # -- the pool thread --
@@ -183,7 +184,7 @@ class ProcessPool(TaskPool):
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self.step(self._patience())
+                self.step(self._timeout())
         except BaseException as error:  # noqa: BLE001
             # The component shell: the worker stops, with the reason.
             if not self._stopping.is_set():
@@ -191,19 +192,19 @@ class ProcessPool(TaskPool):
                 self.quiet()
                 self._on_crash("pool", error)
 
-    def step(self, patience: float) -> None:
-        """One turn, after waiting up to *patience* seconds for something to happen."""
+    def step(self, timeout: float) -> None:
+        """One turn, after waiting up to *timeout* seconds for something to happen."""
         ended: list[Ended] = []
         stored: list[tuple[Request, ResultRow]] = []
         notices = False
-        for file, event in self._poll.poll(patience * 1000):
+        for file, event in self._poll.poll(timeout * 1000):
             if file == self._wakeup.fileno():
                 self._wakeup.clear()
                 self._watch_writes()
             elif file == self._spawner.fileno():
                 notices = True
             elif (child := self._by_file.get(file)) is not None:
-                if event & select.POLLOUT and self._crew.flush(child):
+                if event & select.POLLOUT and self._children.flush(child):
                     self._poll.modify(file, select.POLLIN)
                 if event & ~select.POLLOUT:
                     self._receive(child, ended, stored)
@@ -212,14 +213,14 @@ class ProcessPool(TaskPool):
             try:
                 self._hear_spawner(ended, stored)
             except EOFError as error:  # no more children can be had, and those that were are dead
-                self._bury_all(str(error), ended, stored)
+                self._reap_all(str(error), ended, stored)
                 failure = error
         now = self._clock.monotonic()
-        watched = self._crew.watch(now)
+        watched = self._children.watch(now)
         for child in watched.overdue:
             child.kill(signal.SIGKILL)
         ended.extend((request, NOT_STARTED) for request in watched.recalled)
-        if watched.trying:
+        if watched.has_suspects:
             self._has_room = True
             self._watch_writes()
         if stored:
@@ -232,14 +233,14 @@ class ProcessPool(TaskPool):
         if self._has_room:
             self._has_room = False
             self._on_room()
-        if ended and (slack := self._crew.slack()):
+        if ended and (slack := self._children.slack()):
             self._clock.sleep(slack)
 
-    def _patience(self) -> float:
+    def _timeout(self) -> float:
         now = self._clock.monotonic()
-        missing = len(self._crew.children()) < self._settings.concurrency and self._crew.accepting
-        patience = self._crew.patience(now)
-        return min(patience, max(0.01, self._spawn_after - now)) if missing else patience
+        missing = len(self._children.all()) < self._settings.concurrency and self._children.accepting
+        timeout = self._children.timeout(now)
+        return min(timeout, max(0.01, self._spawn_after - now)) if missing else timeout
 
     def _watch_writes(self) -> None:
         """Send the rest of what did not fit into a socket as soon as there is room."""
@@ -261,7 +262,7 @@ class ProcessPool(TaskPool):
                 if CRASHING:
                     crash_point("heard")
                 outcome = Outcome(*fields)
-                request = self._crew.finished(child, sequence, outcome, retire, now)
+                request = self._children.finished(child, sequence, outcome, retire, now)
                 if request is None:
                     continue
                 if outcome.kind == INTERRUPTED and not child.interrupted:
@@ -273,8 +274,8 @@ class ProcessPool(TaskPool):
                     stored.append((job.request, content[1]))
             elif kind == UP:
                 child.up = self._ever_up = True
-                self._quick_deaths = 0
-        if self._crew.has_room(child):
+                self._early_deaths = 0
+        if self._children.has_room(child):
             self._has_room = True
 
     def _forget(self, child: ChildHandle) -> None:
@@ -284,40 +285,40 @@ class ProcessPool(TaskPool):
     def _hear_spawner(self, ended: list[Ended], stored: list[tuple[Request, ResultRow]]) -> None:
         for kind, number, value in self._spawner.receive():
             if kind == "up":
-                child = self._crew.named(number)
+                child = self._children.starting(number)
                 if child is not None:
-                    child.named(value)
+                    child.started_as(value)
                 continue
             if kind == "gone":
                 how = f"the process that forks children has died ({describe_exit(value)}), and they with it"
                 logger.error("%s; there is another", how)
-                self._bury_all(how, ended, stored)
+                self._reap_all(how, ended, stored)
                 continue
-            child = self._crew.named(-number - 1) if number < 0 else self._crew.with_pid(number)
+            child = self._children.starting(-number - 1) if number < 0 else self._children.with_pid(number)
             if child is not None:
-                self._bury(child, describe_exit(value), ended, stored)
+                self._reap(child, describe_exit(value), ended, stored)
 
-    def _bury_all(self, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]) -> None:
-        for child in self._crew.children():
-            self._bury(child, how, ended, stored)
+    def _reap_all(self, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]) -> None:
+        for child in self._children.all():
+            self._reap(child, how, ended, stored)
 
-    def _bury(
+    def _reap(
         self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]
     ) -> None:
-        """A child is dead: take what it had said, what it had not started, and what it was running."""
+        """A child is dead: end what it had said to have ended, what it had not started, and what it ran."""
         while child.fileno() in self._by_file:
             before = len(ended) + len(stored)
             self._receive(child, ended, stored)
             if len(ended) + len(stored) == before:
                 self._forget(child)
-        unstarted, running = self._crew.remove(child)
+        unstarted, running = self._children.remove(child)
         if CRASHING:
-            crash_point("child buried")
+            crash_point("child reaped")
         child.close()
         outcome, target = child.killed or (Outcome(LOST, text=how), None)
         how = outcome.text
         ended.extend((request, NOT_STARTED) for request in unstarted)
-        if child.retiring and child.killed is None and not self._crew.accepting:
+        if child.retiring and child.killed is None and not self._children.accepting:
             self._cut.extend(running)  # we killed it to stop: the worker gives them back
         else:
             beside = Outcome(INTERRUPTED, text=how)
@@ -325,24 +326,28 @@ class ProcessPool(TaskPool):
         if not child.retiring:
             self.deaths += 1
             logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)
-            if not child.up or self._clock.monotonic() - child.born < QUICK_DEATH_SECONDS:
-                self._died_young(how)
+            if not child.up or self._clock.monotonic() - child.born < CRASH_LOOP_SECONDS:
+                self._note_early_death(how)
 
-    def _died_young(self, how: str) -> None:
-        self._quick_deaths += 1
-        many = MAX_QUICK_DEATHS * self._settings.concurrency
-        if not self._ever_up and self._quick_deaths >= many:
-            raise QWorkerError(f"{many} pool processes died at birth, the last one: {how}")
-        if self._quick_deaths > many:
-            self._spawn_after = self._clock.monotonic() + min(5.0, 0.1 * (self._quick_deaths - many))
+    def _note_early_death(self, how: str) -> None:
+        self._early_deaths += 1
+        most = CRASH_LOOP_DEATHS * self._settings.concurrency
+        if not self._ever_up and self._early_deaths >= most:
+            raise QWorkerError(f"{most} pool processes died at birth, the last one: {how}")
+        if self._early_deaths > most:
+            self._spawn_after = self._clock.monotonic() + min(5.0, 0.1 * (self._early_deaths - most))
 
     def _replace(self, now: float) -> None:
         """Let retiring children go that have nothing left, and start those that are missing."""
-        children = self._crew.children()
+        children = self._children.all()
         for child in children:
             if child.retiring and not child.jobs:
                 child.hang_up()
-        if self._crew.accepting and now >= self._spawn_after and len(children) < self._settings.concurrency:
+        if (
+            self._children.accepting
+            and now >= self._spawn_after
+            and len(children) < self._settings.concurrency
+        ):
             for index in set(range(self._settings.concurrency)) - {child.index for child in children}:
                 self._spawn(index)
 
@@ -373,7 +378,7 @@ class ProcessPool(TaskPool):
             return
         child.spawned()
         self.starts += 1
-        self._crew.add(child)
+        self._children.add(child)
         self._has_room = True
         self._by_file[child.fileno()] = child
         self._poll.register(child.fileno(), select.POLLIN)

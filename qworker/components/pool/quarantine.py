@@ -5,10 +5,10 @@ Comes from:  the pool, which was given them like any others.
 Goes to:     back to it, one at a time: a process pool runs it in a child that has nothing else.
 Thread:      whoever holds the lock of the pool.
 
-Whatever ran beside a task that kills its worker has met with the same deaths. Tried apart from each other the
-innocent ones end, and only the culprit meets with yet another death. Normal work goes on meanwhile, in the
-other processes. Nothing waits here for ever: a trial is over after TRIAL_SECONDS, however long the task runs
-on, and where there is but one process the others have it for as long after each trial.
+Whatever ran beside a task that kills its worker has met with the same deaths. Tried apart from each other
+the others come to their ends, and only that task meets with yet another death. Normal work goes on meanwhile,
+in the other processes. Nothing waits here for ever: a trial is over after TRIAL_SECONDS, however long the
+task runs on, and where there is but one process the others have it for as long after each trial.
 """
 
 from __future__ import annotations

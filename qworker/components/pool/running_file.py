@@ -1,11 +1,12 @@
-"""Marks: which messages a process is running, written where they outlive it.
+"""Running file: which messages a process is running, written where it outlives the process.
 
 Comes from:  pool children and the threads pool, at the start and the end of each run.
 Goes to:     the running file (``Consumer.running_path``); when the worker dies, whoever takes its messages
              back reads it, and counts the death only against those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.
 
-The file is mapped into memory, so that a mark costs no system call and needs no farewell.
+The file has a slot for each run: the tag of its message, or 0. It is mapped into memory, so that a slot is
+filled without a system call, and stands as it is when the process is killed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import os
 from qworker.transports.lease import MARK
 
 SLOTS = 128
-"""Of one process."""
+"""How many runs of one process the file can hold."""
 
 
-class Marks:
+class RunningFile:
     """path: of the file; None: nothing is kept. index: which process of the pool this is."""
 
     def __init__(self, path: str | None, index: int = 0) -> None:
@@ -28,13 +29,12 @@ class Marks:
         self._free = list(range(1, SLOTS))  # any thread: pop and append are atomic
 
     def set(self, slot: int, tag: int) -> None:
-        """Mark *tag* as running in *slot*, 0: nothing. Slot 0 is the main thread's."""
+        """Write that *slot* runs *tag*; 0: nothing. Slot 0 is the main thread's."""
         if self._file is not None:
             MARK.pack_into(self._file, (self._first + slot) * MARK.size, tag)
 
     def begin(self, tag: int) -> int:
-        """Mark *tag* in a slot of its own, for end(); there are enough for all but absurd numbers of
-        tasks."""
+        """Write *tag* into a slot of its own, and return that for end(); -1 when none is free."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -56,9 +56,9 @@ def _open(path: str, index: int) -> mmap.mmap | None:
         try:
             if os.fstat(file).st_size < end:
                 os.posix_fallocate(file, 0, end)
-            marks = mmap.mmap(file, end)
-            marks[start:end] = bytes(end - start)  # what a predecessor left that died
-            return marks
+            slots = mmap.mmap(file, end)
+            slots[start:end] = bytes(end - start)  # what a predecessor left that died
+            return slots
         finally:
             os.close(file)
     except OSError:

@@ -1,4 +1,4 @@
-"""Estimates: how long a task of each name takes, learned from its runs.
+"""Runtime estimates: how long a task of each name takes, learned from its runs.
 
 Comes from:  the pool, after each run.
 Goes to:     the pool (how much to put into a frame) and the Listener (how much to fetch ahead).
@@ -17,7 +17,7 @@ OVERHEAD = 0.000025
 MAX_NAMES = 10_000
 
 
-class Estimates:
+class RuntimeEstimates:
     def __init__(self) -> None:
         self._by_name: dict[str, float] = {}  # pool thread
         self.mean = 0.0

@@ -68,12 +68,12 @@ class ZygoteSpawner:
             if kind == "up":
                 self._living.add(value)
             elif kind == "gone":
-                self._bury_all()
+                self._reap_all()
             else:
                 self._living.discard(number)
         return notices
 
-    def _bury_all(self) -> None:
+    def _reap_all(self) -> None:
         """The zygote is dead. Linux has killed its children, other systems have not."""
         for pid in self._living if sys.platform != "linux" else ():
             with suppress(ProcessLookupError):

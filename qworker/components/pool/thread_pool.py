@@ -22,7 +22,7 @@ from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSett
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.quarantine import Quarantine
-from qworker.components.pool.running_file import Marks
+from qworker.components.pool.running_file import RunningFile
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
@@ -62,7 +62,7 @@ class ThreadPool(TaskPool):
         self._accepting = True  # under _lock
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
-        self._marks = Marks(settings.running_path)
+        self._running_file = RunningFile(settings.running_path)
         self._loop: EventLoop | None = None  # under _lock
 
     def start(self) -> None:
@@ -210,19 +210,19 @@ class ThreadPool(TaskPool):
                     self._loop = self._loop or EventLoop()
                 self._loop.start(request.key, partial(self._run_async, request, prepared))
             else:
-                mark = self._marks.begin(request.tag)
+                slot = self._running_file.begin(request.tag)
                 outcome = execution.execute(
                     self._app, prepared.task, prepared.context, prepared.body, self._leave_copy
                 )
-                self._marks.end(mark)
+                self._running_file.end(slot)
                 self._end(request, outcome)
 
     async def _run_async(self, request: Request, prepared: Prepared, run: AsyncRun) -> None:
-        mark = self._marks.begin(request.tag)
+        slot = self._running_file.begin(request.tag)
         outcome = await execute_async(
             self._app, *prepared, disarm=self._leave_copy, cancelled=lambda: run.cancelled
         )
-        self._marks.end(mark)
+        self._running_file.end(slot)
         self._end(request, outcome)
 
     def _leave_copy(self) -> None:
@@ -239,6 +239,6 @@ class ThreadPool(TaskPool):
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         if not request.is_async and outcome.runtime is not None:
-            self.estimates.learn(request.name, outcome.runtime)
+            self.runtimes.learn(request.name, outcome.runtime)
         self._remove(request)
         self._on_ended([(request, outcome)])

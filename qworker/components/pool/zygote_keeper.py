@@ -25,9 +25,10 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-YOUNG_SECONDS = 1.0
-MOST_YOUNG = 5
-"""So many zygotes in a row that die young, and there is no more to be hoped for."""
+CRASH_LOOP_SECONDS = 1.0
+"""A zygote that lives no longer has died early."""
+CRASH_LOOP_DEATHS = 5
+"""After so many early deaths in a row no other zygote is forked."""
 IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -54,17 +55,17 @@ def keep(control: socket.socket, parent: int, serve: Callable[[int, int], None])
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    young = 0
+    early_deaths = 0
     for generation in itertools.count():
         born = time.monotonic()
         status = _wait(_fork(generation, serve))
         if status == 0:
             return
         control.send(marshal.dumps(("gone", generation, status)))
-        young = young + 1 if time.monotonic() - born < YOUNG_SECONDS else 0
-        if young == MOST_YOUNG:
+        early_deaths = early_deaths + 1 if time.monotonic() - born < CRASH_LOOP_SECONDS else 0
+        if early_deaths == CRASH_LOOP_DEATHS:
             return
-        time.sleep(0.1 * 2**young if young > 1 else 0.0)
+        time.sleep(0.1 * 2**early_deaths if early_deaths > 1 else 0.0)
 
 
 def _fork(generation: int, serve: Callable[[int, int], None]) -> int:

@@ -33,7 +33,7 @@ def one() -> Iterator[Pool]:
 
 def running(pool: Pool) -> list[list[int]]:
     """The tags in each child's hands."""
-    return [tags(handle.requests()) for handle in pool.crew.children()]
+    return [tags(handle.requests()) for handle in pool.handles.all()]
 
 
 # -- assigning --
@@ -147,7 +147,7 @@ def test_a_long_task_has_a_slot_only_where_nothing_runs(pool: Pool) -> None:
     assert pool.slots_for(5.0).sync == 1
 
 
-def test_a_quiet_crew_takes_nothing(pool: Pool) -> None:
+def test_a_quiet_pool_takes_nothing(pool: Pool) -> None:
     pool.pool.quiet()
     assert pool.slots() == (0, 0)
     assert pool.submit(*pool.rooms.requests(2)) == [1, 2]
@@ -166,7 +166,7 @@ def test_outcomes_come_back_one_by_one(one: Pool) -> None:
         one.step()
         assert one.ends() == [(tag, "success")]
     assert one.pool.in_flight() == 0
-    assert one.crew.children()[0].load == 0.0
+    assert one.handles.all()[0].load == 0.0
 
 
 def test_runs_are_learned_from_but_not_those_of_async_tasks(one: Pool) -> None:
@@ -199,11 +199,11 @@ def test_async_outcomes_are_not_taken_off_the_load_of_sync_tasks(one: Pool) -> N
     one.work()
     one.learn("boom", 0.5)
     one.submit(one.rooms.request(2, "boom"))
-    load = one.crew.children()[0].load
+    load = one.handles.all()[0].load
     one.work()
     one.children[0].finish_async()
     one.step()
-    assert one.crew.children()[0].load == load
+    assert one.handles.all()[0].load == load
 
 
 # -- stalls --
@@ -275,18 +275,18 @@ def test_a_task_that_starts_beside_old_async_ones_is_not_stalled_at_once(one: Po
 
 
 def test_the_pool_looks_in_time(one: Pool) -> None:
-    assert one.crew.patience(one.clock.monotonic()) >= 1
+    assert one.handles.timeout(one.clock.monotonic()) >= 1
     one.submit(*one.rooms.requests(2))
-    assert one.crew.patience(one.clock.monotonic()) == pytest.approx(STALLED_SECONDS)
+    assert one.handles.timeout(one.clock.monotonic()) == pytest.approx(STALLED_SECONDS)
 
 
 def test_an_idle_pool_thread_is_told_once_that_something_waits(one: Pool) -> None:
     now = one.clock.monotonic()
-    assert one.crew.patience(now) >= 1
-    assert one.crew.assign([one.rooms.request(1)]) == ([], False)
-    assert one.crew.assign([one.rooms.request(2)]) == ([], True)
-    assert one.crew.patience(now) == pytest.approx(STALLED_SECONDS)
-    assert one.crew.assign([one.rooms.request(3)]) == ([], False)
+    assert one.handles.timeout(now) >= 1
+    assert one.handles.assign([one.rooms.request(1)]) == ([], False)
+    assert one.handles.assign([one.rooms.request(2)]) == ([], True)
+    assert one.handles.timeout(now) == pytest.approx(STALLED_SECONDS)
+    assert one.handles.assign([one.rooms.request(3)]) == ([], False)
 
 
 # -- recall --
