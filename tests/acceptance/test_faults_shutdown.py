@@ -75,9 +75,7 @@ def test_cold_stop_gives_back_what_runs(site: Site, orders: tuple[int, ...]) -> 
             # The worker has to have heard the first one: two signals that meet are one to the system.
             site.until(lambda: "stopping: waiting" in worker.log, "the worker to drain")
         worker.signal(order)
-    ordered = time.monotonic()
-    assert worker.wait() == 3, worker.log
-    assert time.monotonic() - ordered < 2.0
+    assert worker.wait() == 3, worker.log  # the tasks would go on for ever
     assert site.query(READY) == [(5,)]
     second = site.start(name="two")
     site.started(*ids[:2], times=2)

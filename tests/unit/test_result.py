@@ -99,10 +99,8 @@ def test_a_revoked_task_raises(app: QWorker) -> None:
 def test_get_gives_up_when_time_is_over(app: QWorker) -> None:
     result = app.send_task("work")
     ticks: list[int] = []
-    start = time.monotonic()
     with pytest.raises(ResultTimeout, match=r"not ended within 0.1 s \(state: PENDING\).*doctor") as caught:
         result.get(timeout=0.1, interval=0.02, on_interval=lambda: ticks.append(1))
-    assert time.monotonic() - start < 2
     assert isinstance(caught.value, TimeoutError)
     assert ticks
 
