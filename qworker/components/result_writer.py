@@ -1,16 +1,15 @@
 """ResultWriter: stores results in a store that is not the broker's, before the messages are acked.
 
-Comes from:  Settler, with letters whose settlements carry rows.
-Goes to:     the result backend, as many rows at a time as have come; then the letters go to the Listener.
+Comes from:  Settler, with orders to settle that carry rows.
+Goes to:     the result backend, as many rows at a time as have come; then the orders go to the Listener.
 Thread:      result writer; no other thread of the worker, and no task, ever waits for a result store.
 
 A store that is away is asked for ever; no message is settled before its result is stored. What waits here
 counts as held, so that a worker whose store is away soon takes no more messages.
 
-A store of somebody else's that fails with an error it should not know (anything but ours) is taken for away,
-but not for
-ever: after TRIES each result is tried by itself, and what is refused again becomes a failure that says so.
-Where not even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
+A third party's store that raises anything but our errors is taken for away, too, but not for ever. After
+TRIES each result is tried by itself, and one that is refused again becomes a failure that says so. Where not
+even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ UNIT_BYTES = 65536
 
 
 class ResultWriter(ThreadComponent):
-    """post: gives letters to the Listener."""
+    """post: gives orders to the Listener."""
 
     name = "result writer"
 
@@ -74,7 +73,7 @@ class ResultWriter(ThreadComponent):
         """How many of these were errors that a store should not raise."""
         self._retry_at = 0.0
         self._sweep_at = 0.0
-        self._patience: float = app.conf.result_store_patience
+        self._timeout: float = app.conf.result_store_patience
 
     def held(self) -> int:
         """How many messages wait for their results to be stored; large results count as more. Any thread."""
@@ -103,9 +102,9 @@ class ResultWriter(ThreadComponent):
             logger.exception("the result store %s failed", backend.safe_url)
 
     def step(self, now: float) -> float | None:
-        for letter in self.mailbox.take():
-            self._waiting.append(letter)
-            self._units += _units(letter)
+        for order in self.mailbox.take():
+            self._waiting.append(order)
+            self._units += _units(order)
         if self._waiting and now < self._retry_at:
             return self._retry_at - now
         while self._waiting:
@@ -129,9 +128,9 @@ class ResultWriter(ThreadComponent):
             else:
                 if self._failures:
                     logger.warning("the result store answers again after %d failures", self._failures)
-                for letter in batch:
-                    self._done(letter)
-                self._post([_stripped(letter) for letter in batch if letter.final or letter.starts])
+                for order in batch:
+                    self._done(order)
+                self._post([_stripped(order) for order in batch if order.final or order.starts])
             self._failures = self._faults = 0
         return self._sweep(now)
 
@@ -145,33 +144,33 @@ class ResultWriter(ThreadComponent):
         )
         return delay
 
-    def _done(self, letter: SettlementOrder) -> None:
-        """Nothing of *letter*, which waited longest, is left to store."""
+    def _done(self, order: SettlementOrder) -> None:
+        """Nothing of *order*, which waited longest, is left to store."""
         self._waiting.popleft()
-        self._units -= _units(letter)
+        self._units -= _units(order)
 
     def _give_up(self, batch: list[SettlementOrder]) -> None:
-        """Try the row of each letter once more, by itself, and go on without those that are refused."""
-        for letter in batch:
-            left = _stripped(letter)
+        """Try the row of each order once more, by itself, and go on without those that are refused."""
+        for order in batch:
+            left = _stripped(order)
             try:
-                self._store([letter])
+                self._store([order])
             except BackendError:
                 raise
             except Exception as error:  # noqa: BLE001 - as in step()
-                left = self._without_result(letter, error)
-            self._done(letter)
-            if letter.final or letter.starts:
+                left = self._without_result(order, error)
+            self._done(order)
+            if order.final or order.starts:
                 self._post([left])
 
-    def _without_result(self, letter: SettlementOrder, error: Exception) -> SettlementOrder:
-        """What is to become of *letter*, whose row the store has refused for the last time."""
-        task_id, status, *_ = _row(letter)
+    def _without_result(self, order: SettlementOrder, error: Exception) -> SettlementOrder:
+        """What is to become of *order*, whose row the store has refused for the last time."""
+        task_id, status, *_ = _row(order)
         why = f"the result store failed: {_shown(error)}"
-        settlement = letter.settlement
+        settlement = order.settlement
         try:
             if status in states.READY_STATES and self._store_why_not(task_id, BackendError(why)):
-                return _stripped(letter)
+                return _stripped(order)
         except BackendError:
             raise
         except Exception:  # as in step()
@@ -180,23 +179,23 @@ class ResultWriter(ThreadComponent):
             logger.error(
                 "state %s of %s is not stored, and its message is a dead letter: %s", status, task_id, why
             )
-            return letter._replace(settlement=Bury(settlement.tag, why))
+            return order._replace(settlement=Bury(settlement.tag, why))
         logger.error("state %s of %s is not stored: %s", status, task_id, why)
-        return _stripped(letter)
+        return _stripped(order)
 
     def _batch(self) -> list[SettlementOrder]:
-        """The letters whose rows are stored next: they stay in what waits until that is done."""
+        """The orders whose rows are stored next: they stay in what waits until that is done."""
         size, count = 0, 0
-        for letter in islice(self._waiting, MAX_BATCH):
+        for order in islice(self._waiting, MAX_BATCH):
             count += 1
-            size += len(_row(letter)[2])
+            size += len(_row(order)[2])
             if size >= MAX_BATCH_BYTES:
                 break
         return list(islice(self._waiting, count))
 
     def _store(self, batch: list[SettlementOrder]) -> None:
         backend = self._app.backend
-        rows = [_row(letter) for letter in batch]
+        rows = [_row(order) for order in batch]
         try:
             backend.store_rows(rows)
         except UNFIT:  # one of them is to blame, and must not keep the others
@@ -234,7 +233,7 @@ class ResultWriter(ThreadComponent):
     def closed(self) -> None:
         """Store what still waits, within the patience of the setting: what is not stored will be decided
         again."""
-        deadline = self.clock.monotonic() + self._patience
+        deadline = self.clock.monotonic() + self._timeout
         self._retry_at = 0.0
         while self._waiting or len(self.mailbox):
             pause = self.step(self.clock.monotonic()) or 0.0
@@ -247,14 +246,14 @@ class ResultWriter(ThreadComponent):
                 self.clock.sleep(pause)
 
 
-def carries_row(letter: SettlementOrder) -> bool:
-    """Whether there is a result to store before *letter* is carried out."""
-    settlement = letter.settlement
+def carries_row(order: SettlementOrder) -> bool:
+    """Whether there is a result to store before *order* is carried out."""
+    settlement = order.settlement
     return isinstance(settlement, Ack | Bury | Store) and settlement.row is not None
 
 
-def _row(letter: SettlementOrder) -> ResultRow:
-    row: ResultRow = letter.settlement.row  # type: ignore[union-attr, assignment]  # see carries_row
+def _row(order: SettlementOrder) -> ResultRow:
+    row: ResultRow = order.settlement.row  # type: ignore[union-attr, assignment]  # see carries_row
     return row
 
 
@@ -262,13 +261,13 @@ def _shown(error: Exception) -> str:
     return mask_urls(safe_repr(error))
 
 
-def _units(letter: SettlementOrder) -> int:
-    return 1 + len(_row(letter)[2]) // UNIT_BYTES
+def _units(order: SettlementOrder) -> int:
+    return 1 + len(_row(order)[2]) // UNIT_BYTES
 
 
-def _stripped(letter: SettlementOrder) -> SettlementOrder:
+def _stripped(order: SettlementOrder) -> SettlementOrder:
     """What is left to do once the row is stored."""
-    settlement = letter.settlement
+    settlement = order.settlement
     if isinstance(settlement, Ack | Bury):
-        return letter._replace(settlement=settlement._replace(row=None))
-    return letter._replace(settlement=None)
+        return order._replace(settlement=settlement._replace(row=None))
+    return order._replace(settlement=None)

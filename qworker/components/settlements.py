@@ -107,25 +107,25 @@ class Settlements:
     def _others(self, settlement: Settlement, why: str) -> Iterator[Settlement]:
         """Ends for what is refused as *settlement*, the best first."""
         row = None if isinstance(settlement, Release) else settlement.row
-        told = None if row is None else self._telling(row, why)
+        failure = None if row is None else self._failure_row(row, why)
         if isinstance(settlement, Store):
-            if told is not None:
-                yield Store(told)
+            if failure is not None:
+                yield Store(failure)
             return
         tag = settlement.tag
         counted = False
         if isinstance(settlement, Ack):
-            if told is not None:
-                yield Ack(tag, told)
+            if failure is not None:
+                yield Ack(tag, failure)
         elif isinstance(settlement, Release):
             counted = settlement.counted
             yield Release(tag, counted=counted)
         else:
             counted = settlement.counted
             why = f"{safe_repr(settlement.reason, LONGEST)}; {why}"
-            for known in (row, told):
-                if known is not None:
-                    yield Bury(tag, why, known, counted)
+            for each in (row, failure):
+                if each is not None:
+                    yield Bury(tag, why, each, counted)
         yield Bury(tag, why, counted=counted)
         yield Bury(tag, "the broker does not take how it ended", counted=counted)
         if isinstance(settlement, Ack):
@@ -133,15 +133,15 @@ class Settlements:
         else:
             yield Release(tag, self._app.clock.now() + LATER_SECONDS)
 
-    def _telling(self, row: ResultRow, why: str) -> ResultRow | None:
+    def _failure_row(self, row: ResultRow, why: str) -> ResultRow | None:
         """A row that says why *row* is not stored: FAILURE where the task has ended, else its state."""
         task_id, status = row[:2]
         if status == states.STARTED:
             return None
         try:
-            told = states.FAILURE if status in states.READY_STATES else status
+            state = states.FAILURE if status in states.READY_STATES else status
             backend = self._app.backend
-            return backend.row(task_id, backend.meta(task_id, told, exception_to_dict(BackendError(why))))
+            return backend.row(task_id, backend.meta(task_id, state, exception_to_dict(BackendError(why))))
         except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
             logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
             return None
