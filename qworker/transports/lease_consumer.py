@@ -80,6 +80,10 @@ class LeaseConsumer(Consumer):
 
     # -- what a server supplies --
 
+    def _take_files(self) -> None:
+        """Make the lock of this generation, before anybody can read of it."""
+        self._files.take()
+
     @abstractmethod
     def _insert(self, record: WorkerRecord) -> int:
         """Make *record* known under a new generation, which is returned. What the old one held goes back."""
@@ -108,7 +112,7 @@ class LeaseConsumer(Consumer):
     # -- the promise --
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        self._files.take()
+        self._take_files()
         record = WorkerRecord(
             name=name,
             pid=os.getpid(),

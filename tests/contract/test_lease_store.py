@@ -581,7 +581,9 @@ def test_the_dead_are_reclaimed_once(store: Broker, open_: Open, other: Callable
     stores = [store, *(open_(registered=True) for _ in range(3))]
     victim.kill()
     found: list[Reclaimed] = []
-    threads = [threading.Thread(target=lambda each=each: found.extend(each.reclaim())) for each in stores]  # type: ignore[misc]
+    threads = [
+        threading.Thread(target=lambda each=each: found.extend(each.consumer.reclaim())) for each in stores
+    ]  # type: ignore[misc]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -814,7 +816,7 @@ def test_a_push_before_the_wait_is_not_missed(store: Broker, open_: Open) -> Non
 def test_every_waiter_hears_of_a_push(open_: Open) -> None:
     stores = [open_(registered=True) for _ in range(3)]
     stores[0].sender.push([message("a")])
-    assert [each.wait(30) for each in stores] == [True, True, True]
+    assert [each.consumer.wait(30) for each in stores] == [True, True, True]
 
 
 def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> None:
@@ -876,7 +878,7 @@ def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, 
     for number in range(5):
         assert take(store) == []
         store.consumer.wait(0.02, 10)
-        publisher.push([message(f"{number}"), message(f"{number} urgent", priority=9)])
+        publisher.sender.push([message(f"{number}"), message(f"{number} urgent", priority=9)])
         found: list[Leased] = []
         while len(found) < 2:
             assert store.consumer.wait(30, 10) is True
@@ -888,7 +890,9 @@ def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, 
 
 
 def test_a_waiter_that_was_killed_stops_nobody(store: Broker, other: Callable[[str], Other]) -> None:
-    victim = other('store = place.open()\nstore.register("v", ["q"], 1)\nsay("up")\nstore.wait(60)\n')
+    victim = other(
+        'store = place.open()\nstore.consumer.register("v", ["q"], 1)\nsay("up")\nstore.consumer.wait(60)\n'
+    )
     assert victim.hear() == "up"
     store.sender.push([message("a")])
     victim.kill()
@@ -1237,20 +1241,20 @@ def test_live_workers_are_listed(
 ) -> None:
     store.consumer.deregister()
     watching = open_()
-    assert watching.workers() == []
+    assert watching.admin.workers() == []
     store.consumer.register("w@test", ["q", "r"], 4)
-    (found,) = watching.workers()
+    (found,) = watching.admin.workers()
     assert found == {
         "name": "w@test", "pid": found["pid"], "queues": ["q", "r"], "concurrency": 4, "started": clock.now(),
     }  # fmt: skip
     victim = other(HOLDING)
     victim.say("3600")
     victim.hear()
-    assert {worker["name"] for worker in watching.workers()} == {"w@test", "victim@test"}
+    assert {worker["name"] for worker in watching.admin.workers()} == {"w@test", "victim@test"}
     victim.kill()
-    assert [worker["name"] for worker in watching.workers()] == ["w@test"]
+    assert [worker["name"] for worker in watching.admin.workers()] == ["w@test"]
     store.consumer.deregister()
-    assert watching.workers() == []
+    assert watching.admin.workers() == []
 
 
 def test_a_closed_store_opens_again_when_used(store: Broker) -> None:

@@ -453,7 +453,7 @@ def test_a_dead_workers_messages_reach_a_kombu_consumer(
     with connect() as connection:
         publish(connection, "a")
         store.consumer.lease(["q"], 1)
-        store._files.let_go()  # as the kernel does for a process that is killed
+        store.consumer._files.let_go()  # as the kernel does for a process that is killed
         inbox = Inbox(connection, queue())
         assert inbox.drain(1) == ["a"]
 
@@ -479,7 +479,7 @@ def test_settling_what_another_has_is_only_said(
         inbox = Inbox(connection, queue())
         inbox.drain(1)
         connection.transport.store.consumer.settle(
-            connection.transport.epoch, [Ack(int(inbox[0].delivery_tag))]
+            connection.transport.generation, [Ack(int(inbox[0].delivery_tag))]
         )
         inbox[0].ack()
     assert "no longer ours to settle" in caplog.text

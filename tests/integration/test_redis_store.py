@@ -127,7 +127,7 @@ def test_an_ack_stores_the_result_with_the_app(place: RedisPlace) -> None:
 def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: RedisPlace) -> None:
     store, publisher = open_(options={"client_name": f"{place.prefix}w"}), open_()
     own = store.consumer.register("w", ["q"], 1)
-    publisher.push([message("a")])
+    publisher.sender.push([message("a")])
     (held,) = store.consumer.lease(["q"], 1).messages
     store.consumer.wait(0)
     ids = [each["id"] for each in place.client.client_list() if each["name"] == f"{place.prefix}w"]
@@ -138,7 +138,7 @@ def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: Redis
         store.consumer.lease(["q"], 1)
     assert store.consumer.settle(own, [Ack(held.tag)]) == set()
     store.consumer.wait(0)
-    publisher.push([message("b")])
+    publisher.sender.push([message("b")])
     assert store.consumer.wait(30) is True
     assert names(store.consumer.lease(["q"], 1).messages) == ["b"]
 
@@ -147,10 +147,10 @@ def test_an_idle_publisher_survives_what_the_server_closed(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     publisher = open_(options={"client_name": f"{place.prefix}p"})
-    publisher.push([message("a")])
+    publisher.sender.push([message("a")])
     (client,) = [each for each in place.client.client_list() if each["name"] == f"{place.prefix}p"]
     place.client.client_kill_filter(_id=client["id"])
-    publisher.push([message("b")])
+    publisher.sender.push([message("b")])
     assert place.count() == 2
 
 
@@ -519,7 +519,7 @@ def test_who_expects_nothing_any_more_leaves_messages_to_others(idle: Any, open_
     """A worker that begins to stop may have an hour to go."""
     idle.consumer.wait(0)
     publisher, other = open_(), open_()
-    publisher.push([message("a")])
+    publisher.sender.push([message("a")])
     other.consumer.register("other", ["q"], 1)
     assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
     idle.consumer.wait(0)

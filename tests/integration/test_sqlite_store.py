@@ -116,10 +116,10 @@ def test_who_could_not_give_back_is_dead_to_the_others_at_once(
     first.sender.push([message("a")])
     assert len(first.consumer.lease(["q"], 1).messages) == 1
 
-    def fail(connection: object) -> None:
+    def fail() -> None:
         raise BrokerUnavailable("the disk is full")
 
-    monkeypatch.setattr(first, "_give_back", fail)
+    monkeypatch.setattr(first.consumer, "_give_back", fail)
     with pytest.raises(BrokerUnavailable):
         first.consumer.deregister()
     ((name, returned, counted),) = second.consumer.reclaim()

@@ -61,7 +61,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         self.channel.settle([settlement])
         self._quick_ack(delivery_tag)
         if self.prefetch_count:
-            self.channel.store.wake()  # there may be room for another now
+            self.channel.store.consumer.wake()  # there may be room for another now
 
     def restore_unacked(self) -> list[Any]:
         self._flush()
@@ -107,19 +107,19 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self._owned.add(queue)
             if auto_delete:
                 self._until_cancelled.add(queue)
-        self.store.declare_queue(queue, owner, ttl / 1000 if ttl else None)
+        self.store.bindings.declare_queue(queue, owner, ttl / 1000 if ttl else None)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return self.store.has_queue(queue)
+        return self.store.bindings.has_queue(queue)
 
     def _size(self, queue: str) -> int:
-        return self.store.size(queue)
+        return self.store.bindings.size(queue)
 
     def _purge(self, queue: str) -> int:
         return self.store.admin.purge(queue)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        self.store.drop_queue(queue)
+        self.store.bindings.drop_queue(queue)
         self._owned.discard(queue)
         self._until_cancelled.discard(queue)
 
@@ -139,7 +139,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     ) -> None:
         exchange = exchange or "amq.direct"
         key, pattern, bound = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
-        self.store.bind(exchange, key or "", pattern or "", bound)
+        self.store.bindings.bind(exchange, key or "", pattern or "", bound)
 
     def queue_unbind(
         self,
@@ -149,14 +149,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         arguments: Any = None,
         **kwargs: Any,
     ) -> None:
-        self.store.unbind(exchange or "amq.direct", routing_key or "", queue)
+        self.store.bindings.unbind(exchange or "amq.direct", routing_key or "", queue)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        self.store.unbind(exchange)
+        self.store.bindings.unbind(exchange)
         self.state.exchanges.pop(exchange, None)
 
     def get_table(self, exchange: str) -> list[Binding]:
-        return self.store.bindings(exchange)
+        return self.store.bindings.bindings(exchange)
 
     # -- publishing --
 
@@ -232,7 +232,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         if settlements:
-            for tag in self.store.consumer.settle(self.connection.epoch, settlements):
+            for tag in self.store.consumer.settle(self.connection.generation, settlements):
                 logger.warning("message %d was no longer ours to settle: another consumer has it", tag)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     implements = virtual.Transport.implements.extend(exchange_type=frozenset(("direct", "topic", "fanout")))
 
     store: SQLiteBroker
-    epoch = 0
+    generation = 0
 
     def driver_version(self) -> str:
         return sqlite3.sqlite_version
@@ -270,13 +270,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return f"sqlite:///{self.store.path}" if self.client.connected else uri
 
     def establish_connection(self) -> Transport:
-        self.epoch = 0
+        self.generation = 0
         options = self.client.transport_options
         # Whether a consumer lives is told by its lock alone: it may work for hours without a word to us.
         self.store = SQLiteBroker(
             url_of(self.client), synchronous=options.get("synchronous", "FULL"), lease_seconds=math.inf
         )
-        self.store.has_queue("")  # opens the file: what is wrong with it is said now
+        self.store.bindings.has_queue("")  # opens the file: what is wrong with it is said now
         self._housekeep_at = self._sweep_at = 0.0
         super().establish_connection()
         return self
@@ -289,10 +289,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             logger.warning("the connection closed without a word to the broker: %s", error)
 
     def registered(self) -> int:
-        """Our epoch; from the first call on we hold leases, and hear the bell."""
-        if not self.epoch:
-            self.epoch = self.store.consumer.register(f"kombu@{socket.gethostname()}", (), 0)
-        return self.epoch
+        """Our generation; from the first call on we hold leases, and are notified."""
+        if not self.generation:
+            self.generation = self.store.consumer.register(f"kombu@{socket.gethostname()}", (), 0)
+        return self.generation
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then

@@ -9,8 +9,8 @@ pipe*, a named pipe in the directory beside it, and writers write one byte into 
 commit.
 
 Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle``
-(who uses it when), ``notify``, ``broker`` (what any thread asks), ``consumer`` (what a worker asks),
-``reclaim`` (from dead workers), ``damage`` (bad rows), ``bindings`` (kombu's exchanges).
+(who uses it when), ``notify``, ``broker``, and what it has: ``sender``, ``consumer``, ``admin``, ``bindings``
+(kombu's exchanges); ``reclaim`` (from dead workers), ``damage`` (bad rows).
 """
 
 from qworker.transports.sqlite.database import Database, transaction, write

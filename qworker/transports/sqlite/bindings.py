@@ -4,7 +4,7 @@ Comes from:  ``transports/kombu/channel.py``. qworker itself names its queues an
 Goes to:     the tables ``binding``, ``queue`` and ``message``.
 Thread:      any, with the publishing connection.
 
-A queue that is to go with its user (of events, of replies) is kept with the epoch of each holder that
+A queue that is to go with its user (of events, of replies) is kept with the generation of each consumer that
 declared it; when the last of them deregisters or is found dead, the queue goes, with its bindings and
 whatever it holds.
 """
@@ -23,23 +23,24 @@ FOREVER = 0
 
 
 class Bindings:
-    """The exchanging part of SQLiteBroker, which supplies the publishing connection."""
+    """handle: the connection that publishes."""
 
-    _publisher: Handle
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
 
     def declare_queue(self, queue: str, owner: int = FOREVER, ttl: float | None = None) -> None:
-        """Make *queue*. owner: the epoch that it is to go with. ttl: seconds after which its messages may
-        go."""
+        """Make *queue*. owner: the generation that it is to go with. ttl: seconds after which its messages
+        may go."""
         row = (queue, owner, ttl)
         known = "SELECT 1 FROM queue WHERE name = ? AND owner = ? AND ttl IS ?"
-        if not self._publisher.read(known, row):
+        if not self._handle.read(known, row):
             make = "INSERT OR REPLACE INTO queue (name, owner, ttl) VALUES (?, ?, ?)"
-            self._publisher.write(lambda connection: connection.execute(make, row))
+            self._handle.write(lambda connection: connection.execute(make, row))
 
     def has_queue(self, queue: str) -> bool:
         """Whether *queue* was declared, or holds anything."""
         known = "SELECT 1 FROM queue WHERE name = ? UNION ALL SELECT 1 FROM message WHERE queue = ? LIMIT 1"
-        return bool(self._publisher.read(known, (queue, queue)))
+        return bool(self._handle.read(known, (queue, queue)))
 
     def drop_queue(self, queue: str) -> None:
         """Unmake *queue*,
@@ -49,20 +50,20 @@ class Bindings:
             connection.execute("DELETE FROM queue WHERE name = ?", (queue,))
             _clear(connection, queue)
 
-        self._publisher.write(work)
+        self._handle.write(work)
 
     def size(self, queue: str) -> int:
         """How many messages of *queue* could be leased now."""
         ready = f"SELECT count(*) FROM message WHERE queue = ? AND state = {READY}"
-        return int(self._publisher.read(ready, (queue,))[0][0])
+        return int(self._handle.read(ready, (queue,))[0][0])
 
     def bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Let *queue* have what is published to *exchange* with such a routing key."""
         row = (exchange, routing_key, pattern, queue)
         known = "SELECT 1 FROM binding WHERE exchange = ? AND routing_key = ? AND pattern = ? AND queue = ?"
-        if not self._publisher.read(known, row):
+        if not self._handle.read(known, row):
             make = "INSERT OR IGNORE INTO binding VALUES (?, ?, ?, ?)"
-            self._publisher.write(lambda connection: connection.execute(make, row))
+            self._handle.write(lambda connection: connection.execute(make, row))
 
     def unbind(self, exchange: str, routing_key: str | None = None, queue: str | None = None) -> None:
         """End bindings of *exchange*; None: whatever the routing key or queue is."""
@@ -71,12 +72,12 @@ class Bindings:
             "routing_key = :routing_key) AND (:queue IS NULL OR queue = :queue)"
         )
         values = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
-        self._publisher.write(lambda connection: connection.execute(statement, values))
+        self._handle.write(lambda connection: connection.execute(statement, values))
 
     def bindings(self, exchange: str) -> list[Binding]:
         """The table of *exchange*; [] when nothing is bound to it."""
         table = "SELECT routing_key, pattern, queue FROM binding WHERE exchange = ?"
-        return self._publisher.read(table, (exchange,))
+        return self._handle.read(table, (exchange,))
 
 
 def drop_queues_of(connection: sqlite3.Connection, owner: int) -> None:

@@ -1,4 +1,4 @@
-"""The leasing side of the embedded broker: who holds which message, and what becomes of a dead holder's.
+"""The consumer of the embedded broker: who holds which message, and what becomes of a dead one's.
 
 Comes from:  the Listener.
 Goes to:     the tables ``message``, ``owner``, ``dead`` and ``revoked`` of ``embedded``.
@@ -7,14 +7,13 @@ Thread:      listener only, but for wake().
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qworker.clock import Clock, boot_id
+from qworker.clock import Clock
 from qworker.errors import LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
@@ -29,7 +28,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.owner_files import OwnerFiles
+from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.sqlite import (
     DELAYED,
     LEASED,
@@ -58,11 +57,11 @@ CLAIM = FITTING % (
     "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 0 ORDER BY priority DESC, "
     "tag LIMIT ?"
 )
-CLAIM_NEAR = FITTING % (
+CLAIM_DELAYED = FITTING % (
     "SELECT tag, length(body) AS size FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY "
     "due LIMIT ?"
 )
-RIPEN = f"""UPDATE message SET state = {READY} WHERE tag IN (
+PROMOTE_DUE = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
 NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lease_until, started, marks)
 VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -84,6 +83,7 @@ EXPIRED = (
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
 """What sweep() deletes: table, key, and the selection by one limit."""
+LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
 """How often to see whether the file is still there."""
@@ -93,169 +93,177 @@ class _NotAllOursError(Exception):
     """Some tags of a batch are held by another by now."""
 
 
-class Holder:
-    """The leasing half of SQLiteBroker, which supplies path, clock and notifiers."""
+class SQLiteConsumer(LeaseConsumer):
+    """messages, results: tell who waits for these. uptime: a clock that all processes of this boot share and
+    nobody sets, for the leases."""
 
-    path: Path
-    _clock: Clock
-    _database: Database
-    _messages: Notifier
-    _results: Notifier
-
-    def __init__(self, lease_seconds: float, uptime: Callable[[], float]) -> None:
-        self._lease_seconds = lease_seconds
-        self._uptime = uptime
-        self._handle = Handle(self._database, "NORMAL", LOOK_SECONDS)
-        self._waker = WakeupPipe()
-        self._turn_of_queues = 0
-        self._new_holder()
-
-    def _new_holder(self) -> None:
+    def __init__(
+        self,
+        database: Database,
+        messages: Notifier,
+        results: Notifier,
+        clock: Clock,
+        lease_seconds: float,
+        uptime: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._messages = messages
+        self._results = results
+        self._handle = Handle(database, "NORMAL", LOOK_SECONDS)
+        self._wakeup = WakeupPipe()
         self._pipe: NotificationPipe | None = None
-        self._epoch = 0  # 0: no holder
         self._strict = False
         """Whether the file keeps what it is given to the types of its columns."""
-        owners = self._database.owners
-        self._files = OwnerFiles(lambda: owners)
-        self._renew_at = 0.0
+        super().__init__(clock, lease_seconds, uptime, lambda: database.owners)
 
-    def _disown(self) -> None:
-        """In a forked child: what the parent holds stays its own, and dies with it."""
+    def _abandon_connections(self) -> None:
+        self._release_connections()
+        self._wakeup.close()
+
+    def _release_connections(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
-        self._files.let_go()
-        self._close_holder()
+            self._pipe = None
+        self._handle.close()
         self._handle.pinned = None
-        self._new_holder()
 
-    def _close_holder(self) -> None:
-        self._waker.close()
+    def close(self) -> None:
+        """Close what deregister() leaves open."""
+        self._wakeup.close()
         self._handle.close()
 
-    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+    # -- registration --
+
+    def _take_files(self) -> None:
+        """They are taken within the transaction of _insert()."""
+
+    def _insert(self, record: WorkerRecord) -> int:
         held_in, self._handle.pinned = self._handle.pinned, None
         with self._handle as connection:
             if self._handle.file != held_in:
-                self._epoch = 0  # which may be somebody else's in this file
+                self._generation = NOT_REGISTERED  # which may be somebody else's in this file
             if self._pipe is not None:
                 self._pipe.close()
             self._pipe = NotificationPipe(self._database.pipes, "message")
-            self._waker.open()
-            now = self._uptime()
+            self._wakeup.open()
             with transaction(connection):
-                self._give_back(connection)
+                self._remove(connection)
                 self._strict = is_strict(connection)
                 if not self._strict:
                     mend_dues(connection)
-                cursor = connection.execute(
-                    NEW_OWNER,
-                    (int(self._clock.now() * 1_000_000), name, os.getpid(), boot_id(), "\n".join(queues),
-                    concurrency, now + self._lease_seconds,
-                     self._clock.now(), Path(self._files.running).name),
-                )  # fmt: skip
-                epoch = int(cursor.lastrowid or 0)
+                row = (
+                    int(record.started * 1_000_000),
+                    record.name,
+                    record.pid,
+                    record.boot,
+                    "\n".join(record.queues),
+                    record.concurrency,
+                    self._uptime() + self._lease_seconds,
+                    record.started,
+                    Path(record.running).name,
+                )
+                generation = int(connection.execute(NEW_OWNER, row).lastrowid or 0)
                 if CRASHING:
                     crash_point("registering")
                 self._files.take()
-                known = [marks for (marks,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
+                known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
                 # There is no lock whose row is still to come: who makes one has the turn to write, as we
                 # have.
                 self._files.tidy(known, age=0.0)
-            self._epoch, self._handle.pinned = epoch, self._handle.file
-        self._renew_at = now + self._lease_seconds / 3
-        return self._epoch
+            self._handle.pinned = self._handle.file
+        return generation
+
+    def _remove(self, connection: sqlite3.Connection) -> None:
+        """Hold nothing any more, under the generation that was; not counted."""
+        if self._generation == NOT_REGISTERED:
+            return
+        connection.execute(
+            f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2",
+            (self._generation,),
+        )
+        if CRASHING:
+            crash_point("deregistering")
+        connection.execute("DELETE FROM owner WHERE id = ?", (self._generation,))
+        drop_queues_of(connection, self._generation)
+
+    def _give_back(self) -> None:
+        # A lease that is lost leaves nothing to give back.
+        with suppress(LeaseLost), self._handle as connection, transaction(connection):
+            self._remove(connection)
+        self._messages.notify()
 
     def _held(self) -> Handle:
-        if not self._epoch:
-            raise LeaseLost("this process holds no leases: register first")
+        self._require()
         return self._handle
 
-    def running_path(self) -> str | None:
-        return self._files.running
+    def _renew(self) -> None:
+        with self._handle as connection, transaction(connection):
+            self._renew_by(connection)
+
+    def _renew_by(self, connection: sqlite3.Connection) -> None:
+        if CRASHING:
+            crash_point("renewing")
+        until = self._uptime() + self._lease_seconds
+        renewed = connection.execute(
+            "UPDATE owner SET lease_until = ? WHERE id = ?", (until, self._generation)
+        )
+        if not renewed.rowcount:
+            raise self._lost()
 
     # -- leasing --
 
-    def lease(
-        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
-    ) -> Claim:
-        messages = self._lease(queues, limit, delayed_limit, eta_window)
-        with self._held() as connection:
-            dues = [_earliest(connection, queue) for queue in queues]
-            (last,) = connection.execute("SELECT ifnull(max(seq), 0) FROM revoked").fetchone()
-        return Claim(messages, min((due for due in dues if due is not None), default=None), last)
-
-    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
-        start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
-        order = (*queues[start:], *queues[:start])
+    def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
         now = self._clock.now()
-        rows: list[Leased] = []
-        with self._held() as connection, transaction(connection):
-            for queue in order:
-                due = _earliest(connection, queue)
-                if due == NO_TIME:
-                    mend_dues(connection)
+        messages: list[Leased] = []
+        next_due: float | None = None
+        with self._handle as connection, transaction(connection):
+            for queue in queues:
+                due = _promote_due(connection, queue, now)
+                if delayed_limit > 0 and due is not None and due <= until:
+                    values = (self._generation, queue, until, delayed_limit)
+                    rows = connection.execute(CLAIM_DELAYED, values).fetchall()
+                    delayed_limit -= len(rows)
+                    messages.extend(map(_leased, rows))
                     due = _earliest(connection, queue)
-                if due is not None and due <= now:
-                    connection.execute(RIPEN, (queue, now))
-                    due = _earliest(connection, queue)
-                if near > 0 and due is not None and due <= now + horizon:
-                    found = connection.execute(
-                        CLAIM_NEAR, (self._epoch, queue, now + horizon, near)
-                    ).fetchall()
-                    near -= len(found)
-                    rows.extend(map(_leased, found))
                 if limit > 0:
-                    found = connection.execute(CLAIM, (self._epoch, queue, limit)).fetchall()
-                    limit -= len(found)
-                    rows.extend(map(_leased, found))
-            claimed = len(rows)
-            if rows and not self._strict:
-                rows = without_damaged(connection, rows, now)
-            if CRASHING and rows:
+                    rows = connection.execute(CLAIM, (self._generation, queue, limit)).fetchall()
+                    limit -= len(rows)
+                    messages.extend(map(_leased, rows))
+                if due is not None and (next_due is None or due < next_due):
+                    next_due = due
+            (last_revocation,) = connection.execute(LAST_REVOCATION).fetchone()
+            claimed = len(messages)
+            if messages and not self._strict:
+                messages = without_damaged(connection, messages, now)
+            if CRASHING and messages:
                 crash_point("claiming")
-            if rows and self._uptime() >= self._renew_at:
-                self._renew(connection)
-        if len(rows) < claimed:  # there may be more in the place of what was damaged
-            rows += self._lease(queues, claimed - len(rows), 0, 0.0)
-        rows.sort(key=_urgency)
-        return rows
+            if messages and self.renewal_is_due():
+                began = self._uptime()
+                self._renew_by(connection)
+                self._renewed(began)
+        if len(messages) < claimed:  # there may be more in the place of what was damaged
+            messages += self._claim(queues, claimed - len(messages), 0, 0.0).messages
+        return Claim(messages, next_due, last_revocation)
 
-    def extend(self) -> None:
-        with self._held() as connection, transaction(connection):
-            self._renew(connection)
-
-    def _renew(self, connection: sqlite3.Connection) -> None:
-        if CRASHING:
-            crash_point("renewing")
-        now = self._uptime()
-        changed = connection.execute(
-            "UPDATE owner SET lease_until = ? WHERE id = ?", (now + self._lease_seconds, self._epoch)
-        ).rowcount
-        if not changed:
-            raise LeaseLost(
-                f"worker {self._epoch} was silent for over {self._lease_seconds:g} s and taken for dead"
-            )
-        self._renew_at = now + self._lease_seconds / 3
-
-    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         acks = [settlement for settlement in settlements if type(settlement) is Ack]
         rows = [ack.row for ack in acks if ack.row is not None]
         with self._held() as connection:
             try:
                 with transaction(connection):
                     if acks and connection.executemany(
-                        ACK, [(ack.tag, epoch) for ack in acks]
+                        ACK, [(ack.tag, generation) for ack in acks]
                     ).rowcount < len(acks):
                         raise _NotAllOursError
                     if CRASHING:
                         crash_point("acking")
                     connection.executemany(UPSERT_RESULT, rows)
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
-                    lost = self._settle_each(connection, epoch, others)
+                    lost = self._settle_each(connection, generation, others)
             except _NotAllOursError:
                 # Rolled back: go one by one, since only what is still ours may store its result.
                 with transaction(connection):
-                    lost = self._settle_each(connection, epoch, settlements)
+                    lost = self._settle_each(connection, generation, settlements)
         if rows or len(acks) < len(settlements):
             self._results.notify()
         if any(type(settlement) is Release for settlement in settlements):
@@ -263,7 +271,7 @@ class Holder:
         return lost
 
     def _settle_each(
-        self, connection: sqlite3.Connection, epoch: int, settlements: Sequence[Settlement]
+        self, connection: sqlite3.Connection, generation: int, settlements: Sequence[Settlement]
     ) -> set[int]:
         now = self._clock.now()
         lost = set()
@@ -281,14 +289,14 @@ class Holder:
                     crash_point("releasing")
                 again = settlement.counted or settlement.redelivered
                 count = connection.execute(
-                    RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, epoch)
+                    RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, generation)
                 ).rowcount
             else:
                 if isinstance(settlement, Bury):
-                    connection.execute(BURY, (settlement.reason, now, settlement.counted, tag, epoch))
+                    connection.execute(BURY, (settlement.reason, now, settlement.counted, tag, generation))
                     if CRASHING:
                         crash_point("burying")
-                count = connection.execute(ACK, (tag, epoch)).rowcount
+                count = connection.execute(ACK, (tag, generation)).rowcount
                 if count and settlement.row is not None:
                     connection.execute(UPSERT_RESULT, settlement.row)
             if not count:
@@ -299,7 +307,7 @@ class Holder:
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._held() as connection:
-            found = reclaim(connection, self._database, self._epoch, self._uptime(), silent)
+            found = reclaim(connection, self._database, self._generation, self._uptime(), silent)
         if any(dead.returned for dead in found):
             self._messages.notify()
         return found
@@ -335,55 +343,34 @@ class Holder:
     # -- waiting --
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        if self._pipe is None:
-            raise LeaseLost("this process holds no leases: register first")
+        self._require()
+        assert self._pipe is not None
         if self._pipe.fileno() < 0:
             return self._pipe.wait(timeout)
-        _, ready = self._waker.sleep(timeout, self._pipe.fileno())
+        _, ready = self._wakeup.sleep(timeout, self._pipe.fileno())
         words = self._pipe.clear() if self._pipe.fileno() in ready else b""
         return bool(words)
 
     def wake(self) -> None:
-        self._waker.wake()
-
-    def deregister(self) -> None:
-        if not self._epoch:
-            with self._files.ending():
-                return  # children may have begun before we could register
-        try:
-            # A lease that is lost leaves nothing to give back.
-            with (
-                self._files.ending(),
-                suppress(LeaseLost),
-                self._held() as connection,
-                transaction(connection),
-            ):
-                self._give_back(connection)
-        finally:
-            if self._pipe is not None:
-                self._pipe.close()
-            self._handle.close()
-            self._handle.pinned = None
-            self._new_holder()
-        self._messages.notify()
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        """Hold nothing any more, under the epoch that was; not counted."""
-        if not self._epoch:
-            return
-        connection.execute(
-            f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2", (self._epoch,)
-        )
-        if CRASHING:
-            crash_point("deregistering")
-        connection.execute("DELETE FROM owner WHERE id = ?", (self._epoch,))
-        drop_queues_of(connection, self._epoch)
+        self._wakeup.wake()
 
 
 def _leased(row: tuple[Any, ...]) -> Leased:
     # Spelt out, since a star would take twice as long.
     tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body = row
     return Leased(tag, queue, priority, due, deliveries, redelivered == 1, parked, headers, properties, body)
+
+
+def _promote_due(connection: sqlite3.Connection, queue: str, now: float) -> float | None:
+    """Make ready what is due in *queue*; return when the first of the rest is due, if any is."""
+    due = _earliest(connection, queue)
+    if due == NO_TIME:
+        mend_dues(connection)
+        due = _earliest(connection, queue)
+    if due is None or due > now:
+        return due
+    connection.execute(PROMOTE_DUE, (queue, now))
+    return _earliest(connection, queue)
 
 
 def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
@@ -395,7 +382,3 @@ def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
     if row is None:
         return None
     return row[0] if isinstance(row[0], float | int) else NO_TIME
-
-
-def _urgency(leased: Leased) -> tuple[int, int]:
-    return (-leased.priority, leased.tag)

@@ -1,0 +1,97 @@
+"""Publishing into the embedded broker, and calling tasks off.
+
+Comes from:  any thread, by ``Broker.sender``.
+Goes to:     the tables ``message`` and ``revoked``; the notification pipes of who waits.
+Thread:      any, in turn; callers that wait together share one commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from qworker.clock import Clock
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.group_commit import GroupCommit
+from qworker.transports.lease import Envelope, Sender
+from qworker.transports.sqlite import (
+    DELAYED,
+    NEXT_NUMBER,
+    NEXT_TAG,
+    READY,
+    REVOKED,
+    Handle,
+    Notifier,
+    transaction,
+    write,
+)
+
+INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
+VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
+REVOKE = f"""INSERT INTO revoked (seq, task_id, terminate, signal, expires)
+VALUES ({NEXT_NUMBER.format(table="revoked")}, ?, ?, ?, ?)"""
+
+
+class SQLiteSender(Sender):
+    """handle: the connection that publishes. notifier: tells who waits for messages. name: of the file, for
+    errors.
+    revoke_expires: seconds for which a revocation stands."""
+
+    def __init__(
+        self, handle: Handle, notifier: Notifier, name: str, clock: Clock, revoke_expires: float
+    ) -> None:
+        self._handle = handle
+        self._notifier = notifier
+        self._clock = clock
+        self._revoke_expires = revoke_expires
+        self._commits = GroupCommit(handle, self._store, name)
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent was about to publish is not ours."""
+        self._commits.forget()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        self._commits.push(envelopes, timeout)
+
+    def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
+        """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
+        now = self._clock.now()
+        rows = [
+            (
+                queue,
+                priority,
+                due,
+                READY if due is None or due <= now else DELAYED,
+                now,
+                headers,
+                properties,
+                body,
+            )
+            for queue, headers, properties, body, priority, due, _ in envelopes
+        ]
+
+        def work(connection: sqlite3.Connection) -> None:
+            if CRASHING:
+                crash_point("publishing")
+            if len(rows) == 1:
+                write(connection, INSERT, rows[0], deadline - time.monotonic())
+            else:
+                with transaction(connection, deadline - time.monotonic()):
+                    connection.executemany(INSERT, rows)
+
+        try:
+            self._handle.use(work)
+        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+            return error
+        if CRASHING:
+            crash_point("published")
+        self._notifier.notify()
+        return None
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        now = self._clock.now()
+        number, until = int(now * 1_000_000), now + self._revoke_expires
+        rows = [(number, task_id, terminate, signal, until) for task_id in ids]
+        self._handle.write(lambda connection: connection.executemany(REVOKE, rows))
+        self._notifier.notify(REVOKED)
