@@ -13,7 +13,7 @@ import builtins
 import keyword
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -43,6 +43,7 @@ _NAME = re.compile(
     r"|\b(?P<shaped>[A-Z]+[a-z]+[A-Z]\w*|\w+_\w+)\b"
     r"|(?:(?<=[a-z,;(] )|(?<=Comes from: )|(?<=Goes to: ))(?P<capital>[A-Z][a-z]{2,})\b"
 )
+KINDS = tuple(_NAME.groupindex)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _PAIR = re.compile(r"(?=\b([A-Za-z_]\w*)\.([A-Za-z_]\w*))")
 
@@ -116,8 +117,8 @@ def is_there(file: str, module: str) -> bool:
     return any((folder / file).is_file() for folder in folders if folder.is_relative_to(REPOSITORY))
 
 
-def unknown(text: str, module: str) -> Iterator[str]:
-    """What *text* names that is not there."""
+def unknown(text: str, module: str, kinds: Collection[str | None] = KINDS) -> Iterator[str]:
+    """What *text* names that is not there. kinds: the groups of _NAME that are looked at."""
     for name in _FILE.findall(text):
         if name.rpartition("/")[2] not in THEIR_FILES and not is_there(name, module):
             yield f"there is no file {name} from here"
@@ -125,7 +126,7 @@ def unknown(text: str, module: str) -> Iterator[str]:
         name = match[match.lastgroup or 0].strip(".")
         last = name.rpartition(".")[2]
         two = ".".join(name.split(".")[-2:])
-        if last in THEIRS or two in THEIRS:
+        if last in THEIRS or two in THEIRS or match.lastgroup not in kinds:
             continue
         if last not in words() and last.removesuffix("s") not in words():
             yield f"{name} is nowhere in the code"

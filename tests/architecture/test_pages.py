@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import FACES, LAYER_OF_ROOM, PACKAGE, REPOSITORY, RULES, table
+from tests.architecture.test_docstrings import unknown
 
 DOCS = REPOSITORY / "docs"
 GLOSSARY = DOCS / "reference" / "glossary.md"
@@ -26,6 +27,10 @@ result, result watcher, schedule, settlement, settlement order, signal, signatur
 wakeup pipe, zygote
 """.replace(",\n", ", ").strip()
 """What the glossary must have; it may have more."""
+
+
+def name_of(page: Path) -> str:
+    return page.stem
 
 
 def entries() -> list[tuple[str, str]]:
@@ -58,11 +63,16 @@ def test_a_word_stands_where_its_link_leads(words: str, target: str) -> None:
     assert any(spelling in text.lower() for spelling in spellings for text in texts)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     named = re.findall(r"`([\w./]+\.py)`", text_of(page))
     roots = (PACKAGE, REPOSITORY)
     assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == DOCS / "explanation"], ids=name_of)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert list(unknown(text_of(page), "qworker", {"quoted", "called", "shaped"})) == []
 
 
 def test_the_packages_are_listed_in_reading_order() -> None:
