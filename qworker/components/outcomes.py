@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
@@ -21,7 +22,6 @@ from qworker.components.request import Request, Stranger
 from qworker.errors import (
     EncodeError,
     InvalidTaskMessage,
-    MessageError,
     QWorkerError,
     TaskError,
     TaskExpired,
@@ -33,28 +33,8 @@ from qworker.errors import (
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.retry import backoff_delay
-from qworker.tasks.outcome import (
-    COPY,
-    EXPECTED,
-    EXPIRED,
-    FAILURE,
-    IGNORED,
-    INTERRUPTED,
-    INVALID,
-    LOST,
-    POISONED,
-    REJECTED,
-    REQUEUED,
-    RETRY,
-    REVOKED,
-    SUCCESS,
-    TERMINATED,
-    TIME_LIMIT,
-    UNKNOWN,
-    UNREADABLE,
-    UNSTARTED,
-    Outcome,
-)
+from qworker.tasks import outcome as kinds
+from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement
 
 if TYPE_CHECKING:
@@ -138,14 +118,6 @@ def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
     return WorkerLost(f"{outcome.text} (delivery {request.leased.deliveries + 1} of at most {limit})")
 
 
-def _too_long(request: Request, outcome: Outcome) -> TimeLimitExceeded:
-    return TimeLimitExceeded(request.time_limit)
-
-
-def _unknown(stranger: Stranger, outcome: Outcome) -> MessageError:
-    return stranger.error
-
-
 def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
     """The error whose text is the outcome's."""
     return lambda request, outcome: error(outcome.text)
@@ -179,9 +151,9 @@ def tell_revoked(app: QWorker, request: Request, outcome: Outcome, error: QWorke
         signals.task_revoked.send(
             request.task,
             request=request,
-            terminated=outcome.kind == TERMINATED,
+            terminated=outcome.kind == kinds.TERMINATED,
             signum=None,
-            expired=outcome.kind == EXPIRED,
+            expired=outcome.kind == kinds.EXPIRED,
         )
 
 
@@ -217,7 +189,7 @@ class Rule:
     """
 
     message: Callable[[Any, Outcome, float], Settlement | None]
-    level: int = logging.INFO
+    level: int = INFO
     said: str = ""
     fields: Callable[[Any, Outcome], tuple[Any, ...]] = _plain
     _: KW_ONLY
@@ -230,83 +202,83 @@ class Rule:
 
 OUTCOMES: dict[str, Rule] = {
     # Its own code ended it.
-    SUCCESS: Rule(
-        ack, logging.INFO, "Task %s[%s] succeeded in %.6fs: %s", _timed,
+    kinds.SUCCESS: Rule(
+        ack, INFO, "Task %s[%s] succeeded in %.6fs: %s", _timed,
         label="success", event="task-succeeded",
     ),
-    RETRY: Rule(
-        ack, logging.INFO, "Task %s[%s] will be retried after %.6fs: %s", _timed,
+    kinds.RETRY: Rule(
+        ack, INFO, "Task %s[%s] will be retried after %.6fs: %s", _timed,
         label="retry", event="task-retried",
     ),
-    FAILURE: Rule(
-        ack_or_bury, logging.ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
+    kinds.FAILURE: Rule(
+        ack_or_bury, ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
         label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
     ),
-    EXPECTED: Rule(
-        ack_or_bury, logging.INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
+    kinds.EXPECTED: Rule(
+        ack_or_bury, INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
         label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
     ),
-    IGNORED: Rule(
-        ack, logging.INFO, "Task %s[%s] was ignored after %.6fs: %s", _timed,
+    kinds.IGNORED: Rule(
+        ack, INFO, "Task %s[%s] was ignored after %.6fs: %s", _timed,
         label="ignored",
     ),
-    REJECTED: Rule(
-        bury_failed, logging.WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
+    kinds.REJECTED: Rule(
+        bury_failed, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
         label="rejected", event="task-rejected",
     ),
-    REQUEUED: Rule(
-        put_back, logging.WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
+    kinds.REQUEUED: Rule(
+        put_back, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
         label="rejected", event="task-rejected",
     ),
     # The worker ended it, or a process did.
-    INVALID: Rule(
-        bury_failed, logging.ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
+    kinds.INVALID: Rule(
+        bury_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
         label="invalid", event="task-failed",
         state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected,
     ),
-    LOST: Rule(
-        deliver_again, logging.ERROR, "Task %s[%s] lost its process: %s",
+    kinds.LOST: Rule(
+        deliver_again, ERROR, "Task %s[%s] lost its process: %s",
         label="lost", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
     ),
-    TIME_LIMIT: Rule(
-        ack_or_bury_overdue, logging.ERROR, "Task %s[%s] was killed: %s",
-        label="time limit", event="task-failed",
-        state=states.FAILURE, error=_too_long, signal=tell_failure,
+    kinds.TIME_LIMIT: Rule(
+        ack_or_bury_overdue, ERROR, "Task %s[%s] was killed: %s",
+        label="time limit", event="task-failed", state=states.FAILURE,
+        error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
     ),
-    TERMINATED: Rule(
-        ack, logging.WARNING, "Task %s[%s] was terminated: %s",
+    kinds.TERMINATED: Rule(
+        ack, WARNING, "Task %s[%s] was terminated: %s",
         label="terminated", event="task-revoked",
         state=states.REVOKED, error=_as(Terminated), signal=tell_revoked,
     ),
-    INTERRUPTED: Rule(
-        give_back, logging.INFO, "Task %s[%s] was interrupted and goes back: %s",
+    kinds.INTERRUPTED: Rule(
+        give_back, INFO, "Task %s[%s] was interrupted and goes back: %s",
         label="interrupted", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
     ),
-    UNSTARTED: Rule(keep),
+    kinds.UNSTARTED: Rule(keep),
     # It is not run at all.
-    REVOKED: Rule(
-        ack, logging.INFO, "Task %s[%s] was revoked: %s",
+    kinds.REVOKED: Rule(
+        ack, INFO, "Task %s[%s] was revoked: %s",
         label="revoked", event="task-revoked",
         state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked,
     ),
-    EXPIRED: Rule(
-        ack, logging.INFO, "Task %s[%s] expired: %s",
+    kinds.EXPIRED: Rule(
+        ack, INFO, "Task %s[%s] expired: %s",
         label="expired", event="task-revoked",
         state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked,
     ),
-    POISONED: Rule(
-        bury, logging.INFO, "Task %s[%s] is not run: %s",
+    kinds.POISONED: Rule(
+        bury, INFO, "Task %s[%s] is not run: %s",
         event="task-failed", state=states.FAILURE, error=_as(WorkerLost),
     ),
-    COPY: Rule(ack, logging.WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
-    UNKNOWN: Rule(
-        bury, logging.ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
-        event="task-failed", state=states.FAILURE, error=_unknown,
+    kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
+    kinds.UNKNOWN: Rule(
+        bury, ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
+        event="task-failed", state=states.FAILURE, error=lambda stranger, _: stranger.error,
     ),
-    UNREADABLE: Rule(
-        bury, logging.ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
+    kinds.UNREADABLE: Rule(
+        bury, ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
         signal=tell_rejected,
     ),
 }  # fmt: skip
