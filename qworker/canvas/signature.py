@@ -1,7 +1,7 @@
 """Signature: a call that is not made yet.
 
 Comes from:  ``task.s(…)``, and the callbacks in the body of a message.
-Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is what Celery puts on the wire.
+Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is what Celery puts into messages.
 Thread:      any.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qworker.errors import MessageError
-from qworker.message.protocol import rewire
+from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
 from qworker.transports.lease import Dead, Envelope
 
@@ -52,7 +52,7 @@ def _signed_anew(letter: Dead, signer: Signer, max_age: float) -> Envelope | Non
         if signer.age(headers, letter.body, properties) <= max_age:
             return None
         del headers["signature"]
-        wire = rewire(headers, properties, letter.body, signer)
+        encoded = encode_parts(headers, properties, letter.body, signer)
     except MessageError:
         return None
-    return Envelope(letter.queue, wire.headers, wire.properties, wire.body)
+    return Envelope(letter.queue, encoded.headers, encoded.properties, encoded.body)

@@ -3,7 +3,8 @@
 Comes from:  execution and the worker (``exception_to_dict``), results (``exception_from_dict``).
 Goes to:     the result store; the caller of ``AsyncResult.get``.
 Thread:      any.
-Nothing is ever imported, and nothing but an Exception class ever called, because a stored result says so.
+
+A stored result cannot make this import anything, nor call anything but the class of an exception.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from qworker.interrupts import let_pass
 from qworker.message.kombu_json import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
-MAX_ARGUMENT = (
-    16 * 1024
-)  #: characters of JSON that one argument of an exception may take; longer ones are cut
+MAX_ARGUMENT = 16 * 1024
+"""Characters of JSON that one argument of an exception may take; longer ones are cut."""
 _LONGEST_NAME = 200
 _MANY = 100  # arguments of one exception that are kept
 
@@ -57,10 +57,10 @@ def _argument(value: Any) -> Any:
 
 
 def exception_from_dict(stored: Any) -> BaseException:
-    """The exception that `stored` (as made by `exception_to_dict`, here or by Celery) describes.
+    """Return the exception that `stored` (as made by `exception_to_dict`, here or by Celery) describes.
 
-    Its class is looked for among the modules already imported; if it is not there, or is not an Exception
-    class, one of that name, deriving from Exception, stands in. Never raises.
+    Its class is looked for among the modules that are imported already. When it is not there, or is no class
+    of exceptions, a class of that name stands in. Never raises.
     """
     if not isinstance(stored, dict):
         return Exception(stored)
@@ -80,14 +80,14 @@ def _text(value: Any, default: str) -> str:
 
 
 def _loaded_class(name: str, module: str) -> type[BaseException] | None:
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
         # vars(), not getattr(): a module's or metaclass's __getattr__ might import something
         try:
-            found = vars(found).get(part)
+            value = vars(value).get(part)
         except TypeError:
             return None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+    return value if isinstance(value, type) and issubclass(value, Exception) else None
 
 
 @lru_cache(256)  # the same stored name gives the same class, so that `except type(error)` works
@@ -102,19 +102,19 @@ class _StandIn(Exception):
 
 def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     try:
-        made = kind(*args)
-        if isinstance(made, BaseException):
-            return made
-    except Exception as error:  # noqa: BLE001
+        error = kind(*args)
+        if isinstance(error, BaseException):
+            return error
+    except Exception as failure:  # noqa: BLE001
         # A constructor of the user's, with other parameters than its args.
-        let_pass(error)
+        let_pass(failure)
     try:
-        made = kind.__new__(kind, *args)
-        made.args = args
-    except Exception as error:  # noqa: BLE001 - a __new__ of the user's
-        let_pass(error)
+        error = kind.__new__(kind, *args)
+        error.args = args
+    except Exception as failure:  # noqa: BLE001 - a __new__ of the user's
+        let_pass(failure)
         return _stand_in(kind.__qualname__, kind.__module__)(*args)
-    return made
+    return error
 
 
 class RemoteTraceback(Exception):

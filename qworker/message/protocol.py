@@ -1,9 +1,11 @@
 """Messages: Celery's protocol 2, written; protocols 2 and 1, read.
 
-Comes from:  publishing (TaskMessage or HeaderTemplate → Wire), transports (Wire → headers, Body).
+Comes from:  publishing, which encodes a TaskMessage; transports, with what they have stored.
 Goes to:     transports; the listener and the child.
 Thread:      any; pure.
-Reading is in `reading` and `kombu_envelope`; their names are here too, so that others import from here alone.
+
+The names of ``reading``, ``celery_v1`` and ``kombu_envelope`` are here too, so that others import from one
+module.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from typing import Any, Protocol
 from qworker.clock import isoformat
 from qworker.errors import InvalidTaskMessage, PublishError, QWorkerError
 from qworker.interrupts import let_pass
-from qworker.message.kombu_envelope import from_kombu, from_v1, to_kombu
+from qworker.message.celery_v1 import from_v1
+from qworker.message.kombu_envelope import from_kombu, to_kombu
 from qworker.message.kombu_json import MAX_DEPTH, dumps, too_deep
 from qworker.message.reading import (
     MAX_HEADERS,
     MAX_ID,
     NO_EMBED,
     Body,
+    EncodedMessage,
     Verifier,
-    Wire,
     check_headers,
     decode_body,
     parse_headers,
@@ -39,9 +42,22 @@ from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
 
 __all__ = [
-    "Body", "HeaderTemplate", "TaskMessage", "Wire", "decode_body", "encode", "from_kombu", "from_v1",
+    "Body",
+    "EncodedMessage",
+    "HeaderTemplate",
+    "TaskMessage",
+    "decode_body",
+    "encode",
+    "encode_parts",
+    "from_kombu",
+    "from_v1",
     "origin",
-    "parse_headers", "parse_properties", "receive", "retry_headers", "rewire", "to_kombu", "upgrade",
+    "parse_headers",
+    "parse_properties",
+    "receive",
+    "retry_headers",
+    "to_kombu",
+    "upgrade",
 ]  # fmt: skip
 
 _EMPTY: Mapping[str, Any] = {}
@@ -58,12 +74,15 @@ class SupportsSigning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """A call, ready to be sent. `eta` and `expires` are ISO 8601 text or None; `timelimit` is (hard, soft)
-    seconds.
+    """A call, ready to be sent.
 
-    None for `root_id`, `origin`, `argsrepr` and `kwargsrepr` means the usual: the id, this process, their
-    repr. `headers` are the caller's own, beside the protocol's. `callbacks`, `errbacks`, `chain` and `chord`
-    hold signature dicts. `priority` is for the transport: it is not part of the Wire.
+    - eta, expires: ISO 8601 text, or None.
+    - timelimit: (hard, soft) in seconds, None for no limit.
+    - callbacks, errbacks, chain, chord: dicts of signatures.
+    - headers: the caller's own, beside those of the protocol.
+    - root_id, origin, argsrepr, kwargsrepr: None stands for the id, this process, and the repr of the
+      arguments.
+    - priority: for the transport; it is not encoded.
     """
 
     task: str
@@ -117,11 +136,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def encode(message: TaskMessage, signer: SupportsSigning | None = None, limit: int | None = None) -> Wire:
-    """The Wire of `message`, signed if there is a `signer`.
+def encode(
+    message: TaskMessage, signer: SupportsSigning | None = None, limit: int | None = None
+) -> EncodedMessage:
+    """Encode `message`, and sign it if there is a `signer`.
 
-    EncodeError names the argument that cannot be serialised; PublishError says which other field is wrong, or
-    that a body to be compressed has more than `limit` bytes before, which the receiver would refuse.
+    - limit: the most bytes that a body may have before it is compressed; a receiver refuses a larger one.
+
+    Raises EncodeError, which names the argument that cannot be serialised, and PublishError, which says what
+    else is wrong.
     """
     headers = _headers(message)
     body, properties = _body(message)
@@ -132,29 +155,29 @@ def encode(message: TaskMessage, signer: SupportsSigning | None = None, limit: i
                 f"{limit:,} (message_max_bytes): store the data somewhere and pass its key"
             )
         headers["compression"], body = compress(body, message.compression)
-    return rewire(headers, properties, body, signer)
+    return encode_parts(headers, properties, body, signer)
 
 
-def rewire(
+def encode_parts(
     headers: dict[str, Any], properties: Mapping[str, Any], body: bytes, signer: SupportsSigning | None = None
-) -> Wire:
-    """A Wire of parsed parts, as after `retry_headers`; `body` is already serialised. Signed if there is a
+) -> EncodedMessage:
+    """Encode a message of parsed headers and properties and a serialised body; sign it if there is a
     `signer`.
 
-    PublishError when a header would be refused by the receiver.
+    Raises PublishError when the receiver would refuse a header.
     """
     headers = _checked(headers)
     if signer is not None:
         # What is signed is what will be read: what JSON makes of the caller's own headers.
-        given = check_headers(read_object(encode_json(headers, {"headers": headers}).decode(), "headers"))
-        headers["signature"] = signer.sign(given, body, properties)
+        as_read = check_headers(read_object(encode_json(headers, {"headers": headers}).decode(), "headers"))
+        headers["signature"] = signer.sign(as_read, body, properties)
     text = encode_json(without_empty(headers), {"headers": headers}).decode()
     if len(text) > MAX_HEADERS:
         raise PublishError(
             f"headers of task {headers['task']} take {len(text):,} bytes, over the limit of {MAX_HEADERS:,}: "
             "pass large values as arguments"
         )
-    return Wire(text, _properties_text(properties, headers["id"]), body)
+    return EncodedMessage(text, _properties_text(properties, headers["id"]), body)
 
 
 def _checked(headers: dict[str, Any]) -> dict[str, Any]:
@@ -242,11 +265,10 @@ _NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
 
 
 class HeaderTemplate:
-    """The headers of one task's calls, written once with holes: a call costs microseconds.
+    """The headers of one task's calls, written once with holes, so that a call costs microseconds.
 
-    Built from a `prototype` with all that is constant for those calls (task, shadow, timelimit,
-    ignore_result, headers, serializer…). ``wire()`` gives what ``encode()`` of the same message and `limit`
-    gives.
+    - prototype: a message with all that is the same for those calls (task, shadow, timelimit, headers…).
+    - limit: as for the function ``encode()``, which gives the same for the same message.
     """
 
     __slots__ = ("_is_plain", "_limit", "_pieces", "prototype")
@@ -280,7 +302,7 @@ class HeaderTemplate:
             and all(getattr(prototype, name) is None for name in NO_EMBED)
         )
 
-    def wire(
+    def encode(
         self,
         id: str,
         args: tuple[Any, ...],
@@ -290,8 +312,8 @@ class HeaderTemplate:
         eta: str | None = None,
         expires: str | None = None,
         signer: SupportsSigning | None = None,
-    ) -> Wire:
-        """The Wire of one call. EncodeError and PublishError as `encode`."""
+    ) -> EncodedMessage:
+        """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does."""
         if not self._is_plain or signer is not None:
             message = self._message(id, args, kwargs, root_id, parent_id, eta, expires)
             return encode(message, signer, self._limit)
@@ -314,7 +336,7 @@ class HeaderTemplate:
             f"{head}{quoted}{p1}{due}{p2}{end}{p3}{quote(root_id) if root_id else quoted}{p4}{parent}"
             f"{p5}{quote(repr_args(args))}{p6}{quote(repr_kwargs(kwargs))}{p7}{_origin_json}{tail}"
         )
-        return Wire(headers, None, body)
+        return EncodedMessage(headers, None, body)
 
     def _message(
         self,
@@ -344,8 +366,11 @@ def retry_headers(
 ) -> dict[str, Any]:
     """Headers of the next attempt: same id, root, group, stamps, limits, `expires` and custom headers.
 
-    `eta` is epoch seconds, ISO 8601 text or None (at once). What a broker added is left behind, and the
-    signature, which no longer holds. The body may be sent again as it came (``compression`` stays).
+    - headers: those of the attempt before. What a broker added to them is left behind, and so is the
+      signature, which no longer holds. ``compression`` stays, so the body may be sent again as it came.
+    - eta: epoch seconds, ISO 8601 text, or None for at once.
+    - retries: how many retries there have been, with this one.
+    - parent_id: the id of the call that makes the attempt.
     """
     kept = {name: value for name, value in headers.items() if name not in _DROPPED}
     kept["eta"] = isoformat(eta) if isinstance(eta, int | float) else eta
@@ -365,30 +390,37 @@ def receive(
     signer: Verifier | None = None,
     limit: int = MAX_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], Body | None]:
-    """(headers, properties, None) of a protocol 2 message, whose body stays as it is; for protocol 1, whose
-    headers are in its body, the Body too. InvalidTaskMessage or SecurityError with the reason."""
+    """Return (headers, properties, None) of a protocol 2 message, whose body stays as it is.
+
+    The headers of a protocol 1 message are in its body, so the third item is its Body.
+
+    - headers, properties, body: as the broker stores them.
+    - accept: content types that a body may have.
+    - limit: bytes of a body, decompressed.
+
+    Raises InvalidTaskMessage or SecurityError with the reason.
+    """
     parsed = parse_properties(properties)
-    given = read_object(headers, "headers")
-    if "task" in given:
-        checked = check_headers(given)
+    parsed_headers = read_object(headers, "headers")
+    if "task" in parsed_headers:
+        checked = check_headers(parsed_headers)
         if signer is not None:
             signer.verify(checked, body, parsed)
         return checked, parsed, None
-    compression = given.get("compression")
+    compression = parsed_headers.get("compression")
     upgraded, decoded = from_v1(parsed, body, accept, signer, limit, compression)
     return upgraded, parsed, decoded
 
 
-def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> Wire:
-    """The Wire, in protocol 2, of a protocol 1 message that was received: its body in the serializer it came
-    in.
+def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> EncodedMessage:
+    """Encode in protocol 2 a protocol 1 message that was received, with the serializer that it came in.
 
-    InvalidTaskMessage when that cannot write what it read.
+    Raises InvalidTaskMessage when that serializer cannot write what it read.
     """
     serializer = serializer_of(properties.get("content_type") or JSON)
     try:
         content_type, content_encoding, data = encode_value(tuple(body), serializer, "body")
-        given = {"content_type": content_type, "content_encoding": content_encoding}
-        return rewire(headers, {**properties, **given}, data)
+        content = {"content_type": content_type, "content_encoding": content_encoding}
+        return encode_parts(headers, {**properties, **content}, data)
     except QWorkerError as error:
         raise InvalidTaskMessage(f"protocol 1 message cannot be brought to protocol 2: {error}") from error

@@ -1,8 +1,9 @@
-"""What a message is in the store, and reading it: nothing that arrives is trusted before it passed here.
+"""Reading a message: nothing that arrives is trusted before it has passed here.
 
 Comes from:  transports (three columns: headers text, properties text, body bytes).
 Goes to:     the listener (headers only), the child (body).
 Thread:      any; pure.
+
 Whatever the bytes are, only InvalidTaskMessage and SecurityError come out, with a reason for the dead letter.
 """
 
@@ -24,8 +25,9 @@ _MAX_REPR = 4096
 _MAX_COUNT = 2**31
 
 
-class Wire(NamedTuple):
-    """A message as it is stored: `headers` is JSON text; `properties` too, or None when all are default."""
+class EncodedMessage(NamedTuple):
+    """A message as a broker stores it: `headers` is JSON text; so is `properties`, or None when all are
+    default."""
 
     headers: str
     properties: str | None
@@ -33,7 +35,7 @@ class Wire(NamedTuple):
 
 
 class Body(NamedTuple):
-    """A decoded body; `embed` holds callbacks, errbacks, chain and chord, each None if there is none."""
+    """A decoded body. embed: callbacks, errbacks, chain and chord, each None if there is none."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -141,17 +143,17 @@ _REPRS = ("argsrepr", "kwargsrepr")
 
 
 def parse_headers(text: str) -> dict[str, Any]:
-    """The headers of a protocol 2 message: Celery's 19 (always all there, checked) and any others as they
-    came.
+    """Return the headers of a protocol 2 message: Celery's 19, checked and always all there, and any others
+    as they came.
 
-    InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or holds a header of the wrong
-    kind. A message without `task` may be one of protocol 1: see `protocol.receive`.
+    Raises InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or holds a header of
+    the wrong kind. A message without `task` may be one of protocol 1: see `protocol.receive`.
     """
     return check_headers(read_object(text, "headers"))
 
 
 def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
-    """`headers`, completed where one is absent; InvalidTaskMessage when one is of the wrong kind."""
+    """Return `headers`, with absent ones added. Raises InvalidTaskMessage for one of the wrong kind."""
     for name, value in headers.items():
         if value is not None and name in HEADERS and not HEADERS[name][0](value):
             words = _WORDS[HEADERS[name][0]]
@@ -172,9 +174,11 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
-    """`headers` without those that say nothing, which Celery's protocol lets a sender leave out: every reader
-    takes them for what they were. They are over a third of the text and, on RabbitMQ, a fifth of the server's
-    work."""
+    """Return `headers` without those that say nothing.
+
+    Celery's protocol lets a sender leave them out, and every reader completes them. They are over a third of
+    the text and, on RabbitMQ, a fifth of the server's work.
+    """
     return {
         name: value
         for name, value in headers.items()
@@ -202,9 +206,9 @@ _PROPERTIES: tuple[tuple[str, _Check], ...] = (
 
 
 def parse_properties(text: str | None) -> dict[str, Any]:
-    """The properties, of which `content_type` and `content_encoding` are always there; None is all default.
+    """Return the properties. `content_type` and `content_encoding` are always there; None means the defaults.
 
-    InvalidTaskMessage when `text` is not a JSON object or one is of the wrong kind.
+    Raises InvalidTaskMessage when `text` is not a JSON object, or a property is of the wrong kind.
     """
     if text is None:
         return {"content_type": JSON, "content_encoding": "utf-8"}
@@ -219,7 +223,7 @@ def parse_properties(text: str | None) -> dict[str, Any]:
 
 
 def read_object(text: Any, what: str) -> dict[str, Any]:
-    """The JSON object in `text`, which is called `what` in the InvalidTaskMessage raised if there is none."""
+    """Return the JSON object in `text`. Raises InvalidTaskMessage, which calls it `what`, for none."""
     if type(text) is not str:
         text = _as_text(text, what)
     if len(text) > MAX_HEADERS:
@@ -259,10 +263,14 @@ def decode_body(
     signer: Verifier | None = None,
     limit: int = MAX_BYTES,
 ) -> Body:
-    """Arguments and embedded calls of a protocol 2 message whose headers and properties were parsed.
+    """Return the arguments and embedded calls of a protocol 2 message whose headers and properties were
+    parsed.
 
-    `accept` holds serializer names or content types; with a `signer` the signature is verified first.
-    SecurityError or InvalidTaskMessage say why the message is refused; `limit` is in bytes, decompressed.
+    - accept: names of serializers, or content types, that the body may have.
+    - signer: verifies the signature first; None when messages are not signed.
+    - limit: bytes of the body, decompressed.
+
+    Raises SecurityError or InvalidTaskMessage, which say why the message is refused.
     """
     if signer is not None:
         signer.verify(headers, body, properties)
@@ -277,7 +285,7 @@ def decode_body(
 def decode_payload(
     body: bytes, compression: Any, properties: Mapping[str, Any], accept: frozenset[str], limit: int
 ) -> Any:
-    """The value in a body of either protocol, decompressed if `compression` names a method."""
+    """Return the value in a body of either protocol, decompressed if `compression` names a method."""
     content_type = properties.get("content_type") or JSON
     check_accepted(content_type, accept)
     if type(body) is not bytes:
@@ -300,8 +308,8 @@ def _as_bytes(body: Any) -> bytes:
 
 
 def body_of(args: Any, kwargs: Any, embed: Any) -> Body:
-    """A Body of decoded parts; None stands for an empty one. InvalidTaskMessage when one is of the wrong
-    kind."""
+    """Make a Body of decoded parts; None stands for an empty one. Raises InvalidTaskMessage for one of the
+    wrong kind."""
     if args is None:
         args = ()
     elif not isinstance(args, list | tuple):
@@ -335,8 +343,20 @@ def _is_signature(value: Any) -> bool:
 
 
 __all__ = [
-    "HEADERS", "MAX_HEADERS", "MAX_ID", "NO_EMBED", "Body", "Verifier", "Wire", "body_of",
-    "check_headers", "decode_body", "decode_payload", "parse_headers", "parse_properties", "read_object",
+    "HEADERS",
+    "MAX_HEADERS",
+    "MAX_ID",
+    "NO_EMBED",
+    "Body",
+    "EncodedMessage",
+    "Verifier",
+    "body_of",
+    "check_headers",
+    "decode_body",
+    "decode_payload",
+    "parse_headers",
+    "parse_properties",
+    "read_object",
     "valid_id",
     "without_empty",
 ]  # fmt: skip

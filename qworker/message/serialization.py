@@ -1,9 +1,10 @@
 """Values to bytes and back: content types over kombu's registry, bounded and refusing what is not accepted.
 
 Comes from:  protocol (bodies), backends (results).
-Goes to:     the wire and the result store.
+Goes to:     messages and the result store.
 Thread:      any.
-JSON is `kombu_json`'s; every other content type is kombu's, imported when one is first met.
+
+JSON is of ``kombu_json``. Every other content type is kombu's, which is imported when one is first met.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _WIDE = frozenset({"utf-16", "utf-32"})  # in which a bracket is no byte of its 
 
 
 def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[str, str, bytes]:
-    """(content type, content encoding, bytes) of `value`. EncodeError says which part of `what` cannot be."""
+    """Return (content type, content encoding, bytes) of `value`. Raises EncodeError, which says which part of
+    `what` cannot be encoded."""
     if serializer == "json":
         return JSON, "utf-8", encode_json(value, {what: value})
     from kombu import serialization
@@ -69,7 +71,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
 
 
 def encode_json(value: Any, parts: Mapping[str, Any]) -> bytes:
-    """UTF-8 JSON of `value`; the names of `parts` tell the user where in it an unserialisable object is."""
+    """Return UTF-8 JSON of `value`. Raises EncodeError, which finds in `parts` (by name) what is no JSON."""
     try:
         data = dumps(value).encode()
     except Exception as error:  # __json__ and registered encoders are the user's code
@@ -84,9 +86,9 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
     """The EncodeError for `cause`, naming the first object within `parts` (name → value) that JSON cannot
     hold."""
     for name, part in parts.items():
-        found = _first_bad(part, name, 0)
-        if found is not None:
-            path, culprit, reason = found
+        unfit = _first_unfit(part, name, 0)
+        if unfit is not None:
+            path, culprit, reason = unfit
             kind = type(culprit).__name__
             if reason is None:
                 reason = f"{kind} is not JSON"
@@ -103,22 +105,22 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
     return EncodeError(f"{' and '.join(parts)} cannot be serialised as JSON: {_short(cause)}")
 
 
-def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:
+def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str | int | float | bool | type(None)):
                 return f"a key of {path}", key, f"a {type(key).__name__} cannot be the key of an object"
-            found = _first_bad(item, f"{path}[{key!r:.80}]", depth + 1)
-            if found is not None:
-                return found
+            unfit = _first_unfit(item, f"{path}[{key!r:.80}]", depth + 1)
+            if unfit is not None:
+                return unfit
         return None
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            found = _first_bad(item, f"{path}[{index}]", depth + 1)
-            if found is not None:
-                return found
+            unfit = _first_unfit(item, f"{path}[{index}]", depth + 1)
+            if unfit is not None:
+                return unfit
         return None
     try:
         dumps(value)
@@ -136,10 +138,14 @@ def _first_bad(value: Any, path: str, depth: int) -> tuple[str, Any, str | None]
 def decode(
     data: bytes, content_type: str, content_encoding: str, accept: frozenset[str], limit: int | None = None
 ) -> Any:
-    """Value of `data`. `accept` holds serializer names or content types.
+    """Return the value of `data`.
 
-    SecurityError when the content type is not accepted (before a byte is looked at); InvalidTaskMessage, with
-    the reason, for anything that does not decode or exceeds `limit` bytes (None: any size) or MAX_DEPTH.
+    - accept: names of serializers, or content types.
+    - limit: the most bytes that `data` may have; None for any size.
+
+    Raises SecurityError, before a byte is looked at, when the content type is not accepted. Raises
+    InvalidTaskMessage, with the reason, for what does not decode, is too large, or nests deeper than
+    MAX_DEPTH.
     """
     check_accepted(content_type, accept)
     if limit is not None and len(data) > limit:
@@ -197,10 +203,10 @@ def _registered(name: str, setting: str) -> str:
         return name
     from kombu.serialization import registry
 
-    found = registry.name_to_type.get(name) or (name if name in registry.type_to_name else None)
-    if found is None:
+    content_type = registry.name_to_type.get(name) or (name if name in registry.type_to_name else None)
+    if content_type is None:
         raise _unknown_serializer(name, setting)
-    return str(found)
+    return str(content_type)
 
 
 def _unknown_serializer(name: str, setting: str = "task_serializer") -> ConfigurationError:
@@ -252,16 +258,16 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
         raise InvalidTaskMessage(f"compression {mime!r:.80} is not one of {', '.join(_DECOMPRESSORS)}")
     try:
         stream = open_()
-        plain: bytes = stream.decompress(data, limit + 1)
+        decompressed: bytes = stream.decompress(data, limit + 1)
         complete = stream.eof
     except Exception as error:  # zlib, bz2, lzma and zstd each have their own, and lzma a memory limit
         let_pass(error)
         raise InvalidTaskMessage(f"body does not decompress as {mime}: {_short(error)}") from error
-    if len(plain) > limit:
+    if len(decompressed) > limit:
         raise InvalidTaskMessage(f"body decompresses to more than the limit of {limit} bytes")
     if not complete:
         raise InvalidTaskMessage(f"body ends in the middle of its {mime} data")
-    return plain
+    return decompressed
 
 
 def _zlib() -> Any:

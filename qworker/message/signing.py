@@ -138,13 +138,13 @@ class Signer:
 
     def unseal(self, data: bytes, *subject: str | None) -> bytes:
         """What seal() was given with the same *subject*; SecurityError for anything else."""
-        plain, mark, signature = data.rpartition(SEAL)
+        unsealed, separator, signature = data.rpartition(SEAL)
         key, _, digest = signature.decode("latin-1").partition(":")
-        if not mark or key not in self._keys:
+        if not separator or key not in self._keys:
             raise SecurityError("it is not signed with a key of security_key")
-        if not _same(self._mac(key, _RESULT, subject, plain), digest):
+        if not _same(self._mac(key, _RESULT, subject, unsealed), digest):
             raise SecurityError("its signature does not match")
-        return plain
+        return unsealed
 
     # -- orders --
 

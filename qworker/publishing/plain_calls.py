@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class PlainCalls:
     """Writes the plain calls of one task. ignored: their results are not stored."""
 
-    __slots__ = ("_check", "_priority", "_wire", "ignored", "queue")
+    __slots__ = ("_check", "_encode", "_priority", "ignored", "queue")
 
     def __init__(self, prototype: Call, task: Task[..., Any], limit: int) -> None:
         """prototype: a call without arguments. limit: bytes of a body, decompressed."""
         self.queue = prototype.destination.queue
         self.ignored = prototype.message.ignore_result
         self._priority = prototype.destination.priority
-        self._wire = HeaderTemplate(prototype.message, limit).wire
+        self._encode = HeaderTemplate(prototype.message, limit).encode
         self._check = task.check_arguments if task.typing else None
 
     def envelope(
@@ -45,7 +45,7 @@ class PlainCalls:
         EncodeError and PublishError as ``encode()`` does."""
         if self._check is not None:
             self._check(*args, **kwargs)
-        headers, properties, body = self._wire(id, args, kwargs, root_id, parent_id)
+        headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id)
         return Envelope(self.queue, headers, properties, body, self._priority)
 
 

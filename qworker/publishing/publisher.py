@@ -20,12 +20,12 @@ from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
 from qworker.message.protocol import (
+    EncodedMessage,
     TaskMessage,
-    Wire,
     encode,
+    encode_parts,
     parse_headers,
     parse_properties,
-    rewire,
 )
 from qworker.middleware import compose
 from qworker.naming import task_id, task_ids
@@ -48,7 +48,7 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 CallEagerly = Callable[["Task[..., Any]", TaskMessage, Mapping[str, Any]], AsyncResult[Any]]
 
-_Ready = tuple[Envelope, Wire | None, Call | None]
+_Ready = tuple[Envelope, EncodedMessage | None, Call | None]
 """What is to be sent; with how it was made, unless that was told to its observers already."""
 
 
@@ -227,9 +227,9 @@ class Publisher:
     def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
         """The envelope of *message*, after its observers have seen it; they may add to its headers."""
         signer = self.app.signer
-        wire = encode(message, signer, self.app.conf.message_max_bytes)
+        encoded = encode(message, signer, self.app.conf.message_max_bytes)
         if before_task_publish.receivers:
-            headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+            headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
             headers.pop("signature", None)
             before_task_publish.send(
                 message.task,
@@ -245,17 +245,17 @@ class Publisher:
                 declare=[],
                 retry_policy=self.app.conf.task_publish_retry_policy,
             )
-            wire = rewire(headers, properties, wire.body, signer)
+            encoded = encode_parts(headers, properties, encoded.body, signer)
         envelope = Envelope(
             call.destination.queue,
-            wire.headers,
-            wire.properties,
-            wire.body,
+            encoded.headers,
+            encoded.properties,
+            encoded.body,
             message.priority,
             call.due,
             call.expires,
         )
-        return envelope, wire, call
+        return envelope, encoded, call
 
     def _collect(self, ready: list[_Ready], call: Call, message: TaskMessage) -> None:
         ready.append(self._prepare(call, message))
@@ -265,12 +265,12 @@ class Publisher:
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
         self._push([envelope for envelope, _, _ in ready], *policy)
         if after_task_publish.receivers:
-            for _, wire, call in ready:
-                if wire is None or call is None:  # told of already
+            for _, encoded, call in ready:
+                if encoded is None or call is None:  # told of already
                     continue
                 after_task_publish.send(
                     call.message.task,
-                    headers=parse_headers(wire.headers),
+                    headers=parse_headers(encoded.headers),
                     body=(call.message.args, call.message.kwargs, {}),
                     exchange=call.destination.exchange,
                     routing_key=call.destination.routing_key,

@@ -81,11 +81,11 @@ class EagerResult(AsyncResult[R]):
 def call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
     """Run the call that *message* makes, on arguments that have been through the serializer as they would
     have been."""
-    wire = encode(message)
+    encoded = encode(message)
     args, kwargs, _ = decode_body(
-        wire.body,
-        parse_headers(wire.headers),
-        parse_properties(wire.properties),
+        encoded.body,
+        parse_headers(encoded.headers),
+        parse_properties(encoded.properties),
         content_types([message.serializer]),
         limit=task.app.conf.message_max_bytes,
     )

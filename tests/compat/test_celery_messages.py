@@ -63,8 +63,8 @@ def test_header_and_property_keys_are_those_of_a_real_message() -> None:
     add.delay(1, 2)
     theirs = take()
     headers = theirs["headers"]
-    wire = encode(TaskMessage("proj.add", headers["id"], (1, 2), origin=headers["origin"]))
-    ours = to_kombu(wire, routing_key="compat")
+    encoded = encode(TaskMessage("proj.add", headers["id"], (1, 2), origin=headers["origin"]))
+    ours = to_kombu(encoded, routing_key="compat")
     assert ours["headers"] == {name: headers[name] for name in ours["headers"]}
     assert not any(headers[name] for name in headers.keys() - ours["headers"].keys())
     assert ours["properties"].keys() == theirs["properties"].keys()
@@ -102,10 +102,10 @@ def test_we_read_every_option_of_a_real_message() -> None:
         (1,), {"y": when}, eta=when, expires=when, link=add.s(1), link_error=add.si(2, 2), time_limit=10,
         soft_time_limit=5, headers={"mine": "h"}, shadow="other", compression="gzip",
     )  # fmt: skip
-    wire = from_kombu(take())
-    headers, properties, body = receive(*wire, ACCEPT)
+    encoded = from_kombu(take())
+    headers, properties, body = receive(*encoded, ACCEPT)
     assert body is None
-    decoded = decode_body(wire.body, headers, properties, ACCEPT)
+    decoded = decode_body(encoded.body, headers, properties, ACCEPT)
     assert (decoded.args, decoded.kwargs) == ((1,), {"y": when})
     assert decoded.embed["callbacks"][0]["task"] == "proj.add"
     assert (headers["eta"], headers["timelimit"], headers["mine"]) == (when.isoformat(), [10, 5], "h")
@@ -115,9 +115,9 @@ def test_we_read_every_option_of_a_real_message() -> None:
 def test_we_read_both_protocols(protocol: int) -> None:
     add, take = build(task_protocol=protocol)
     add.apply_async((1, 2), task_id="i", countdown=10)
-    wire = from_kombu(take())
-    headers, properties, body = receive(*wire, ACCEPT)
-    body = body or decode_body(wire.body, headers, properties, ACCEPT)
+    encoded = from_kombu(take())
+    headers, properties, body = receive(*encoded, ACCEPT)
+    body = body or decode_body(encoded.body, headers, properties, ACCEPT)
     assert (headers["task"], headers["id"], body.args) == ("proj.add", "i", (1, 2))
     assert headers["eta"] is not None
 
@@ -125,13 +125,13 @@ def test_we_read_both_protocols(protocol: int) -> None:
 def test_chains_and_chords_of_celery_come_through() -> None:
     add, take = build()
     (add.s(1, 1) | add.s(2) | add.s(3)).delay()
-    wire = from_kombu(take())
-    embed = decode_body(wire.body, parse_headers(wire.headers), {}, ACCEPT).embed
+    encoded = from_kombu(take())
+    embed = decode_body(encoded.body, parse_headers(encoded.headers), {}, ACCEPT).embed
     assert [step["args"] for step in embed["chain"]] == [[3], [2]]
     celery.chord([add.s(1, 1), add.s(2, 2)], app=add.app)(add.s(3))
-    wire = from_kombu(take())
-    headers = parse_headers(wire.headers)
-    embed = decode_body(wire.body, headers, {}, ACCEPT).embed
+    encoded = from_kombu(take())
+    headers = parse_headers(encoded.headers)
+    embed = decode_body(encoded.body, headers, {}, ACCEPT).embed
     assert embed["chord"]["task"] == "proj.add"
     assert headers["group"] is not None
     assert headers["group_index"] == 0

@@ -710,8 +710,8 @@ def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
         compression="gzip",
     )  # fmt: skip
     for given in (call, replace(call, headers={"tenant": "a"}), replace(call, id="id-3", headers={})):
-        wire = encode(given, signer)
-        store.sender.push([Envelope("q", wire.headers, wire.properties, wire.body)])
+        encoded = encode(given, signer)
+        store.sender.push([Envelope("q", encoded.headers, encoded.properties, encoded.body)])
         (leased,) = until(lambda: store.consumer.lease(["q"], 10).messages)
         headers, _, _ = receive(leased.headers, leased.properties, leased.body, frozenset({"json"}), signer)
         assert headers["tenant"] if given.headers else True

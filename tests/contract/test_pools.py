@@ -257,9 +257,18 @@ class Rig:
         self, task: str, *args: Any, body: bytes | None = None, deliveries: int = 1, **fields: Any
     ) -> Request:
         self.tag += 1
-        wire = encode(TaskMessage(task=task, id=f"id-{self.tag}", args=args, **fields))
+        encoded = encode(TaskMessage(task=task, id=f"id-{self.tag}", args=args, **fields))
         leased = Leased(
-            self.tag, "q", 4, None, deliveries, True, 0, wire.headers, wire.properties, body or wire.body
+            self.tag,
+            "q",
+            4,
+            None,
+            deliveries,
+            True,
+            0,
+            encoded.headers,
+            encoded.properties,
+            body or encoded.body,
         )
         return receive(self.app, leased, 1, frozenset({"json"}))
 

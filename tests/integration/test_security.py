@@ -151,8 +151,8 @@ def forged(id: str, task: str = "add", key: str | None = None, **fields: Any) ->
     from qworker.message.signing import Signer
 
     own = {name: fields.pop(name) for name in ("due",) if name in fields}
-    wire = encode(TaskMessage(task, id, **fields), Signer([key]) if key else None)
-    return Envelope("celery", wire.headers, wire.properties, wire.body, **own)
+    encoded = encode(TaskMessage(task, id, **fields), Signer([key]) if key else None)
+    return Envelope("celery", encoded.headers, encoded.properties, encoded.body, **own)
 
 
 # -- what a stranger tries --

@@ -46,10 +46,10 @@ class Rooms:
     def envelope(self, task: str = "add", *args: Any, **fields: Any) -> Envelope:
         """A message for the broker; *fields* are those of TaskMessage and of Envelope."""
         own = {name: fields.pop(name) for name in ("queue", "priority", "due") if name in fields}
-        wire = encode(
+        encoded = encode(
             TaskMessage(task=task, id=fields.pop("id", f"{task}-id"), args=args, **fields), self.app.signer
         )
-        return Envelope(own.pop("queue", "celery"), wire.headers, wire.properties, wire.body, **own)
+        return Envelope(own.pop("queue", "celery"), encoded.headers, encoded.properties, encoded.body, **own)
 
     def leased(self, tag: int = 1, task: str = "add", *args: Any, **fields: Any) -> Leased:
         """A message on lease; *fields* are those of TaskMessage and of Leased."""

@@ -79,7 +79,7 @@ def test_bytes_that_are_no_table_fit_no_shape(noise: bytes, at: int) -> None:
 
 def test_the_calls_of_one_task_fit_the_first_ones_shape() -> None:
     template = HeaderTemplate(TaskMessage(task="t", id="", args=(), kwargs={}))
-    first, second = (template.wire(id, (id, 7), {"key": None}).headers for id in ("one", "a-longer-id"))
+    first, second = (template.encode(id, (id, 7), {"key": None}).headers for id in ("one", "a-longer-id"))
     known = learned(json.loads(first))
     data, identity = known.write(second) or (b"", None)
     assert (data, identity) == (table(json.loads(second)), "a-longer-id")

@@ -157,12 +157,12 @@ def test_any_body_of_any_type_and_compression(body: bytes, content_type: str, co
 @given(ANY_JSON, ANY_JSON, ANY_JSON, ANY_JSON)
 def test_any_envelope(headers: Any, properties: Any, body: Any, whole: Any) -> None:
     holds(from_kombu, whole)
-    wire = holds(
+    encoded = holds(
         from_kombu, {"headers": headers, "properties": properties, "body": body, "content-type": whole}
     )
-    if wire is not None:
-        check_read(*wire)
-        holds(to_kombu, wire)
+    if encoded is not None:
+        check_read(*encoded)
+        holds(to_kombu, encoded)
 
 
 @given(

@@ -69,9 +69,9 @@ class Bench:
 
     def context(self, task: Task[..., Any], *args: Any, **fields: Any) -> tuple[Context, Any]:
         serializer = fields.get("serializer", "json")
-        wire = encode(TaskMessage(task=task.name, id="id-1", args=args, **fields))
-        headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
-        body = decode_body(wire.body, headers, properties, frozenset({serializer, "json"}))
+        encoded = encode(TaskMessage(task=task.name, id="id-1", args=args, **fields))
+        headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
+        body = decode_body(encoded.body, headers, properties, frozenset({serializer, "json"}))
         return Context.from_message(headers, body, properties=properties, hostname="w@h", task=task), body
 
     def run(self, task: Task[..., Any], *args: Any, **fields: Any) -> Outcome:

@@ -28,8 +28,8 @@ def run(app: QWorker, name: str, **fields: Any) -> Outcome:
         {key: getattr(message, key) for key in ("callbacks", "errbacks", "chain", "chord")},
     )
     task = app.tasks[name]
-    wire = encode(message)
-    headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
+    encoded = encode(message)
+    headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
     outcome = execute(app, task, Context.from_message(headers, body, properties=properties, task=task), body)
     if outcome.row is not None:  # as the worker does
         app.backend.store_rows([outcome.row])

@@ -54,9 +54,9 @@ def run() -> Iterator[Callable[..., tuple[Outcome, KeepingStore]]]:
     def run(body: Callable[[QWorker, Any], Any], store: KeepingStore) -> tuple[Outcome, KeepingStore]:
         app = QWorker("struck", broker=store, backend="cache+memory://", set_as_current=False)
         task = app.task(name="work", bind=True)(lambda task: body(app, task))
-        wire = encode(TaskMessage(task="work", id="id-1"))
-        headers = parse_headers(wire.headers)
-        message = decode_body(wire.body, headers, {}, frozenset({"json"}))
+        encoded = encode(TaskMessage(task="work", id="id-1"))
+        headers = parse_headers(encoded.headers)
+        message = decode_body(encoded.body, headers, {}, frozenset({"json"}))
         app.finalize()
         context = Context.from_message(headers, message, hostname="w@h", task=task)
         interrupts.begin()

@@ -18,11 +18,11 @@ from qworker.message.protocol import (
     TaskMessage,
     decode_body,
     encode,
+    encode_parts,
     origin,
     parse_headers,
     parse_properties,
     retry_headers,
-    rewire,
 )
 from qworker.message.reading import HEADERS, MAX_HEADERS, NO_EMBED
 
@@ -66,9 +66,9 @@ MESSAGES = st.builds(
 
 @given(MESSAGES)
 def test_what_is_encoded_is_received(message: TaskMessage) -> None:
-    wire = encode(message)
-    headers, properties = parse_headers(wire.headers), parse_properties(wire.properties)
-    body = decode_body(wire.body, headers, properties, ACCEPT)
+    encoded = encode(message)
+    headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
+    body = decode_body(encoded.body, headers, properties, ACCEPT)
     assert body == (message.args, message.kwargs, {name: getattr(message, name) for name in NO_EMBED})
     for name in (
         "task",
@@ -90,20 +90,20 @@ def test_what_is_encoded_is_received(message: TaskMessage) -> None:
 
 
 def test_a_plain_call_is_celerys_message() -> None:
-    wire = encode(TaskMessage("proj.add", "i", (1, 2)))
-    assert json.loads(wire.headers) == {
+    encoded = encode(TaskMessage("proj.add", "i", (1, 2)))
+    assert json.loads(encoded.headers) == {
         "lang": "py", "task": "proj.add", "id": "i", "retries": 0, "timelimit": [None, None], "root_id": "i",
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
     }  # fmt: skip
-    assert parse_headers(wire.headers) == {
+    assert parse_headers(encoded.headers) == {
         "lang": "py", "task": "proj.add", "id": "i", "shadow": None, "eta": None, "expires": None,
         "group": None,
         "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": "i", "parent_id": None,
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
     }  # fmt: skip
-    assert wire.properties is None
-    assert json.loads(wire.body) == [[1, 2], {}, NO_EMBED]
+    assert encoded.properties is None
+    assert json.loads(encoded.body) == [[1, 2], {}, NO_EMBED]
 
 
 def test_what_says_something_is_sent_in_celerys_order() -> None:
@@ -131,11 +131,11 @@ def test_properties_are_there_when_they_say_something() -> None:
 
 def test_stamps_are_headers_too_and_compression_is_named() -> None:
     message = TaskMessage("t", "i", stamped_headers=["team"], stamps={"team": "a"}, compression="gzip")
-    wire = encode(message)
-    headers = json.loads(wire.headers)
+    encoded = encode(message)
+    headers = json.loads(encoded.headers)
     assert (headers["team"], headers["stamped_headers"], headers["stamps"]) == ("a", ["team"], {"team": "a"})
     assert headers["compression"] == "application/x-gzip"
-    assert json.loads(zlib.decompress(wire.body)) == [[], {}, NO_EMBED]
+    assert json.loads(zlib.decompress(encoded.body)) == [[], {}, NO_EMBED]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_body_the_receiver_would_not_decompress_is_not_sent() -> None:
     assert len(encode(message, limit=6000).body) < 1000
     for send in (
         lambda: encode(message, limit=5000),
-        lambda: HeaderTemplate(message, 5000).wire("i", message.args, {}),
+        lambda: HeaderTemplate(message, 5000).encode("i", message.args, {}),
     ):
         with pytest.raises(PublishError, match="before compression, over the limit of 5,000"):
             send()
@@ -206,37 +206,37 @@ def test_a_template_gives_what_encode_gives(
         expires=expires,
     )
     template = HeaderTemplate(prototype)
-    assert template.wire(id, args, kwargs, root_id, parent_id, eta, expires) == encode(message)
+    assert template.encode(id, args, kwargs, root_id, parent_id, eta, expires) == encode(message)
 
 
 def test_a_template_keeps_nothing_of_the_call_before() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
-    first = template.wire("a", (1,), {})
-    template.wire("b", (2,), {"k": 3}, parent_id="a", eta="2030-01-01T00:00:00+00:00")
-    assert template.wire("a", (1,), {}) == first
+    first = template.encode("a", (1,), {})
+    template.encode("b", (2,), {"k": 3}, parent_id="a", eta="2030-01-01T00:00:00+00:00")
+    assert template.encode("a", (1,), {}) == first
 
 
 @pytest.mark.parametrize("id", ["", "a\nb", "x" * 256, None, 7, 'quote"and\\backslash'])
 def test_a_template_checks_the_id(id: Any) -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     if id and isinstance(id, str) and id.startswith("quote"):
-        assert parse_headers(template.wire(id, (), {}).headers)["id"] == id
+        assert parse_headers(template.encode(id, (), {}).headers)["id"] == id
         return
     with pytest.raises(PublishError, match="task_id must be"):
-        template.wire(id, (), {})
+        template.encode(id, (), {})
 
 
 def test_a_template_names_the_argument_it_cannot_serialise() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     with pytest.raises(EncodeError, match=r"args\[0\]\['a'\]"):
-        template.wire("i", ({"a": object()},), {})
+        template.encode("i", ({"a": object()},), {})
     with pytest.raises(EncodeError, match=r"kwargs\['b'\]"):
-        template.wire("i", (), {"b": {1}})
+        template.encode("i", (), {"b": {1}})
     deep: Any = 1
     for _ in range(201):
         deep = [deep]
     with pytest.raises(EncodeError, match="deeper"):
-        template.wire("i", (deep,), {})
+        template.encode("i", (deep,), {})
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_a_template_signs_when_asked() -> None:
         def sign(self, headers: Any, body: bytes, properties: Any = None) -> str:
             return f"signed {headers['id']} {len(body)}"
 
-    wire = HeaderTemplate(TaskMessage("proj.add", "x")).wire("i", (1,), {}, signer=Signer())
-    assert json.loads(wire.headers)["signature"] == f"signed i {len(wire.body)}"
+    encoded = HeaderTemplate(TaskMessage("proj.add", "x")).encode("i", (1,), {}, signer=Signer())
+    assert json.loads(encoded.headers)["signature"] == f"signed i {len(encoded.body)}"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")
@@ -263,7 +263,7 @@ def test_a_forked_child_is_its_own_origin() -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writer, template.wire("i", (), {}).headers.encode())
+        os.write(writer, template.encode("i", (), {}).headers.encode())
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(writer)
@@ -277,8 +277,8 @@ def test_a_forked_child_is_its_own_origin() -> None:
 
 @given(MESSAGES, st.integers(1, 99), st.none() | st.floats(0, 2e9))
 def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, eta: float | None) -> None:
-    wire = encode(message)
-    headers = parse_headers(wire.headers)
+    encoded = encode(message)
+    headers = parse_headers(encoded.headers)
     before = json.dumps(headers, default=str)
     again = retry_headers(headers, eta, retries, headers["id"])
     assert json.dumps(headers, default=str) == before
@@ -287,7 +287,7 @@ def test_the_next_attempt_is_the_same_call(message: TaskMessage, retries: int, e
         k: v for k, v in headers.items() if k not in changed
     }
     assert (again["retries"], again["parent_id"]) == (retries, headers["id"])
-    sent = rewire(again, parse_properties(wire.properties), wire.body)
+    sent = encode_parts(again, parse_properties(encoded.properties), encoded.body)
     parsed = parse_headers(sent.headers)
     assert decode_body(sent.body, parsed, parse_properties(sent.properties), ACCEPT).args == message.args
     assert (parsed["eta"] is None) is (eta is None)

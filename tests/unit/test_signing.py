@@ -12,10 +12,10 @@ from qworker.message.protocol import (
     TaskMessage,
     decode_body,
     encode,
+    encode_parts,
     parse_headers,
     parse_properties,
     retry_headers,
-    rewire,
 )
 from qworker.message.signing import SIGNED_HEADERS, Signer
 from qworker.testing import FakeClock
@@ -37,8 +37,8 @@ def signer(clock: FakeClock) -> Signer:
 
 
 def parts(message: TaskMessage, signer: Signer) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    wire = encode(message, signer)
-    return parse_headers(wire.headers), parse_properties(wire.properties), wire.body
+    encoded = encode(message, signer)
+    return parse_headers(encoded.headers), parse_properties(encoded.properties), encoded.body
 
 
 def test_a_signed_message_is_accepted(signer: Signer) -> None:
@@ -47,9 +47,9 @@ def test_a_signed_message_is_accepted(signer: Signer) -> None:
 
 
 def test_an_unsigned_message_is_not(signer: Signer) -> None:
-    wire = encode(MESSAGE)
+    encoded = encode(MESSAGE)
     with pytest.raises(SecurityError, match="not signed"):
-        decode_body(wire.body, parse_headers(wire.headers), parse_properties(None), ACCEPT, signer)
+        decode_body(encoded.body, parse_headers(encoded.headers), parse_properties(None), ACCEPT, signer)
 
 
 @pytest.mark.parametrize("position", range(0, 90, 7))
@@ -210,9 +210,9 @@ def test_the_next_attempt_is_signed_anew(signer: Signer) -> None:
     headers, properties, body = parts(MESSAGE, signer)
     again = retry_headers(headers, 1_800_000_000.0, 1, headers["id"])
     assert "signature" not in again
-    wire = rewire(again, properties, body, signer)
+    encoded = encode_parts(again, properties, body, signer)
     assert decode_body(
-        wire.body, parse_headers(wire.headers), parse_properties(wire.properties), ACCEPT, signer
+        encoded.body, parse_headers(encoded.headers), parse_properties(encoded.properties), ACCEPT, signer
     )
 
 

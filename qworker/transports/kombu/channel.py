@@ -28,7 +28,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, TransportError
 from qworker.message.kombu_envelope import from_kombu, to_kombu
-from qworker.message.reading import Wire
+from qworker.message.reading import EncodedMessage
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
 from qworker.transports.sqlite.bindings import FOREVER, Binding
 from qworker.transports.sqlite.broker import SQLiteBroker
@@ -169,9 +169,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._push([queue], message, kwargs.get("timeout"))
 
     def _push(self, queues: Iterable[str], message: dict[str, Any], timeout: float | None) -> None:
-        wire = from_kombu(message)
+        encoded = from_kombu(message)
         priority, due = self._get_message_priority(message), due_time(message.get("headers"))
-        envelopes = [Envelope(queue, *wire, priority, due) for queue in queues if queue]
+        envelopes = [Envelope(queue, *encoded, priority, due) for queue in queues if queue]
         if envelopes:
             self.store.sender.push(envelopes, timeout or PUBLISH_SECONDS)
 
@@ -349,7 +349,7 @@ def due_time(headers: Mapping[str, Any] | None) -> float | None:
 def envelope_of(leased: Leased) -> dict[str, Any]:
     """A leased message as kombu has it."""
     return to_kombu(
-        Wire(leased.headers, leased.properties, leased.body),
+        EncodedMessage(leased.headers, leased.properties, leased.body),
         routing_key=leased.queue,
         priority=leased.priority,
         delivery_tag=str(leased.tag),

@@ -198,10 +198,10 @@ def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
         own = value.get("qworker") if isinstance(value, dict) else None
         state: Mapping[str, Any] = own if isinstance(own, dict) else {}
         headers = value["headers"] if isinstance(value, dict) else None
-        wire = from_kombu({**value, "headers": {}} if isinstance(headers, str) else value)
+        encoded = from_kombu({**value, "headers": {}} if isinstance(headers, str) else value)
         properties = value.get("properties") or {}
         return Leased(
-            tag_of(str(properties.get("delivery_tag") or wire.body).encode()),
+            tag_of(str(properties.get("delivery_tag") or encoded.body).encode()),
             queue,
             scale.from_kombu(properties.get("priority")),
             instant(state.get("due")),
@@ -209,9 +209,9 @@ def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
             state.get("redelivered") is True
             or (isinstance(headers, dict) and headers.get("redelivered") is True),
             count(state.get("parked")),
-            headers if isinstance(headers, str) else wire.headers,
-            state["properties"] if isinstance(state.get("properties"), str) else wire.properties,
-            wire.body,
+            headers if isinstance(headers, str) else encoded.headers,
+            state["properties"] if isinstance(state.get("properties"), str) else encoded.properties,
+            encoded.body,
         )
     except (InvalidTaskMessage, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = payload.decode("utf-8", "replace")

@@ -16,8 +16,8 @@ from kombu.transport import virtual
 
 from qworker.errors import InvalidTaskMessage, SecurityError
 from qworker.message.protocol import (
+    EncodedMessage,
     TaskMessage,
-    Wire,
     decode_body,
     encode,
     from_kombu,
@@ -35,9 +35,9 @@ RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "celer
 
 
 def opened(name: str, accept: frozenset[str] = ACCEPT) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    wire = from_kombu(RECORDED[name])
-    headers, properties, body = receive(*wire, accept)
-    return headers, properties, body or decode_body(wire.body, headers, properties, accept)
+    encoded = from_kombu(RECORDED[name])
+    headers, properties, body = receive(*encoded, accept)
+    return headers, properties, body or decode_body(encoded.body, headers, properties, accept)
 
 
 # -- what Celery sent --
@@ -141,18 +141,18 @@ def test_the_local_times_of_protocol_1() -> None:
 
 def test_protocol_1_becomes_protocol_2_in_the_serializer_it_came_in() -> None:
     headers, properties, body = opened("v1")
-    wire = upgrade(headers, properties, body)
-    assert parse_headers(wire.headers) == headers
-    again = parse_properties(wire.properties)
+    encoded = upgrade(headers, properties, body)
+    assert parse_headers(encoded.headers) == headers
+    again = parse_properties(encoded.properties)
     assert again["reply_to"] == properties["reply_to"]
-    assert decode_body(wire.body, headers, again, ACCEPT) == body
+    assert decode_body(encoded.body, headers, again, ACCEPT) == body
 
     pickled = pickle.dumps({"task": "t", "id": "i", "args": ({1, 2},), "kwargs": {}})
     properties = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
     accept = frozenset({"pickle"})
     headers, body = from_v1(properties, pickled, accept)
-    wire = upgrade(headers, properties, body)
-    assert decode_body(wire.body, headers, parse_properties(wire.properties), accept).args == ({1, 2},)
+    encoded = upgrade(headers, properties, body)
+    assert decode_body(encoded.body, headers, parse_properties(encoded.properties), accept).args == ({1, 2},)
     with pytest.raises(InvalidTaskMessage, match="cannot be brought to protocol 2"):
         upgrade(headers, parse_properties(None), body)
 
@@ -183,9 +183,9 @@ TEXT = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_siz
     st.integers(0, 9),
 )
 def test_to_kombu_and_back(message: TaskMessage, priority: int) -> None:
-    wire = encode(message)
-    envelope = json.loads(json.dumps(to_kombu(wire, routing_key="celery", priority=priority)))
-    assert from_kombu(envelope) == wire
+    encoded = encode(message)
+    envelope = json.loads(json.dumps(to_kombu(encoded, routing_key="celery", priority=priority)))
+    assert from_kombu(envelope) == encoded
     assert envelope["properties"]["priority"] == priority
 
 
@@ -200,10 +200,10 @@ def test_the_envelope_is_celerys() -> None:
 def test_kombu_delivers_what_we_wrote_and_we_read_what_it_published() -> None:
     with Connection("memory://") as connection:
         channel = connection.channel()
-        queue = Queue("foreign-test", Exchange(""), routing_key="foreign-test", channel=channel)
+        queue = Queue("kombu-test", Exchange(""), routing_key="foreign-test", channel=channel)
         queue.declare()
-        wire = encode(TaskMessage("proj.add", "i", (1, b"\xff"), {"x": "é"}, compression="gzip"))
-        channel._put("foreign-test", to_kombu(wire, routing_key="foreign-test"))
+        encoded = encode(TaskMessage("proj.add", "i", (1, b"\xff"), {"x": "é"}, compression="gzip"))
+        channel._put("kombu-test", to_kombu(encoded, routing_key="foreign-test"))
         message = queue.get(accept=["json"])
         assert isinstance(message, virtual.Message)
         assert message.payload == [[1, b"\xff"], {"x": "é"}, NO_EMBED]
@@ -212,11 +212,11 @@ def test_kombu_delivers_what_we_wrote_and_we_read_what_it_published() -> None:
 
         connection.Producer(channel).publish(
             [[1], {}, NO_EMBED],
-            routing_key="foreign-test",
+            routing_key="kombu-test",
             headers={"task": "proj.add", "id": "i"},
             correlation_id="i",
         )
-        back = from_kombu(channel._get("foreign-test"))
+        back = from_kombu(channel._get("kombu-test"))
         assert decode_body(
             back.body, parse_headers(back.headers), parse_properties(back.properties), ACCEPT
         ).args == (1,)
@@ -231,8 +231,8 @@ def test_a_redelivery_is_marked_in_both_places() -> None:
 
 
 def test_protocol_1_passes_through_kombu_unchanged() -> None:
-    wire = Wire("{}", None, v1())
-    assert from_kombu(to_kombu(wire)).body == wire.body
+    encoded = EncodedMessage("{}", None, v1())
+    assert from_kombu(to_kombu(encoded)).body == encoded.body
 
 
 @pytest.mark.parametrize(
@@ -262,19 +262,19 @@ def test_an_envelope_whose_body_is_plain_text() -> None:
 
 def test_the_exchange_of_a_kombu_envelope_is_kept() -> None:
     info = {"exchange": "news", "routing_key": "a.b"}
-    wire = from_kombu(
+    encoded = from_kombu(
         {"body": "[]", "headers": {"id": "i"}, "properties": {"delivery_info": info, "message_id": "m"}}
     )
-    assert wire.properties is not None
-    back = to_kombu(wire, routing_key="queue")
+    assert encoded.properties is not None
+    back = to_kombu(encoded, routing_key="queue")
     assert back["properties"]["delivery_info"] == info
     assert back["properties"]["message_id"] == "m"
 
 
 def test_the_default_exchange_is_not_worth_a_word() -> None:
     info = {"exchange": "", "routing_key": "queue"}
-    wire = from_kombu(
+    encoded = from_kombu(
         {"body": "[]", "headers": {"id": "i"}, "properties": {"correlation_id": "i", "delivery_info": info}}
     )
-    assert wire.properties is None
-    assert to_kombu(wire, routing_key="queue")["properties"]["delivery_info"] == info
+    assert encoded.properties is None
+    assert to_kombu(encoded, routing_key="queue")["properties"]["delivery_info"] == info

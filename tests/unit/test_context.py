@@ -161,7 +161,7 @@ def test_current_task_is_false_outside_of_one() -> None:
         assert current_task
         return current_task.name
 
-    assert name() == "tests.unit.test_current.name"
+    assert name() == "tests.unit.test_context.name"
     assert not current_task
 
 
