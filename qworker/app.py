@@ -59,17 +59,23 @@ R = TypeVar("R")
 class QWorker:
     """An application: its settings, its tasks and its connections.
 
-    main: the name that tasks defined in ``__main__`` get as their module. broker, backend: URLs, or the
-    objects themselves (broker: also a list of URLs, of which the first that answers is used); with none,
-    messages and results are kept in ``.qworker/qworker.db``. include: modules that a worker imports for their
-    tasks.
-    config_source, namespace: as for config_from_object. changes: more settings, as a mapping. set_as_current:
-    make this what ``current_app`` is. task_cls: the class of its tasks, or its dotted name. Any setting may
-    be given by its name; a wrong one raises ConfigurationError when the settings are first looked at, and
-    what only Celery's app takes raises NotAvailable.
+    - main (text): the name that tasks defined in ``__main__`` get as their module.
+    - broker: a URL, a broker, or a list of URLs, of which the first that answers is used. With none, messages
+      are kept in ``.qworker/qworker.db``.
+    - backend: a URL or a result store. With none, results are kept beside the messages where that is a file.
+    - include (names): modules that a worker imports for their tasks.
+    - config_source, namespace: as for config_from_object.
+    - changes (mapping): more settings.
+    - set_as_current (bool): make this what ``current_app`` is.
+    - task_cls: the class of its tasks, or the dotted name of the class.
+    - settings: any setting, by its name.
 
-    on_configure is sent before the settings are first read, on_after_configure after that, on_after_finalize
-    when all tasks have their options, on_after_fork in every process that was forked from this one.
+    A wrong setting raises ConfigurationError when the settings are first looked at. What only Celery's app
+    takes raises NotAvailable.
+
+    Four signals are its own. on_configure is sent before the settings are first read, and on_after_configure
+    after that. on_after_finalize is sent when all tasks have their options, and on_after_fork in every
+    process that was forked from this one.
     """
 
     __module__ = "qworker"
@@ -93,17 +99,17 @@ class QWorker:
     ) -> None:
         refuse("QWorker(…)", settings, absent.APP_ARGUMENTS)
         urls = {"broker_url": broker, "result_backend": backend}
-        given: dict[str, Any] = {
+        initial: dict[str, Any] = {
             name: url
             for name, url in urls.items()
             if url is not None and not isinstance(url, Broker | Backend)
         }
         if modules := tuple(include):
-            given["include"] = modules
+            initial["include"] = modules
         self.main = main
         self.clock = clock
         self.conf = Settings(
-            {**given, **(changes or {}), **settings},
+            {**initial, **(changes or {}), **settings},
             before=lambda: announce(self, self.on_configure),
             after=lambda: announce(self, self.on_after_configure),
         )
@@ -165,8 +171,10 @@ class QWorker:
     ) -> Any:
         """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
 
-        name: by default ``module.function``. bind: give the task itself as first argument. base: a subclass
-        of Task. The rest: see the reference of task options; what is not given comes from the settings.
+        - bind (bool): give the task itself as first argument.
+        - name (text): by default ``module.function``.
+        - base: a subclass of Task.
+        - options: see the reference of task options. What is left out comes from the settings.
         """
         if function is None:
             return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
@@ -174,13 +182,12 @@ class QWorker:
 
     @property
     def Task(self) -> type[TaskBase[..., Any]]:
-        """The class of tasks that are made without a ``base=``. It can be set until the tasks are first
-        used."""
+        """The class of tasks made without ``base=``. It can be set until the tasks are first used."""
         return self._task_class
 
     @Task.setter
-    def Task(self, given: type[TaskBase[..., Any]]) -> None:
-        self._task_class = change_class(self, self._tasks, given)
+    def Task(self, base: type[TaskBase[..., Any]]) -> None:
+        self._task_class = change_class(self, self._tasks, base)
 
     def register_task(self, task: TaskBase[P, R] | type[TaskBase[P, R]]) -> TaskBase[P, R]:
         """Register a class-based task: an instance, or its class."""
@@ -229,7 +236,9 @@ class QWorker:
     ) -> None:
         """Have load_tasks() import the module *related_name* of each of *packages* that has one.
 
-        related_name None imports the packages themselves. force imports them now.
+        - packages: their names, or a function that returns them.
+        - related_name (text): None imports the packages themselves.
+        - force (bool): import them now.
         """
         self._modules.discover(packages, related_name)
         if force:
@@ -294,11 +303,11 @@ class QWorker:
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The middlewares, outermost first: those of the setting, then those added."""
-        given = self.conf.middleware
-        kept = self._middleware  # looked at once: another thread may replace it
-        if kept[0] is not given:
-            kept = self._middleware = (given, (*map(make_middleware, given), *self._added))
-        return kept[1]
+        named = self.conf.middleware
+        made = self._middleware  # looked at once: another thread may replace it
+        if made[0] is not named:
+            made = self._middleware = (named, (*map(make_middleware, named), *self._added))
+        return made[1]
 
     def middleware_options(self) -> frozenset[str]:
         """The task options that the middlewares have declared."""
@@ -314,9 +323,11 @@ class QWorker:
         return self._publisher
 
     def publishing_in(self, connection: Any) -> AbstractContextManager[None]:
-        """Publish the calls of a ``with`` block by *connection*, within its own transaction: they are sent
-        exactly if that is committed. connection: a Session or Connection of SQLAlchemy, Django's, or the
-        driver's, to the database that is the broker; it is neither committed nor closed.
+        """Publish the calls of a ``with`` block by *connection*, within its own transaction.
+
+        They are sent exactly if that transaction is committed. *connection* is a Session or Connection of
+        SQLAlchemy, Django's, or the driver's, to the database that is the broker. It is neither committed nor
+        closed here.
 
         Raises ConfigurationError when the broker is not such a database.
         """
@@ -351,12 +362,12 @@ class QWorker:
         keys = self.conf.security_key
         if keys is None:
             return None
-        if (kept := self._signer)[0] is not keys:  # looked at once: another thread may replace it
+        if (made := self._signer)[0] is not keys:  # looked at once: another thread may replace it
             make = import_object(
                 "qworker.message.signing:Signer"
             )  # with OpenSSL: 1 MB that only those who sign need
-            kept = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
-        return kept[1]
+            made = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
+        return made[1]
 
     @property
     def accept(self) -> frozenset[str]:

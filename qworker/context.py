@@ -73,9 +73,9 @@ _PROTOCOL_KEYS = frozenset(_DEFAULTS)
 class Context:
     """The request that a task is running for: ``task.request``.
 
-    Every field of Celery's request is an attribute, as is every custom header of the message
-    (``request.my_header``). Fields are looked up in the message when they are first asked for; an unknown
-    name raises AttributeError. deliveries is ours: how many times the broker has handed this message to a
+    Every field of Celery's request is an attribute, and so is every custom header of the message
+    (``request.my_header``). A field is looked up in the message when it is first asked for. An unknown name
+    raises AttributeError. ``deliveries`` is ours: how many times the broker has handed this message to a
     worker, this time included.
     """
 
@@ -140,8 +140,14 @@ class Context:
         deliveries: int = 1,
         task: Task[..., Any] | None = None,
     ) -> Context:
-        """Make the request of a received message; nothing is copied, so leave *headers* and *body* alone
-        after."""
+        """Make the request of a received message. Nothing is copied: leave *headers* and *body* alone.
+
+        - headers, properties: as the message has them, checked.
+        - delivery_info (mapping): where it came by, and its priority.
+        - hostname (text): the name of the worker.
+        - deliveries (number): how often the broker has handed it to a worker, this time included.
+        - task: what it calls; None finds it by its name.
+        """
         context = cls.__new__(cls)
         context._headers = headers
         context._embed = body[2]

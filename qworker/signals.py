@@ -54,8 +54,11 @@ class Signal:
         """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, bare or with
         options.
 
-        Only for `sender` if given: an object, or the name of a task. The same receiver (or `dispatch_uid`)
-        for the same sender is connected once. `weak` holds it by a weak reference. Returns the receiver.
+        - sender: an object, or the name of a task. With one, only what it sends is received.
+        - weak (bool): hold the receiver by a weak reference.
+        - dispatch_uid: what the receiver is known by, in place of itself.
+
+        The same receiver is connected once for the same sender. Returns the receiver.
         """
         if receiver is None:
             return lambda function: self.connect(function, sender, weak, dispatch_uid)
@@ -71,10 +74,10 @@ class Signal:
         """Undo `connect` with the same arguments. False when it was not connected."""
         key = _key(receiver, sender, dispatch_uid)
         with _lock:
-            kept = [other for other in self.receivers if other.key != key]
-            found = len(kept) != len(self.receivers)
-            self.receivers = kept
-        return found
+            remaining = [other for other in self.receivers if other.key != key]
+            was_connected = len(remaining) != len(self.receivers)
+            self.receivers = remaining
+        return was_connected
 
     def has_listeners(self, sender: Any = None) -> bool:
         """Whether anybody would be called by ``send(sender)``."""

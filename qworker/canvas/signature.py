@@ -126,13 +126,13 @@ class Signature(dict[str, Any]):
 
         An immutable signature takes the options only.
         """
-        mine = self.immutable
+        fixed = self.immutable
         copy = Signature(
             self.task,
-            self.args if mine else (*args, *self.args),
-            self.kwargs if mine else {**self.kwargs, **(kwargs or {})},
+            self.args if fixed else (*args, *self.args),
+            self.kwargs if fixed else {**self.kwargs, **(kwargs or {})},
             {**self.options, **options},
-            mine,
+            fixed,
             self._app,
         )
         copy["subtask_type"] = self["subtask_type"]
@@ -148,8 +148,8 @@ class Signature(dict[str, Any]):
     ) -> Signature:
         """Return a copy with these arguments and options instead of its own; None leaves its own."""
         copy = self.clone()
-        given = {"args": None if args is None else tuple(args), "kwargs": kwargs, "options": options}
-        copy.update({key: value for key, value in given.items() if value is not None})
+        changes = {"args": None if args is None else tuple(args), "kwargs": kwargs, "options": options}
+        copy.update({key: value for key, value in changes.items() if value is not None})
         return copy
 
     def set(self, immutable: bool | None = None, **options: Any) -> Signature:
@@ -177,10 +177,10 @@ class Signature(dict[str, Any]):
         return self
 
     def _add(self, option: str, added: Any) -> Any:
-        there = self.options.get(option) or []
-        there = list(there) if isinstance(there, list | tuple) else [there]
-        if added not in there:
-            self.options[option] = [*there, added]
+        linked = self.options.get(option) or []
+        linked = list(linked) if isinstance(linked, list | tuple) else [linked]
+        if added not in linked:
+            self.options[option] = [*linked, added]
         return added
 
     def identified(self) -> Signature:
@@ -244,8 +244,8 @@ class Signature(dict[str, Any]):
             raise absent("Signature", name, SIGNATURE)
 
     def __repr__(self) -> str:
-        shown = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
-        return f"{self.task}({', '.join(shown)})"
+        arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"{self.task}({', '.join(arguments)})"
 
     def __reduce__(self) -> Any:
         return Signature, (dict(self),)

@@ -89,20 +89,20 @@ def call(
     """Send a task, and wait for its result if asked to."""
     if arguments and args:
         raise click.UsageError("Give the arguments one by one or with --args, not both.")
-    found = open_app(app)
-    task = name if by_name else task_named(found.app, name)
-    given = {key: value for key, value in options.items() if value is not None}
-    given["expires"] = _moment(given.get("expires"))
+    choice = open_app(app)
+    task = name if by_name else task_named(choice.app, name)
+    asked_for = {key: value for key, value in options.items() if value is not None}
+    asked_for["expires"] = _moment(asked_for.get("expires"))
     positional = args or [_loose(text) for text in arguments]
     if by_name:
-        result = found.app.send_task(task, positional, kwargs, **given)
+        result = choice.app.send_task(task, positional, kwargs, **asked_for)
     else:
-        result = _send(found.app.tasks[task], positional, kwargs, given)
+        result = _send(choice.app.tasks[task], positional, kwargs, asked_for)
     if not wait:
         print_json({"id": result.id, "task": task}) if as_json else click.echo(result.id)
-        warn_without_worker(found.app, result.queue)
+        warn_without_worker(choice.app, result.queue)
         return 0
-    warn_without_worker(found.app, result.queue)
+    warn_without_worker(choice.app, result.queue)
     try:
         result.get(timeout=timeout, propagate=False)
     except ResultTimeout:

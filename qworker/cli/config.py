@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from qworker.cli import suitability
-from qworker.cli.discovery import Found, load_tasks
+from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json, print_table
@@ -59,13 +59,13 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
 
     What the app uses is held against what its broker promises; no server is asked without --connect.
     """
-    found = open_app(app, tasks=False)
-    problems = found.app.conf.problems()
+    choice = open_app(app, tasks=False)
+    problems = choice.app.conf.problems()
     if not any(problem.severity == "error" for problem in problems):
         with suppress(QWorkerError):  # doctor tells what keeps tasks from being imported
-            load_tasks(found.app)
-        problems += suitability.problems(found)
-        problems += _connected(found) if connect else []
+            load_tasks(choice.app)
+        problems += suitability.problems(choice)
+        problems += _connected(choice) if connect else []
     wrong = [problem for problem in problems if problem.severity != "note"]
     if as_json:
         print_json([problem._asdict() for problem in problems])
@@ -76,9 +76,9 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
     return 1 if wrong else 0
 
 
-def _connected(found: Found) -> list[Problem]:
+def _connected(choice: AppChoice) -> list[Problem]:
     """What the servers say, where it is not well."""
-    conf = found.app.conf
+    conf = choice.app.conf
     problems = []
     for setting in ("broker_url", "result_backend"):
         try:

@@ -40,15 +40,15 @@ def dead() -> None:
 @json_option
 def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
-    found = open_app(app)
-    letters = found.app.broker.admin.dead(queue, limit)
+    choice = open_app(app)
+    letters = choice.app.broker.admin.dead(queue, limit)
     if as_json:
         print_json([_fields(letter) for letter in letters])
         return
     if not letters:
         click.echo("There are no dead letters.")
         return
-    now = found.app.clock.now()
+    now = choice.app.clock.now()
     rows = []
     for letter in letters:
         headers = _headers(letter)

@@ -28,11 +28,11 @@ def delayed() -> None:
 @json_option
 def list_(app: str | None, as_json: bool) -> None:
     """Show how many messages of each queue are due later, and when the next one is."""
-    found = open_app(app)
-    store = found.app.broker
+    choice = open_app(app)
+    store = choice.app.broker
     if "counts" in store.lacks:
         raise ConfigurationError(f"{mask_urls(store.url)} does not tell what it keeps for later")
-    now = found.app.clock.now()
+    now = choice.app.clock.now()
     rows = [
         {"queue": info.queue, "delayed": info.delayed, "next_due": _next_due(store, info.queue)}
         for info in store.admin.queues()

@@ -35,7 +35,7 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
 
 
-class Found(NamedTuple):
+class AppChoice(NamedTuple):
     """An app, why it was chosen (for people), and its path "module:name" or "module" (for -A)."""
 
     app: QWorker
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     target: str
 
 
-def find_app(option: str | None = None, directory: Path | None = None) -> Found:
+def find_app(option: str | None = None, directory: Path | None = None) -> AppChoice:
     """The app meant by the option -A, or the one that is to be found without it.
 
     ConfigurationError says where was looked and what to write when there is none, several, or one that
@@ -111,12 +111,12 @@ def _in_directory(here: Path) -> tuple[str, str]:
     packages = sorted(
         {path.parent.name for path in here.glob("*/__init__.py") if path.parent.name.isidentifier()}
     )
-    found = [module for package in packages if (module := _module_that_makes_app(here / package))]
-    if len(found) == 1:
-        return found[0], "the only package in the working directory that makes an app"
-    if found:
+    modules = [module for package in packages if (module := _module_that_makes_app(here / package))]
+    if len(modules) == 1:
+        return modules[0], "the only package in the working directory that makes an app"
+    if modules:
         raise ConfigurationError(
-            f"{len(found)} packages in {here} make an app; say which with -A: " + ", ".join(found)
+            f"{len(modules)} packages in {here} make an app; say which with -A: " + ", ".join(modules)
         )
     raise ConfigurationError(
         f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it "
@@ -144,7 +144,7 @@ def _makes_app(path: Path) -> bool:
         return False
 
 
-def load(target: str, how: str, here: Path) -> Found:
+def load(target: str, how: str, here: Path) -> AppChoice:
     """The app at "package.module", "package.module:name" or "path/to/file.py"; ConfigurationError if none
     is."""
     path, _, attribute = target.partition(":")
@@ -155,7 +155,7 @@ def load(target: str, how: str, here: Path) -> Found:
         )
     module = _import(name, how, here)
     if attribute:
-        return Found(_named(module, attribute, how), how, f"{name}:{attribute}")
+        return AppChoice(_named(module, attribute, how), how, f"{name}:{attribute}")
     apps = _apps_in(module)
     if not apps and hasattr(module, "__path__"):
         for submodule in _submodules(name):
@@ -165,7 +165,7 @@ def load(target: str, how: str, here: Path) -> Found:
                 break
     if len(apps) == 1:
         (attribute,) = apps
-        return Found(apps[attribute], how, f"{name}:{attribute}")
+        return AppChoice(apps[attribute], how, f"{name}:{attribute}")
     if apps:
         choices = " or ".join(f"-A {name}:{attribute}" for attribute in apps)
         raise ConfigurationError(f"{name} ({how}) has {len(apps)} apps; say which: {choices}")

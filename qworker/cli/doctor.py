@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from qworker.cli.discovery import Found
+from qworker.cli.discovery import AppChoice
 from qworker.cli.examinations import EXAMINATIONS, Examination, Finding
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json
@@ -29,10 +29,10 @@ _COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 @json_option
 def doctor(app: str | None, strict: bool, as_json: bool) -> int:
     """Look for what is wrong, and say what to do."""
-    found = open_app(app, tasks=False)
+    choice = open_app(app, tasks=False)
     findings: list[Finding] = []
     for examination in EXAMINATIONS:
-        findings += _examine(examination, found)
+        findings += _examine(examination, choice)
     # A broker that cannot be opened is told once, not by each that tried.
     findings = list(dict.fromkeys(findings))
     if as_json:
@@ -43,10 +43,10 @@ def doctor(app: str | None, strict: bool, as_json: bool) -> int:
     return 1 if any(finding.severity in bad for finding in findings) else 0
 
 
-def _examine(examination: Examination, found: Found) -> list[Finding]:
+def _examine(examination: Examination, choice: AppChoice) -> list[Finding]:
     findings: list[Finding] = []
     try:
-        findings.extend(examination(found))
+        findings.extend(examination(choice))
     except QWorkerError as error:
         findings.append(Finding("error", str(error)))
     return findings

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qworker.cli import suitability
-from qworker.cli.discovery import Found, load_tasks
+from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
 from qworker.cli.servers import facts
@@ -46,9 +46,9 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def interpreter(found: Found) -> Iterator[Finding]:
+def interpreter(choice: AppChoice) -> Iterator[Finding]:
     """Python, SQLite, and what the system lets a process do."""
-    yield Finding("ok", f"app {found.target}: {found.how}")
+    yield Finding("ok", f"app {choice.target}: {choice.how}")
     version = ".".join(map(str, sys.version_info[:3]))
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         yield Finding(
@@ -67,7 +67,7 @@ def interpreter(found: Found) -> Iterator[Finding]:
         yield Finding("warning", f"a process may open only {hard} files", "raise the limit: ulimit -n 4096")
 
 
-def installation(found: Found) -> Iterator[Finding]:
+def installation(choice: AppChoice) -> Iterator[Finding]:
     """Whether another project's package, which has our import name for its own, lies where we do."""
     try:
         theirs = version("qworker")
@@ -80,9 +80,9 @@ def installation(found: Found) -> Iterator[Finding]:
     )
 
 
-def settings(found: Found) -> Iterator[Finding]:
+def settings(choice: AppChoice) -> Iterator[Finding]:
     """The settings, all problems at once."""
-    problems = found.app.conf.problems()
+    problems = choice.app.conf.problems()
     for problem in problems:
         severity = "error" if problem.severity == "error" else "warning"
         yield Finding(severity, str(problem), "")
@@ -90,21 +90,21 @@ def settings(found: Found) -> Iterator[Finding]:
         yield Finding("ok", "the settings are in order")
 
 
-def tasks(found: Found) -> Iterator[Finding]:
+def tasks(choice: AppChoice) -> Iterator[Finding]:
     """Whether there are tasks, and whether what they return can be stored."""
-    load_tasks(found.app)
+    load_tasks(choice.app)
     own = {
-        name: task for name, task in found.app.tasks.items() if not name.startswith(("celery.", "qworker."))
+        name: task for name, task in choice.app.tasks.items() if not name.startswith(("celery.", "qworker."))
     }
     if not own:
         yield Finding(
             "warning",
-            f"{found.target} has no tasks",
+            f"{choice.target} has no tasks",
             "decorate functions with @app.task, and import their modules (setting `imports`)",
         )
     else:
         yield Finding("ok", count(len(own), "task"))
-    serializer = found.app.conf.result_serializer
+    serializer = choice.app.conf.result_serializer
     if serializer != "json":
         return
     for name, task in own.items():
@@ -117,10 +117,10 @@ def tasks(found: Found) -> Iterator[Finding]:
             )
 
 
-def broker(found: Found) -> Iterator[Finding]:
+def broker(choice: AppChoice) -> Iterator[Finding]:
     """Whether the broker can be used, what is in it, and who works on it."""
-    store = found.app.broker
-    now = found.app.clock.now()
+    store = choice.app.broker
+    now = choice.app.clock.now()
     infos = {info.queue: info for info in store.admin.queues()}
     yield Finding(
         "ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready"
@@ -133,8 +133,8 @@ def broker(found: Found) -> Iterator[Finding]:
         )
     if "workers" in store.lacks:
         yield Finding("ok", "this broker does not tell which workers there are")
-        worked_on |= {*_queues_in_use(found), *infos}
-    for queue, senders in sorted(_queues_in_use(found).items()):
+        worked_on |= {*_queues_in_use(choice), *infos}
+    for queue, senders in sorted(_queues_in_use(choice).items()):
         if queue in worked_on:
             continue
         info = infos.pop(queue, None)
@@ -175,13 +175,13 @@ def _unattended(queue: str, ready: int, senders: str, others: bool) -> Iterator[
         yield Finding("warning", f"no worker works on queue {queue!r}{whose}", start)
 
 
-def _queues_in_use(found: Found) -> dict[str, str]:
+def _queues_in_use(choice: AppChoice) -> dict[str, str]:
     """Queues that tasks are sent to, with those who send there."""
-    conf = found.app.conf
+    conf = choice.app.conf
     senders: dict[str, list[str]] = {conf.task_default_queue: ["the default"]}
     for queue in conf.task_queues:
         senders.setdefault(queue, []).append("task_queues")
-    for name, task in found.app.tasks.items():
+    for name, task in choice.app.tasks.items():
         if task.queue:
             senders.setdefault(task.queue, []).append(name)
     for router in conf.task_routes:
@@ -196,18 +196,18 @@ def _list(queues: object) -> list[str]:
     return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")
 
 
-def suits(found: Found) -> Iterator[Finding]:
+def suits(choice: AppChoice) -> Iterator[Finding]:
     """What the app uses, against what its broker promises. (Stores that cannot be opened are told when they
     are.)"""
-    for problem in suitability.problems(found):
+    for problem in suitability.problems(choice):
         if problem.severity == "warning":
             yield Finding("warning", str(problem))
 
 
-def servers(found: Found) -> Iterator[Finding]:
+def servers(choice: AppChoice) -> Iterator[Finding]:
     """What the servers say of themselves: version, clock, disk. (Whether they answer is told by those who use
     them.)"""
-    conf = found.app.conf
+    conf = choice.app.conf
     urls = [("broker_url", url) for url in broker_urls(conf.broker_url)]
     if conf.result_backend is not None:
         urls.append(("result_backend", conf.result_backend))
@@ -216,10 +216,10 @@ def servers(found: Found) -> Iterator[Finding]:
             yield from (Finding(*fact) for fact in facts(url, setting, conf))
 
 
-def place(found: Found) -> Iterator[Finding]:
+def place(choice: AppChoice) -> Iterator[Finding]:
     """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on
     opening.)"""
-    url = found.app.broker.url
+    url = choice.app.broker.url
     if not url.startswith("sqlite:"):
         return
     directory = database_path(url).parent
@@ -230,7 +230,7 @@ def place(found: Found) -> Iterator[Finding]:
         severity = "error" if free < _SCARCE_DISK // 10 else "warning"
         what = f"{directory} has {free // 1024**2} MB left"
         yield Finding(severity, what, "make room: nothing can be sent when it is full")
-    yield from writable(directory, found.app.clock)
+    yield from writable(directory, choice.app.clock)
 
 
 def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
@@ -247,9 +247,9 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
         yield Finding("error", f"the clock of {directory} is {age(abs(skew))} off ours", _SET_CLOCKS)
 
 
-def results(found: Found) -> Iterator[Finding]:
+def results(choice: AppChoice) -> Iterator[Finding]:
     """Whether the result store can be used; the error names the extra to install."""
-    conf = found.app.conf
+    conf = choice.app.conf
     url, brokers = conf.result_backend, broker_urls(conf.broker_url) or ["sqlite:"]
     embedded = len(brokers) == 1 and brokers[0].startswith("sqlite:")
     if url is None and not embedded and not conf.task_ignore_result:
@@ -262,11 +262,11 @@ def results(found: Found) -> Iterator[Finding]:
     elif (url or "").startswith("disabled:") or (url is None and not embedded):
         yield Finding("ok", "no results are kept")
     else:
-        found.app.backend.get("doctor-looks-for-nothing")
+        choice.app.backend.get("doctor-looks-for-nothing")
         yield Finding("ok", f"results are kept {f'in {url}' if url else 'beside the messages'}")
 
 
-Examination = Callable[[Found], Iterator[Finding]]
+Examination = Callable[[AppChoice], Iterator[Finding]]
 
 EXAMINATIONS: tuple[Examination, ...] = (
     interpreter,

@@ -43,22 +43,22 @@ def health(
     app: str | None, pidfile: str | None, hostname: str | None, live: bool, timeout: float, as_json: bool
 ) -> int:
     """Say whether a worker of the app runs and consumes, and if not, why."""
-    found = open_app(app, tasks=False).app
+    application = open_app(app, tasks=False).app
     node = None if hostname is None else hostname if "@" in hostname else node_name(hostname)
     checks = []
     pid = None
     if pidfile is not None:
         path = expand_path(pidfile, node or node_name(), "pidfile")
         pid = pidfile_owner(path)
-        said = f"no running worker holds {path}" if pid is None else f"process {pid} holds {path}"
-        checks.append(Check("process", pid is not None, said))
-    address = found.conf.worker_http_address
+        finding = f"no running worker holds {path}" if pid is None else f"process {pid} holds {path}"
+        checks.append(Check("process", pid is not None, finding))
+    address = application.conf.worker_http_address
     if address is not None:
         checks.append(_ask(address, "/healthz" if live else "/readyz", timeout))
     elif not (pidfile is not None and (live or pid is None)):
-        checks.append(_find(found, node, pid))
+        checks.append(_find(application, node, pid))
     if as_json:
-        print_json({"ok": all(check.ok for check in checks), "checks": [one._asdict() for one in checks]})
+        print_json({"ok": all(check.ok for check in checks), "checks": [check._asdict() for check in checks]})
     else:
         for check in checks:
             click.echo(f"{'ok' if check.ok else 'NOT OK'}: {check.why}")
@@ -73,8 +73,8 @@ def _ask(address: str, path: str, timeout: float) -> Check:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        said = json.loads(answer.read(65536))
-        reasons = "; ".join(said["reasons"]) or f"{said['worker']} is {said['phase']}"
+        status = json.loads(answer.read(65536))
+        reasons = "; ".join(status["reasons"]) or f"{status['worker']} is {status['phase']}"
         return Check("status port", answer.status == 200, reasons)
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         return Check("status port", False, f"no worker answers on {address}: {error}")
@@ -89,18 +89,18 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     try:
         if "workers" in store.lacks:
             store.admin.queues()
-            told = f"{where} answers; it does not tell which workers there are"
+            reason = f"{where} answers; it does not tell which workers there are"
             advice = ": set worker_http_address, or give --pidfile" if pid is None else ""
-            return Check("broker", pid is not None, told + advice)
+            return Check("broker", pid is not None, reason + advice)
         workers = store.admin.workers()
     except BrokerUnavailable as error:
         return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
-    names = [str(one["name"]) for one in workers if pid is None or one["pid"] == pid]
+    names = [str(worker["name"]) for worker in workers if pid is None or worker["pid"] == pid]
     if node is not None:
         names = [name for name in names if name == node]
     if names:
         return Check("broker", True, f"{', '.join(sorted(names))} consumes from {where}")
-    others = ", ".join(sorted(str(one["name"]) for one in workers))
+    others = ", ".join(sorted(str(worker["name"]) for worker in workers))
     wanted = node or (f"process {pid}" if pid is not None else "a worker")
     known = f"; there are {others}" if others else ""
     return Check("broker", False, f"{where} knows nothing of {wanted}{known}")

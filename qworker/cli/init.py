@@ -57,7 +57,7 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
     target, timeout = "tasks", 25.0
     if example.needs_app:
         try:
-            found = open_app(app, tasks=False)
+            choice = open_app(app, tasks=False)
         except QWorkerError as error:
             if app is not None:
                 raise
@@ -65,7 +65,7 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
                 f"No app here yet, so the file says -A {target}. ({str(error).splitlines()[0]})", err=True
             )
         else:
-            target, timeout = found.target, found.app.conf.worker_shutdown_timeout
+            target, timeout = choice.target, choice.app.conf.worker_shutdown_timeout
     return {
         "name": _project(),
         "app": target,

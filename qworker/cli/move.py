@@ -83,12 +83,12 @@ def _run(
 ) -> Report:
     """The move, with a bar on a terminal and some lines elsewhere."""
     if not sys.stderr.isatty():
-        told = 0
+        reported = 0
 
         def tell(moved: int) -> None:
-            nonlocal told
-            if moved - told >= _LINE_EVERY:
-                told = moved
+            nonlocal reported
+            if moved - reported >= _LINE_EVERY:
+                reported = moved
                 click.echo(f"{moved} of {max(total, moved)} messages moved", err=True)
 
         return move(source, target, queues, dead, conf.worker_lease_seconds, tell)

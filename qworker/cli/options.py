@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from qworker.app import QWorker
-from qworker.cli.discovery import Found, find_app, load_tasks
+from qworker.cli.discovery import AppChoice, find_app, load_tasks
 from qworker.naming import valid_queue_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def open_app(option: str | None, tasks: bool = True) -> Found:
+def open_app(option: str | None, tasks: bool = True) -> AppChoice:
     """The app a command is about, after telling on standard error which one it is when nobody named it.
 
     tasks: import the modules of its tasks too, for which its settings must be in order.
@@ -45,14 +45,14 @@ def open_app(option: str | None, tasks: bool = True) -> Found:
     context = click.get_current_context(silent=True)
     named = option if option is not None else context.find_root().obj if context else None
     if isinstance(named, QWorker):
-        found = Found(named, "this program is its own", named.main or "__main__")
+        choice = AppChoice(named, "this program is its own", named.main or "__main__")
     else:
-        found = find_app(named)
+        choice = find_app(named)
     if named is None:
-        click.echo(f"Using {found.target}: {found.how}.", err=True)
+        click.echo(f"Using {choice.target}: {choice.how}.", err=True)
     if tasks:
-        load_tasks(found.app)
-    return found
+        load_tasks(choice.app)
+    return choice
 
 
 class QueueNames(ParamType):

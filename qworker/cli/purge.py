@@ -32,8 +32,8 @@ def purge(
     if not waiting:
         click.echo("There is nothing to remove.")
         return
-    what = f"{count(waiting, 'message')} of {', '.join(chosen)}"
-    confirm(f"Remove {what} from {mask_urls(store.url)}, for good?", yes)
+    messages = f"{count(waiting, 'message')} of {', '.join(chosen)}"
+    confirm(f"Remove {messages} from {mask_urls(store.url)}, for good?", yes)
     removed = sum(store.admin.purge(name) for name in chosen)
     click.echo(f"Removed {count(removed, 'message')}.")
 

@@ -20,9 +20,9 @@ from qworker.conf import mask_urls
 def queues(app: str | None, as_json: bool) -> None:
     """Show the queues: how many messages wait, are due later, are being run,
     are dead; how old the oldest is."""
-    found = open_app(app)
-    store = found.app.broker
-    now = found.app.clock.now()
+    choice = open_app(app)
+    store = choice.app.broker
+    now = choice.app.clock.now()
     workers = store.admin.workers()
     # What the broker does not tell is left empty: a 0 would be a lie.
     unknown = {"delayed", "leased", "oldest"} if "counts" in store.lacks else set()

@@ -48,12 +48,12 @@ def report(app: str | None, as_json: bool) -> None:
         "packages": {name: text for name in _PACKAGES + _EXTRAS if (text := _version(name)) is not None},
     }
     try:
-        found = open_app(app)
-        facts["app"] = f"{found.target} ({found.how}), {len(found.app.tasks)} tasks"
+        choice = open_app(app)
+        facts["app"] = f"{choice.target} ({choice.how}), {len(choice.app.tasks)} tasks"
         facts["settings"] = {
-            row.name: f"{row.value!r} ({row.source})" for row in found.app.conf.rows(changed_only=True)
+            row.name: f"{row.value!r} ({row.source})" for row in choice.app.conf.rows(changed_only=True)
         }
-        facts["problems"] = [str(problem) for problem in found.app.conf.problems()]
+        facts["problems"] = [str(problem) for problem in choice.app.conf.problems()]
     except QWorkerError as error:  # then that is what the report is about
         facts["app"] = f"none: {error}"
     if as_json:

@@ -46,11 +46,11 @@ def result(
     task_ids: tuple[str, ...], app: str | None, wait: bool, timeout: float, traceback: bool, as_json: bool
 ) -> int:
     """Show the state and result of a task, or of several."""
-    found = open_app(app).app
-    answers: list[AsyncResult[Any]] = [found.AsyncResult(task_id.strip()) for task_id in task_ids]
+    choice = open_app(app).app
+    answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
-    stored = found.backend.read_many([answer.id for answer in answers])
+    stored = choice.backend.read_many([answer.id for answer in answers])
     for answer in answers:
         known = stored.get(answer.id) or {"status": PENDING, "result": None}
         answer.keep({"status": UNREADABLE, "result": known} if isinstance(known, DamagedResult) else known)
@@ -99,11 +99,11 @@ def fields(answer: AsyncResult[Any]) -> dict[str, Any]:
     """What is printed of a result as JSON."""
     value = answer.result
     failed = isinstance(value, BaseException)
-    shown = {"type": type(value).__name__, "message": str(value)} if failed else value
+    fields = {"type": type(value).__name__, "message": str(value)} if failed else value
     return {
         "id": answer.id,
         "state": answer.state,
-        "result": shown,
+        "result": fields,
         "traceback": answer.traceback,
         "date_done": answer.date_done,
     }

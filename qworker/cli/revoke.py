@@ -54,6 +54,6 @@ class _Signal(ParamType):
 )
 def revoke(ids: tuple[str, ...], app: str | None, terminate: bool, signal: str) -> None:
     """Keep tasks from running, or stop them. An id nobody knows (yet) is remembered."""
-    found = open_app(app)
-    found.app.control.revoke(ids, terminate=terminate, signal=signal)
+    choice = open_app(app)
+    choice.app.control.revoke(ids, terminate=terminate, signal=signal)
     click.echo(f"Revoked {count(len(ids), 'task')}.")

@@ -49,10 +49,14 @@ def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     except ConfigurationError:
         raise
     except Exception as error:  # drivers have errors of their own, each its kinds
-        said = " ".join(str(error).split())
+        answers = " ".join(str(error).split())
         # Ours is explained already.
-        why = said if isinstance(error, BrokerUnavailable) else explained(said, _SPELLINGS.get(scheme, REDIS))
-        if why == said:
+        why = (
+            answers
+            if isinstance(error, BrokerUnavailable)
+            else explained(answers, _SPELLINGS.get(scheme, REDIS))
+        )
+        if why == answers:
             why += "; is the server running, and the address right?"
         raise BrokerUnavailable(f"{setting}: {mask_urls(url)} cannot be asked: {mask_urls(why)}") from error
 
@@ -211,10 +215,12 @@ def _ask_rabbitmq(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     where = mask_urls(url)
     link = amqp.Link(amqp.address_of(url, conf.broker_use_ssl), PATIENCE)
     try:
-        told = dict(link.connection.server_properties)  # its clock it does not tell
+        properties = dict(link.connection.server_properties)  # its clock it does not tell
     finally:
         link.close()
-    yield from version(where, str(told.get("product", "AMQP")), str(told.get("version", "")), (3, 8))
+    yield from version(
+        where, str(properties.get("product", "AMQP")), str(properties.get("version", "")), (3, 8)
+    )
 
 
 _SPELLINGS = {

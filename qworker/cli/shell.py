@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.discovery import Found
+from qworker.cli.discovery import AppChoice
 from qworker.cli.options import app_option, open_app
 
 
@@ -23,31 +23,31 @@ from qworker.cli.options import app_option, open_app
 @click.option("--plain", is_flag=True, help="Python's own prompt, even if IPython is installed.")
 def shell(app: str | None, command: str | None, plain: bool) -> None:
     """A Python prompt with `app` and all its tasks by their short names."""
-    found = open_app(app)
-    names = _names(found)
+    choice = open_app(app)
+    names = _names(choice)
     if command is not None:
         exec(compile(command, "<command>", "exec"), names)
     elif not sys.stdin or not sys.stdin.isatty():
         source = sys.stdin.read() if sys.stdin else ""
         exec(compile(source, "<stdin>", "exec"), names)
     else:
-        _prompt(names, found, plain)
+        _prompt(names, choice, plain)
 
 
-def _names(found: Found) -> dict[str, Any]:
+def _names(choice: AppChoice) -> dict[str, Any]:
     """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the
     app."""
     names: dict[str, Any] = {"__name__": "__qworker__"}
-    for name, task in found.app.tasks.items():
+    for name, task in choice.app.tasks.items():
         short = name.rpartition(".")[2]
         names[short] = None if short in names else task
     names = {name: value for name, value in names.items() if value is not None and name.isidentifier()}
-    return {**names, "app": found.app, "tasks": found.app.tasks, "AsyncResult": found.app.AsyncResult}
+    return {**names, "app": choice.app, "tasks": choice.app.tasks, "AsyncResult": choice.app.AsyncResult}
 
 
-def _prompt(names: dict[str, Any], found: Found, plain: bool) -> None:
+def _prompt(names: dict[str, Any], choice: AppChoice, plain: bool) -> None:
     known = ", ".join(sorted(name for name in names if not name.startswith("_")))
-    banner = f"qworker shell of {found.target}. You have: {known}"
+    banner = f"qworker shell of {choice.target}. You have: {known}"
     if not plain:
         try:
             embed = import_module("IPython").embed

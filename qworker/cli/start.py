@@ -17,7 +17,7 @@ import click
 
 from qworker import __version__
 from qworker.cli.celery_options import celery_options
-from qworker.cli.discovery import Found, load_tasks
+from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.options import QUEUE_NAMES, ParamType, SettingValue, app_option, open_app
 from qworker.cli.output import count
 from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, set_title
@@ -150,16 +150,16 @@ def start(
         raise click.UsageError(f"Name the app once: {named} or -A {app}.")
     node = hostname or node_name()
     reloader = Reloader() if reload_on_change else None
-    given = {setting: options[option] for option, setting in _SETTINGS.items()}
+    values = {setting: options[option] for option, setting in _SETTINGS.items()}
     try:
-        found = _prepare(app or named, queues, given)
+        choice = _prepare(app or named, queues, values)
     except ConfigurationError as error:
         if reloader is None:
             raise
         click.echo(f"Error: {mask_urls(str(error))}\nWaiting for a Python file to change.", err=True)
         reloader.wait()
         start_again()
-    conf = found.app.conf
+    conf = choice.app.conf
     with ExitStack() as stack:
         if pidfile is not None:
             stack.enter_context(PidFile(expand_path(pidfile, node, "pidfile")))
@@ -169,34 +169,34 @@ def start(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(found, node, queues, reloader)
+        return _run(choice, node, queues, reloader)
 
 
-def _run(found: Found, node: str, queues: tuple[str, ...] | None, reloader: Reloader | None) -> int:
+def _run(choice: AppChoice, node: str, queues: tuple[str, ...] | None, reloader: Reloader | None) -> int:
     from qworker.worker import Worker
 
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
-        logger.info("ready; broker %s", mask_urls(found.app.broker.url))
+        logger.info("ready; broker %s", mask_urls(choice.app.broker.url))
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 
-    worker = Worker(found.app, hostname=node, queues=queues, on_ready=ready)
-    _tell(found, node, queues, worker.concurrency, reloader is not None)
+    worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready)
+    _tell(choice, node, queues, worker.concurrency, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()
     return code
 
 
-def _prepare(app: str | None, queues: tuple[str, ...] | None, given: dict[str, Any]) -> Found:
+def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, Any]) -> AppChoice:
     """The app with the command line's settings in force; ConfigurationError for all that can be told before
     it runs."""
-    found = open_app(app, tasks=False)
-    conf = found.app.conf
-    conf.command_line(given)
+    choice = open_app(app, tasks=False)
+    conf = choice.app.conf
+    conf.command_line(values)
     conf.validate()
-    load_tasks(found.app)
+    load_tasks(choice.app)
     declared = {*conf.task_queues, conf.task_default_queue}
     unknown = [name for name in queues or () if name not in declared]
     if unknown and not conf.task_create_missing_queues:
@@ -204,26 +204,28 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, given: dict[str, A
             f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; "
             f"there are: {', '.join(sorted(declared))}"
         )
-    return found
+    return choice
 
 
 def _tell(
-    found: Found, node: str, queues: tuple[str, ...] | None, concurrency: int, reload_on_change: bool
+    choice: AppChoice, node: str, queues: tuple[str, ...] | None, concurrency: int, reload_on_change: bool
 ) -> None:
     """Logs what is about to run: the first thing anybody looks for when something is not as expected."""
-    app, conf = found.app, found.app.conf
-    own = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
-    listed = ", ".join(own[:8]) + (", …" if len(own) > 8 else "")
+    app, conf = choice.app, choice.app.conf
+    names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
+    listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
-    logger.info("app %s (%s), %s: %s", found.target, found.how, count(len(own), "task"), listed or "none")
+    logger.info(
+        "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
+    )
     names = ", ".join(queues or conf.task_queues or (conf.task_default_queue,))
     logger.info("queues %s; %s × %s", names, conf.worker_pool, concurrency)
     if conf.task_time_limit is None:
         logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
     if reload_on_change:
         logger.info("starting again when a Python file changes")
-    if not own:
-        logger.warning("%s has no tasks; does it import the modules that have them?", found.target)
+    if not names_of_tasks:
+        logger.warning("%s has no tasks; does it import the modules that have them?", choice.target)
 
 
 def _demo(concurrency: int | None, out: str | None) -> int:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from qworker.cli.discovery import Found
+from qworker.cli.discovery import AppChoice
 from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
 from qworker.errors import ConfigurationError
@@ -32,55 +32,55 @@ _RABBITMQ = ("amqp", "amqps", "pyamqp")
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel", "unix")
 
 
-def problems(found: Found) -> list[Problem]:
+def problems(choice: AppChoice) -> list[Problem]:
     """What does not go together, the worst first."""
-    conf = found.app.conf
-    promises = capabilities_of(conf.broker_url)
+    conf = choice.app.conf
+    capabilities = capabilities_of(conf.broker_url)
     checks = (
-        _stores(found),
-        _features(found, promises),
+        _stores(choice),
+        _features(choice, capabilities),
         _results(conf),
-        _queues_with_priority(found),
-        _redis(found),
+        _queues_with_priority(choice),
+        _redis(choice),
         _tls(conf),
     )
     order = ("error", "warning", "note")
     return sorted((p for check in checks for p in check), key=lambda problem: order.index(problem.severity))
 
 
-def _stores(found: Found) -> Iterator[Problem]:
+def _stores(choice: AppChoice) -> Iterator[Problem]:
     """Whether there are stores for the URLs, and what they need is installed."""
     opened: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("broker_url", lambda: found.app.broker),
-        ("result_backend", lambda: found.app.backend),
+        ("broker_url", lambda: choice.app.broker),
+        ("result_backend", lambda: choice.app.backend),
     )
     for setting, open_ in opened:
         try:
             open_()
         except ConfigurationError as error:
-            yield Problem(setting, str(error), found.app.conf.source(setting), "error")
+            yield Problem(setting, str(error), choice.app.conf.source(setting), "error")
             return  # results are kept beside the messages where nothing else is said
 
 
-def _features(found: Found, promises: Capabilities) -> Iterator[Problem]:
+def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem]:
     """A feature that is used and that the broker has not."""
-    source = found.app.conf.source("broker_url")
-    used = {PRIORITY: _with_priority(found), ETA: _with_retries(found), DELIVERY_COUNT: _acked_late(found)}
+    source = choice.app.conf.source("broker_url")
+    used = {PRIORITY: _with_priority(choice), ETA: _with_retries(choice), DELIVERY_COUNT: _acked_late(choice)}
     for lack, words in (
-        (PRIORITY, promises.priority),
-        (ETA, promises.eta),
-        (DELIVERY_COUNT, promises.delivery_count),
-        (FANOUT, promises.fanout),
+        (PRIORITY, capabilities.priority),
+        (ETA, capabilities.eta),
+        (DELIVERY_COUNT, capabilities.delivery_count),
+        (FANOUT, capabilities.fanout),
     ):
-        if lack not in promises.lacks:
+        if lack not in capabilities.lacks:
             continue
         users = used.get(lack)
         if users:
-            told = f"{_USES[lack]} ({users}), which {promises.name} has like this: {words}"
-            yield Problem("broker_url", told, source, "note" if lack == DELIVERY_COUNT else "warning")
+            message = f"{_USES[lack]} ({users}), which {capabilities.name} has like this: {words}"
+            yield Problem("broker_url", message, source, "note" if lack == DELIVERY_COUNT else "warning")
         else:
             yield Problem(
-                "broker_url", f"{_NAMES[lack]} on {promises.name}: {words}; see {PAGE}", source, "note"
+                "broker_url", f"{_NAMES[lack]} on {capabilities.name}: {words}; see {PAGE}", source, "note"
             )
 
 
@@ -97,10 +97,10 @@ _NAMES = {
 }
 
 
-def _queues_with_priority(found: Found) -> Iterator[Problem]:
+def _queues_with_priority(choice: AppChoice) -> Iterator[Problem]:
     """RabbitMQ gives priorities to queues that are declared with them, and forgets them in others."""
-    conf = found.app.conf
-    users = _with_priority(found)
+    conf = choice.app.conf
+    users = _with_priority(choice)
     if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
         message = (
             f"priorities are used ({users}), and RabbitMQ's queues are declared without: set "
@@ -110,11 +110,11 @@ def _queues_with_priority(found: Found) -> Iterator[Problem]:
         yield Problem("task_queue_max_priority", message, _DEFAULT, "warning")
 
 
-def _with_priority(found: Found) -> str:
-    conf = found.app.conf
+def _with_priority(choice: AppChoice) -> str:
+    conf = choice.app.conf
     if conf.task_default_priority:
         return "task_default_priority"
-    tasks = [name for name, task in _own(found) if task.priority]
+    tasks = [name for name, task in _own(choice) if task.priority]
     routes = [
         f"task_routes {pattern}"
         for router in conf.task_routes
@@ -125,18 +125,20 @@ def _with_priority(found: Found) -> str:
     return ", ".join(islice((*tasks, *routes), 3))
 
 
-def _with_retries(found: Found) -> str:
-    return ", ".join(islice((name for name, task in _own(found) if task.autoretry_for), 3))
+def _with_retries(choice: AppChoice) -> str:
+    return ", ".join(islice((name for name, task in _own(choice) if task.autoretry_for), 3))
 
 
-def _acked_late(found: Found) -> str:
-    conf = found.app.conf
+def _acked_late(choice: AppChoice) -> str:
+    conf = choice.app.conf
     return "task_max_deliveries" if conf.source("task_max_deliveries") != _DEFAULT else ""
 
 
-def _own(found: Found) -> list[tuple[str, Any]]:
+def _own(choice: AppChoice) -> list[tuple[str, Any]]:
     return [
-        (name, task) for name, task in found.app.tasks.items() if not name.startswith(("celery.", "qworker."))
+        (name, task)
+        for name, task in choice.app.tasks.items()
+        if not name.startswith(("celery.", "qworker."))
     ]
 
 
@@ -151,14 +153,14 @@ def _results(conf: Any) -> Iterator[Problem]:
             yield Problem("result_backend", message, conf.source("result_backend"), "note")
 
 
-def _redis(found: Found) -> Iterator[Problem]:
+def _redis(choice: AppChoice) -> Iterator[Problem]:
     """A visibility timeout holds for the Celery workers beside ours."""
-    conf = found.app.conf
+    conf = choice.app.conf
     if _scheme(conf.broker_url) not in _REDIS:
         return
     options = conf.broker_transport_options
     timeout = options.get("visibility_timeout")
-    limits = [conf.task_time_limit, *(task.time_limit for _, task in _own(found))]
+    limits = [conf.task_time_limit, *(task.time_limit for _, task in _own(choice))]
     longest = max((limit for limit in limits if limit is not None), default=None)
     if isinstance(timeout, (int, float)) and longest is not None and timeout < longest:
         message = (
@@ -188,8 +190,10 @@ def _tls(conf: Any) -> Iterator[Problem]:
         plain = _scheme(url) in _PLAIN and not use_ssl
         options = use_ssl if isinstance(use_ssl, Mapping) else {}
         in_url = query.get("ssl_cert_reqs", [""])[0]
-        given = "" if plain else str(in_url or options.get("ssl_cert_reqs", options.get("cert_reqs", "")))
-        if given.upper().removeprefix("VERIFYMODE.").removeprefix("CERT_") in ("NONE", "0"):
+        verification = (
+            "" if plain else str(in_url or options.get("ssl_cert_reqs", options.get("cert_reqs", "")))
+        )
+        if verification.upper().removeprefix("VERIFYMODE.").removeprefix("CERT_") in ("NONE", "0"):
             message = (
                 f"{setting} is reached by TLS without a look at the certificate (ssl_cert_reqs): anybody in "
                 "between can "

@@ -22,8 +22,9 @@ def config_from_object(
 ) -> None:
     """Take settings from a module, an object, a mapping, or the dotted name of one; over those given before.
 
-    silent: a module that is not there is no mistake. force: read it now, not at first use.
-    namespace: "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
+    - silent (bool): a module that is not there is no mistake.
+    - force (bool): read it now, not at first use.
+    - namespace (text): "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
     """
     app.conf.load(source, namespace, silent)
     if force:

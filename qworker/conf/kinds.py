@@ -217,7 +217,7 @@ def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
     exchange = getattr(queue, "exchange", None)
     if getattr(exchange, "type", None) == "fanout":
         name = getattr(queue, "alias", None) or name  # Broadcast has an id as its name
-    bindings = [(each.exchange, each.routing_key) for each in getattr(queue, "bindings", None) or ()]
+    bindings = [(binding.exchange, binding.routing_key) for binding in getattr(queue, "bindings", None) or ()]
     if len(bindings) == 1:
         exchange, key = bindings.pop()
     else:
@@ -232,7 +232,7 @@ def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
         "exchange_type": getattr(exchange, "type", "direct") if getattr(exchange, "name", "") else "direct",
         "max_priority": getattr(queue, "max_priority", None) or arguments.get("x-max-priority"),
         "queue_arguments": arguments,
-        "bindings": sorted((each.name, each.type, key or name) for each, key in bindings),
+        "bindings": sorted((binding.name, binding.type, key or name) for binding, key in bindings),
     }
     return name, {key: value for key, value in options.items() if value and value != "direct"}
 
@@ -295,8 +295,8 @@ def _routes(value: Any) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
     routers: list[Any] = []
-    one = isinstance(value, Mapping) or callable(value) or hasattr(value, "route_for_task")
-    for router in [value] if one else _list(value):
+    is_single = isinstance(value, Mapping) or callable(value) or hasattr(value, "route_for_task")
+    for router in [value] if is_single else _list(value):
         if isinstance(router, (tuple, list)):
             router = _pairs(router)
         if isinstance(router, Mapping):

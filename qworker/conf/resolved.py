@@ -52,8 +52,7 @@ class Settings(Declarations):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
     Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells
-    all of them at once; `problems()` never raises. before() is called once before anything is read, and may
-    give values; after() once when the values are there.
+    all of them at once. `problems()` never raises.
     """
 
     revision: object
@@ -69,6 +68,15 @@ class Settings(Declarations):
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
+        """Take what is given in code, and read nothing yet.
+
+        - values (mapping): settings that code gives.
+        - label (text): what they are called as a source.
+        - before: called once before anything is read; it may give values.
+        - after: called once when the values are there.
+        - environ (mapping): the environment; None for that of the process.
+        - directory: where pyproject.toml is; None for the working directory.
+        """
         hidden = self.__dict__
         hidden["_before"], hidden["_after"] = before, after
         hidden["_defaults"] = []
@@ -107,8 +115,8 @@ class Settings(Declarations):
 
     def command_line(self, values: Mapping[str, Any]) -> None:
         """Gives values that win over all others; those that are None are left out."""
-        given = {name: value for name, value in values.items() if value is not None}
-        self._add("_command_line", from_mapping(given, "command line"))
+        chosen = {name: value for name, value in values.items() if value is not None}
+        self._add("_command_line", from_mapping(chosen, "command line"))
 
     def _add(self, level: str, source: Source) -> None:
         sources = self.__dict__[level]
@@ -222,8 +230,8 @@ class Settings(Declarations):
 
     def humanize(self, with_defaults: bool = False, censored: bool = True) -> str:
         """table() as text: ``name: value``, a line each."""
-        shown = self.table(with_defaults, censored)
-        return "\n".join(f"{name}: {value!r}" for name, value in shown.items())
+        settings = self.table(with_defaults, censored)
+        return "\n".join(f"{name}: {value!r}" for name, value in settings.items())
 
     # -- resolving
     # ---------------------------------------------------------------------------------------------

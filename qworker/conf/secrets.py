@@ -62,9 +62,9 @@ def _without_parameters(text: str) -> str:
     return "".join((*pieces, text[done:]))
 
 
-def _is_secret_parameter(text: str, found: re.Match[str]) -> bool:
-    name = found[1]
-    if text[found.start() - 1 : found.start()] != "&":
+def _is_secret_parameter(text: str, match: re.Match[str]) -> bool:
+    name = match[1]
+    if text[match.start() - 1 : match.start()] != "&":
         starts = [at for at in map(name.find, "?;") if at >= 0]
         name = name[min(starts) :] if starts else ""
     return _SECRET_PARAMETER.search(name) is not None

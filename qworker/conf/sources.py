@@ -129,13 +129,13 @@ def _unreadable(label: str, error: Exception) -> Problem:
 def _place(error: Exception) -> str:
     """The line of somebody's file that raised an error, as " (file, line 3)"; "" when it was none of a
     file."""
-    frame, place = error.__traceback__, ""
+    frame, location = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
         if not name.startswith((_PACKAGE, "<")) and "importlib" not in Path(name).parts:
-            place = f" ({name}, line {frame.tb_lineno})"
+            location = f" ({name}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return place
+    return location
 
 
 def _without(prefix: str, name: str) -> str:

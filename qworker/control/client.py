@@ -53,8 +53,7 @@ INSTEAD: dict[str, str] = {
 
 
 def heard(signer: Signer | None, revocation: Revocation) -> Revocation | None:
-    """*revocation* as it was meant by who gave it; None when it is not signed, though there is a
-    security_key."""
+    """Return *revocation* without its signature; None when it has no good one and there is a *signer*."""
     if signer is None:
         return revocation
     name, _, signature = revocation.signal.partition(" ")
@@ -80,11 +79,16 @@ class Control:
         reply: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Tell all workers not to run these tasks. terminate: end those that run already, with *signal*.
+        """Tell all workers not to run these tasks.
 
-        Raises ValueError for a signal that does not exist, and ControlError for what is there for Celery's
-        sake alone: a *destination* (any worker may have the task, so all are told), *reply* or *timeout*
-        (workers do not answer).
+        - task_id: an id, a result, or several of them.
+        - terminate (bool): end those that run already.
+        - signal: the name or number of the signal that ends them.
+        - destination, reply, timeout: there for Celery's sake. Any worker may have the task, so all are told;
+          and workers do not answer.
+
+        Raises ValueError for a signal that does not exist, and ControlError when *destination*, *reply* or
+        *timeout* is given.
         """
         if destination is not None:
             raise ControlError(
@@ -98,15 +102,15 @@ class Control:
                 f"revoke({waiting}): workers do not answer; ask the result for its state instead"
             )
         refuse_other_brokers(self._app, "revoke()", "connection", connection)
-        given = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
-        name, ids = signal_name(signal), [str(one) for one in given]
+        listed = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
+        name, ids = signal_name(signal), [str(id) for id in listed]
         signer = self._app.signer
         if signer is None:
             self._app.broker.sender.revoke(ids, terminate=terminate, signal=name)
             return
-        for one in ids:
-            signature = signer.sign_order("revoke", one, terminate, name)
-            self._app.broker.sender.revoke([one], terminate=terminate, signal=f"{name} {signature}")
+        for id in ids:
+            signature = signer.sign_order("revoke", id, terminate, name)
+            self._app.broker.sender.revoke([id], terminate=terminate, signal=f"{name} {signature}")
 
     def terminate(
         self,

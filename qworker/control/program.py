@@ -33,12 +33,12 @@ def worker_main(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
 
     Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
     """
-    given = _arguments(argv)
-    if not {"worker", "start"} & set(given):
+    arguments = _arguments(argv)
+    if not {"worker", "start"} & set(arguments):
         raise ValueError(
-            f'worker_main() takes the command too, as in ["worker", "--loglevel=INFO"], not {given}'
+            f'worker_main() takes the command too, as in ["worker", "--loglevel=INFO"], not {arguments}'
         )
-    start(app, given)
+    start(app, arguments)
 
 
 def _arguments(argv: Sequence[str] | None) -> list[str]:

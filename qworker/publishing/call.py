@@ -159,49 +159,49 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         if not _KEPT.isdisjoint(options):
             options = {key: value for key, value in options.items() if key not in _KEPT}
         defaults = _next_defaults(request, task, options)
-    asked = {**defaults, **{key: value for key, value in options.items() if value is not None}}
+    chosen = {**defaults, **{key: value for key, value in options.items() if value is not None}}
     for key in _ADDRESS:  # a route that is a function finds them all
-        asked[key] = options.get(key) or defaults.get(key)
-    asked.setdefault("priority", None)
-    destination = router.route(name, asked, args, kwargs, task)
+        chosen[key] = options.get(key) or defaults.get(key)
+    chosen.setdefault("priority", None)
+    destination = router.route(name, chosen, args, kwargs, task)
     if destination.options:
         for key in _OF_ROUTE & destination.options.keys():
-            asked.setdefault(key, destination.options[key])
+            chosen.setdefault(key, destination.options[key])
     now = app.clock.now()
     due = _due(name, options, now, app.conf.timezone)
-    expires = _moment(name, "expires", asked.get("expires"), now, app.conf.timezone)
-    if "shadow" not in asked and task is not None and task.renames:
-        asked["shadow"] = task.shadow_name(args, kwargs, dict(options))
+    expires = _moment(name, "expires", chosen.get("expires"), now, app.conf.timezone)
+    if "shadow" not in chosen and task is not None and task.renames:
+        chosen["shadow"] = task.shadow_name(args, kwargs, dict(options))
     hard, soft = _limits(name, options)
     message = TaskMessage(
         task=name,
-        id=asked.get("task_id") or task_id(),
+        id=chosen.get("task_id") or task_id(),
         args=args,
         kwargs=kwargs,
         callbacks=_signatures(name, options, "link") or defaults.get("link"),
         errbacks=_signatures(name, options, "link_error") or defaults.get("link_error"),
-        chain=asked.get("chain"),
-        chord=asked.get("chord"),
+        chain=chosen.get("chain"),
+        chord=chosen.get("chord"),
         eta=None if due is None else isoformat(due),
         expires=None if expires is None else isoformat(expires),
-        shadow=asked.get("shadow"),
-        group=asked.get("group_id"),
-        group_index=asked.get("group_index"),
-        retries=asked.get("retries", 0),
+        shadow=chosen.get("shadow"),
+        group=chosen.get("group_id"),
+        group_index=chosen.get("group_index"),
+        retries=chosen.get("retries", 0),
         timelimit=(hard or defaults.get("time_limit"), soft or defaults.get("soft_time_limit")),
-        root_id=asked.get("root_id"),
-        parent_id=asked.get("parent_id"),
-        ignore_result=bool(asked.get("ignore_result")),
-        replaced_task_nesting=asked.get("replaced_task_nesting") or 0,
-        stamped_headers=asked.get("stamped_headers"),
-        stamps=asked.get("stamps") or {},
-        argsrepr=asked.get("argsrepr"),
-        kwargsrepr=asked.get("kwargsrepr"),
+        root_id=chosen.get("root_id"),
+        parent_id=chosen.get("parent_id"),
+        ignore_result=bool(chosen.get("ignore_result")),
+        replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
+        stamped_headers=chosen.get("stamped_headers"),
+        stamps=chosen.get("stamps") or {},
+        argsrepr=chosen.get("argsrepr"),
+        kwargsrepr=chosen.get("kwargsrepr"),
         headers=_headers(name, options.get("headers"), defaults.get("headers")),
-        reply_to=asked.get("reply_to"),
+        reply_to=chosen.get("reply_to"),
         priority=destination.priority,
-        serializer=asked.get("serializer") or app.conf.task_serializer,
-        compression=asked.get("compression"),
+        serializer=chosen.get("serializer") or app.conf.task_serializer,
+        compression=chosen.get("compression"),
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)

@@ -57,10 +57,14 @@ class Connection:
         interval_max: float = 30,
         **ignored: Any,
     ) -> Connection:
-        """Wait until the broker answers: for ever, or for *max_retries* tries after the first.
+        """Wait until the broker answers.
 
-        Between them it waits interval_start seconds, each time interval_step more, at most interval_max.
-        errback(error, seconds) is called before each pause. Raises BrokerUnavailable after the last try.
+        - errback: called with the error and the seconds before each pause.
+        - max_retries (number): tries after the first; None for no end.
+        - interval_start, interval_step, interval_max: seconds of the first pause, what each pause has more
+          than the one before, and seconds of the longest.
+
+        Raises BrokerUnavailable after the last try.
         """
         pause, tries = interval_start, 0
         while True:

@@ -121,13 +121,13 @@ class Publisher:
         answers: list[Callable[[], AsyncResult[Any]]] = []  # asked once all are stored
         for item in calls:
             invocation = read_call(self.app, task, item)
-            called, _, args, kwargs, own = invocation
-            invocation = invocation._replace(options={**own, **options})
+            called, _, args, kwargs, own_options = invocation
+            invocation = invocation._replace(options={**own_options, **options})
             if called is not None and called.own_apply_async:
                 with holding_back(self.app) as held:
-                    made = called.apply_async(args, kwargs, **invocation.options)
+                    result = called.apply_async(args, kwargs, **invocation.options)
                 ready += [(envelope, None, None) for envelope in held]
-                answers.append(partial(_same, made))
+                answers.append(partial(_same, result))
                 continue
             call = self._make_call(invocation)
             if eager and called is not None:

@@ -19,10 +19,14 @@ _MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximu
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits of ``interval_start + attempt * interval_step``, at most ``interval_max`` seconds, as kombu has
-    them; or, when ``backoff`` is set, of ``backoff * 2 ** attempt``, at most ``backoff_max`` seconds.
+    """How often to try again, and how long to wait before it, in seconds.
 
-    ``max_retries`` None means for ever. ``jitter`` spreads each wait evenly between nothing and itself.
+    - max_retries (number): None for ever.
+    - interval_start, interval_step, interval_max: the first wait, what each has more than the one before, and
+      the longest, as kombu has them.
+    - backoff: the first wait when waits double instead; None when they do not.
+    - backoff_max: the longest of those.
+    - jitter (bool): spread each wait evenly between nothing and itself.
     """
 
     max_retries: int | None = 3
@@ -51,7 +55,7 @@ class RetryPolicy:
         Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored.
         """
         known = {field.name for field in fields(cls)}
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in options.items():
             if name in _IGNORED:
                 continue
@@ -61,8 +65,8 @@ class RetryPolicy:
                 raise ConfigurationError(f"{source} has no {name!r}{tail}", setting=source)
             if not _suits(name, value):
                 raise ConfigurationError(f"{source}[{name!r}] cannot be {value!r}", setting=source)
-            given[name] = value
-        return cls(**given)
+            values[name] = value
+        return cls(**values)
 
 
 _IGNORED = frozenset({"retry_errors", "timeout"})

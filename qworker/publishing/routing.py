@@ -63,15 +63,15 @@ class Router:
         Raises QueueNotFound and PublishError, naming what was asked for.
         """
         route = self._find(name, options, args, kwargs, task)
-        asked = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
+        address = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
         if options.get("queue") is None and (options.get("routing_key") or options.get("exchange")):
-            asked.pop("queue", None)  # the call's own address wins over the route's queue
-        queue = self._queue(asked, name)
-        priority = asked.get("priority")
+            address.pop("queue", None)  # the call's own address wins over the route's queue
+        queue = self._queue(address, name)
+        priority = address.get("priority")
         return Destination(
             queue,
-            str(asked.get("exchange") or ""),
-            str(asked.get("routing_key") or queue),
+            str(address.get("exchange") or ""),
+            str(address.get("routing_key") or queue),
             self._default_priority if priority is None else self._priority(priority, name),
             {key: value for key, value in route.items() if key not in _KEYS},
         )
@@ -86,19 +86,19 @@ class Router:
     ) -> Mapping[str, Any]:
         for route in self._routes:
             if isinstance(route, list):
-                found = next((target for matches, target in route if matches(name)), None)
+                target_options = next((target for matches, target in route if matches(name)), None)
             else:
-                found = _options(route(name, args, kwargs, dict(options), task=task))
-            if found is not None:
-                return found
+                target_options = _options(route(name, args, kwargs, dict(options), task=task))
+            if target_options is not None:
+                return target_options
         return {}
 
-    def _queue(self, asked: Mapping[str, Any], name: str) -> str:
-        queue = asked.get("queue")
+    def _queue(self, address: Mapping[str, Any], name: str) -> str:
+        queue = address.get("queue")
         if queue is not None:
             queue = getattr(queue, "name", queue)  # a kombu.Queue will do
-        elif asked.get("exchange") or asked.get("routing_key"):
-            queue = self._bound_to(asked.get("exchange"), asked.get("routing_key"), name)
+        elif address.get("exchange") or address.get("routing_key"):
+            queue = self._bound_to(address.get("exchange"), address.get("routing_key"), name)
         else:
             return self._default_queue
         if not valid_queue_name(queue):
@@ -115,7 +115,7 @@ class Router:
         queue."""
         exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange will do
         key = routing_key or exchange or ""
-        found = [
+        queues = [
             queue
             for queue, declared in self._queues.items()
             if any(
@@ -123,14 +123,14 @@ class Router:
                 for home, pattern in _bindings(queue, declared)
             )
         ]
-        if exchange and len(found) > 1:
+        if exchange and len(queues) > 1:
             raise PublishError(
                 f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues "
-                f"{', '.join(found)}, and a "
+                f"{', '.join(queues)}, and a "
                 "message goes to one queue: name it"
             )
-        if found:
-            return found[0]
+        if queues:
+            return queues[0]
         if not exchange or exchange == key:
             return key
         raise QueueNotFound(
@@ -165,11 +165,11 @@ def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapp
 def _router(route: Any) -> Callable[..., Any]:
     """The function that a route is: itself, what its dotted name leads to, or ``route_for_task`` of an object
     or class."""
-    found = import_object(route) if isinstance(route, str) else route
-    if not hasattr(found, "route_for_task"):
-        return cast(Callable[..., Any], found)
-    ask = (found() if isinstance(found, type) else found).route_for_task
-    return lambda name, args, kwargs, options, task=None: ask(name, args, kwargs)
+    router = import_object(route) if isinstance(route, str) else route
+    if not hasattr(router, "route_for_task"):
+        return cast(Callable[..., Any], router)
+    route_for_task = (router() if isinstance(router, type) else router).route_for_task
+    return lambda name, args, kwargs, options, task=None: route_for_task(name, args, kwargs)
 
 
 def _bindings(queue: str, declared: Mapping[str, Any]) -> list[tuple[str, str]]:

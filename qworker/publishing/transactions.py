@@ -21,9 +21,9 @@ _joined: ContextVar[tuple[QWorker, Sender] | None] = ContextVar("qworker_joined"
 
 
 def sender(app: QWorker) -> Sender:
-    """Where calls of *app* are published to now: its broker, or what publishing_in() has put in its place."""
-    joined = _joined.get()
-    return app.broker.sender if joined is None or joined[0] is not app else joined[1]
+    """What publishes the calls of *app* now: its broker, or what publishing_in() has put in its stead."""
+    replacement = _joined.get()
+    return app.broker.sender if replacement is None or replacement[0] is not app else replacement[1]
 
 
 @contextmanager

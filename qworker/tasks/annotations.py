@@ -19,47 +19,45 @@ if TYPE_CHECKING:
 
 
 def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]:
-    """The attributes that *annotations* give to *task*: those for all ("*", ``annotate_any()``) first, its
-    own over them.
+    """Return the attributes that *annotations* give to *task*.
 
-    Of several annotations, what stands later in the list wins. Raises ConfigurationError for what is no
-    annotation.
+    Its own win over those for all tasks ("*", ``annotate_any()``). Of several annotations, the later one
+    wins. Raises ConfigurationError for what is no annotation.
     """
-    everywhere: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    for_all: dict[str, Any] = {}
+    for_task: dict[str, Any] = {}
     listed = annotations if isinstance(annotations, list | tuple) else [annotations]
-    for each in listed:
-        if each is None:
+    for annotation in listed:
+        if annotation is None:
             continue
-        if isinstance(each, str):
-            each = import_object(each)
-        if isinstance(each, type):
-            each = each()
-        if isinstance(each, Mapping):
-            everywhere.update(_attributes(each.get("*"), each))
-            own.update(_attributes(each.get(task.name), each))
-        elif hasattr(each, "annotate") or hasattr(each, "annotate_any"):
-            everywhere.update(
-                _attributes(each.annotate_any() if hasattr(each, "annotate_any") else None, each)
-            )
-            own.update(_attributes(each.annotate(task) if hasattr(each, "annotate") else None, each))
+        if isinstance(annotation, str):
+            annotation = import_object(annotation)
+        if isinstance(annotation, type):
+            annotation = annotation()
+        if isinstance(annotation, Mapping):
+            for_all.update(_attributes(annotation.get("*"), annotation))
+            for_task.update(_attributes(annotation.get(task.name), annotation))
+        elif hasattr(annotation, "annotate") or hasattr(annotation, "annotate_any"):
+            if hasattr(annotation, "annotate_any"):
+                for_all.update(_attributes(annotation.annotate_any(), annotation))
+            if hasattr(annotation, "annotate"):
+                for_task.update(_attributes(annotation.annotate(task), annotation))
         else:
             raise ConfigurationError(
-                f"task_annotations has {each!r:.200}: it takes a mapping from task names to attributes, or "
-                "an object "
-                "with a method annotate(task)",
+                f"task_annotations has {annotation!r:.200}: it takes a mapping from task names to "
+                "attributes, or an object with a method annotate(task)",
                 setting="task_annotations",
             )
-    return {**everywhere, **own}
+    return {**for_all, **for_task}
 
 
-def _attributes(said: object, source: object) -> Mapping[str, Any]:
-    if said is None:
+def _attributes(attributes: object, source: object) -> Mapping[str, Any]:
+    if attributes is None:
         return {}
-    if not isinstance(said, Mapping) or not all(isinstance(key, str) for key in said):
+    if not isinstance(attributes, Mapping) or not all(isinstance(key, str) for key in attributes):
         raise ConfigurationError(
-            f"task_annotations: {source!r:.200} says {said!r:.200}, which is no mapping from attributes "
-            "to values",
+            f"task_annotations: {source!r:.200} says {attributes!r:.200}, which is no mapping from "
+            "attributes to values",
             setting="task_annotations",
         )
-    return said
+    return attributes

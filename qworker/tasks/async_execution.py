@@ -41,9 +41,10 @@ async def execute_async(
 ) -> Outcome:
     """Run *task* for *context*; return how it ended.
 
-    soft, hard: limits in seconds; both cancel the task. disarm: called as soon as the body is done.
-    cancelled: tells with what the worker has cancelled the task (Interrupted or Terminated); None: it has
-    not.
+    - soft, hard: limits in seconds; None for no limit. Both cancel the task.
+    - disarm: called as soon as the body is done.
+    - cancelled: tells with what the worker has cancelled the task (Interrupted or Terminated); None when it
+      has not.
     """
     import asyncio  # some 30 ms and 3 MB that a process without async tasks does not pay
 

@@ -41,14 +41,17 @@ def make_task(
     pydantic_dump_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AnyTask:
-    """Make the task of *function*, of the class *base* (None: the app's own).
+    """Make the task of *function*.
 
-    pydantic: arguments that are annotated with models come as such, and a model may be returned; the others:
-    see Models.
+    - name (text): None makes it of the module and the function.
+    - bind (bool): the function gets the task as its first argument.
+    - base: the class of the task; None for that of the app.
+    - pydantic (bool): arguments that are annotated with models come as such, and a model may be returned.
+    - pydantic_strict, pydantic_context, pydantic_dump_kwargs: see Models.
+    - options: those of task_options.OPTIONS; methods of Task (``on_failure=…``), which get the task first;
+      and attributes that *base* has.
 
-    options: see task_options.OPTIONS; besides, methods of Task (``on_failure=…``, which get the task as their
-    first argument), and attributes that *base* has. Raises ConfigurationError for an option that does not
-    exist or cannot have its value.
+    Raises ConfigurationError for an option that does not exist or cannot have its value.
     """
     if not callable(function):
         raise ConfigurationError(
@@ -60,8 +63,8 @@ def make_task(
         getattr(function, "__name__", type(function).__name__), function.__module__
     )
     is_async = is_coroutine_function(function)
-    own, options = _split(name, base or app.Task, options)
-    task = _class(name, base or app.Task, is_async, own)()
+    methods, options = _split(name, base or app.Task, options)
+    task = _class(name, base or app.Task, is_async, methods)()
     body = function
     if pydantic:
         models = Models(app, function, name, bind, pydantic_strict, pydantic_context, pydantic_dump_kwargs)
@@ -73,7 +76,7 @@ def make_task(
         bind=bind,
         run=run,
         is_async=is_async,
-        given=None if base else (own, options),
+        given=None if base else (methods, options),
         check_arguments=argument_checker(function, bind),
         __wrapped__=run,
         __doc__=function.__doc__,
@@ -85,9 +88,9 @@ def make_task(
     return task
 
 
-def adopt(given: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
-    """Make a task of *app* of *given*, whose run() is a method of its class."""
-    task = given() if isinstance(given, type) else given
+def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
+    """Make a task of *app*, of an instance or its class; run() is a method of that."""
+    task = task_or_class() if isinstance(task_or_class, type) else task_or_class
     name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
     is_async = is_coroutine_function(task.run)
     task.__class__ = _class(name, type(task), is_async, {})
@@ -105,27 +108,31 @@ def adopt(given: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
 def bind(task: AnyTask, app: QWorker) -> None:
     """Settle what *app* says about *task*: the annotations, and the settings behind options that are None.
     Called once, when the app is finalized."""
-    noted = annotations_for(app.conf.task_annotations, task)
-    if noted:
-        own, options = _split(task.name, type(task), noted)
+    annotations = annotations_for(app.conf.task_annotations, task)
+    if annotations:
+        methods, options = _split(task.name, type(task), annotations)
         task.__dict__.update(task_options.parse(task.name, options, app.middleware_options))
-        task.__class__ = _class(task.name, type(task), task.is_async, own)
+        task.__class__ = _class(task.name, type(task), task.is_async, methods)
     for option, setting in task_options.FROM_SETTINGS.items():
         if getattr(task, option) is None:
             setattr(task, option, getattr(app.conf, setting))
     task.on_bound(app)
 
 
-def task_class(given: str | type[AnyTask]) -> type[AnyTask]:
+def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
     """The class of an app's tasks, from itself or its dotted name. Raises ConfigurationError when it is
     none."""
-    found = import_object(given) if isinstance(given, str) else given
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ConfigurationError(f"task_cls={given!r} must be a subclass of qworker.Task, or its dotted name")
-    return found
+    kind = import_object(name_or_class) if isinstance(name_or_class, str) else name_or_class
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise ConfigurationError(
+            f"task_cls={name_or_class!r} must be a subclass of qworker.Task, or its dotted name"
+        )
+    return kind
 
 
-def change_class(app: QWorker, tasks: Mapping[str, AnyTask], given: str | type[AnyTask]) -> type[AnyTask]:
+def change_class(
+    app: QWorker, tasks: Mapping[str, AnyTask], name_or_class: str | type[AnyTask]
+) -> type[AnyTask]:
     """Give those of *tasks* that were made without a class of their own another one, which is returned.
 
     Raises ConfigurationError when the app is finalized: by then its tasks may have been called.
@@ -135,7 +142,7 @@ def change_class(app: QWorker, tasks: Mapping[str, AnyTask], given: str | type[A
             "app.Task is set too late, since the app's tasks have been looked at or called: set it where the "
             "app is made"
         )
-    base = task_class(given)
+    base = task_class(name_or_class)
     for task in tasks.values():
         if task.given is not None:
             methods, options = task.given
@@ -156,12 +163,14 @@ def _methods() -> frozenset[str]:
     )
 
 
-def _split(name: str, base: type[AnyTask], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of *given* belongs into the class of the task, and what are options."""
+def _split(
+    name: str, base: type[AnyTask], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of *options* belongs into the class of the task, and the rest of them."""
     own: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
     methods = _methods()
-    for key, value in given.items():
+    for key, value in options.items():
         if key in methods or key == "__call__":
             if not callable(value):
                 raise ConfigurationError(
@@ -171,8 +180,8 @@ def _split(name: str, base: type[AnyTask], given: Mapping[str, Any]) -> tuple[di
         elif key not in task_options.OPTIONS and hasattr(base, key) and not hasattr(Task, key):
             own[key] = value
         else:
-            options[key] = value
-    return own, options
+            rest[key] = value
+    return own, rest
 
 
 def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) -> type[AnyTask]:
@@ -181,10 +190,10 @@ def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) 
     bases: tuple[type[AnyTask], ...] = (base,)
     if is_async and not issubclass(base, AsyncTask):
         bases = (AsyncTask,) if base is Task else (base, AsyncTask)
-    made = bases[0]
+    kind = bases[0]
     if own or len(bases) > 1:
-        made = type(base.__name__, bases, {**_looks(base), **own})
-    if made.own_call and is_coroutine_function(made.__call__) is not is_async:
+        kind = type(base.__name__, bases, {**_looks(base), **own})
+    if kind.own_call and is_coroutine_function(kind.__call__) is not is_async:
         raise ConfigurationError(
             f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be "
             "over before the task "
@@ -194,7 +203,7 @@ def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) 
             "task is not: "
             "give it another base="
         )
-    return made
+    return kind
 
 
 def _looks(base: type[AnyTask]) -> dict[str, Any]:

@@ -45,40 +45,40 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
 
 
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str) -> None:
-    """Call the errbacks; never raises.
+    """Call the errbacks. Never raises.
 
-    One that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Any other is
-    sent, with the id of the failed task before its arguments, as are immutable ones, bound ones and tasks
-    that are not known here.
+    An errback that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Every
+    other is sent, with the id of the failed task before its arguments. So is one that is immutable, bound, or
+    not known here.
     """
     for errback in context.errbacks or ():
         signature = Signature(errback, app=app)
-        given = (context, error, traceback)
+        arguments = (context, error, traceback)
         try:
-            if _takes(app.tasks.get(signature.task), signature, given):
-                ended = signature(*given)
-                if isinstance(ended, Coroutine):
-                    run_to_end(ended)
+            if _takes(app.tasks.get(signature.task), signature, arguments):
+                returned = signature(*arguments)
+                if isinstance(returned, Coroutine):
+                    run_to_end(returned)
             else:
                 _call(app, context, errback, (context.id,))
         except (
             PublishError,
             BrokerUnavailable,
-        ) as gone:  # the failure itself is told and stored, and must stand
-            logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, gone)
+        ) as unsent:  # the failure itself is told and stored, and must stand
+            logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):
             logger.exception("errback %s of task %s[%s] raised", signature.task, context.task, context.id)
 
 
-def _takes(task: Task[..., Any] | None, errback: Signature, given: tuple[Any, ...]) -> bool:
-    """Whether *task*, which *errback* calls, is a function that takes *given* first. Celery asks the same of
-    it."""
+def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
+    """Whether *task*, which *errback* calls, is a function that takes *arguments* first. Celery asks this,
+    too."""
     if task is None or task.bind or errback.immutable:
         return False
     from inspect import signature  # 10 ms, for those alone whose task has failed
 
     try:
-        signature(task.run).bind(*given, *errback.args, **errback.kwargs)
+        signature(task.run).bind(*arguments, *errback.args, **errback.kwargs)
     except (TypeError, ValueError):
         return False
     return True

@@ -72,15 +72,15 @@ class Models:
 
             @wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                given, named = self._made(args, kwargs)
-                return self._dumped_result(await function(*given, **named))
+                positional, named = self._made(args, kwargs)
+                return self._dumped_result(await function(*positional, **named))
 
             return run_async
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            given, named = self._made(args, kwargs)
-            return self._dumped_result(function(*given, **named))
+            positional, named = self._made(args, kwargs)
+            return self._dumped_result(function(*positional, **named))
 
         return run
 
@@ -93,12 +93,13 @@ class Models:
         """
         if not any(isinstance(value, self._base) for value in (*args, *kwargs.values())):
             return args, kwargs
-        places, names, _ = self._annotated
-        own = places[1:] if self._bound else places
-        given = tuple(
-            self._dumped(own[index] if index < len(own) else _NONE, value) for index, value in enumerate(args)
+        by_position, by_name, _ = self._annotated
+        expected = by_position[1:] if self._bound else by_position
+        dumped = tuple(
+            self._dumped(expected[index] if index < len(expected) else _NONE, value)
+            for index, value in enumerate(args)
         )
-        return given, {key: self._dumped(names.get(key, _NONE), value) for key, value in kwargs.items()}
+        return dumped, {key: self._dumped(by_name.get(key, _NONE), value) for key, value in kwargs.items()}
 
     # -- what the annotations say --
 
@@ -107,30 +108,30 @@ class Models:
         """The models of the parameters by place and by name; and the class of the result, None for none."""
         from inspect import signature  # 10 ms, for those who use models
 
-        found = signature(self._function)
+        signed = signature(self._function)
         try:
             hints = typing.get_type_hints(self._function)
         except (NameError, AttributeError, TypeError):  # a name that is there for type checkers only
             hints = {}
-        places: list[_Model] = []
-        names: dict[str, _Model] = {}
-        for each in found.parameters.values():
-            model = _Model(*_class(hints.get(each.name, each.annotation)))
+        by_position: list[_Model] = []
+        by_name: dict[str, _Model] = {}
+        for parameter in signed.parameters.values():
+            model = _Model(*_class(hints.get(parameter.name, parameter.annotation)))
             if model.kind is None or not issubclass(model.kind, self._base):
                 model = _NONE
-            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
-                places.append(model)
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-                names[each.name] = model
-        return places, names, _class(hints.get("return", found.return_annotation))[0]
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                by_position.append(model)
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                by_name[parameter.name] = model
+        return by_position, by_name, _class(hints.get("return", signed.return_annotation))[0]
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        places, names, _ = self._annotated
-        given = [
-            self._model(places[index] if index < len(places) else _NONE, value)
+        by_position, by_name, _ = self._annotated
+        positional = [
+            self._model(by_position[index] if index < len(by_position) else _NONE, value)
             for index, value in enumerate(args)
         ]
-        return given, {key: self._model(names.get(key, _NONE), value) for key, value in kwargs.items()}
+        return positional, {key: self._model(by_name.get(key, _NONE), value) for key, value in kwargs.items()}
 
     def _model(self, model: _Model, value: Any) -> Any:
         if model.kind is None or (value is None and model.optional):
@@ -158,7 +159,7 @@ def _class(annotation: Any) -> tuple[Any, bool]:
     """The class that *annotation* names, None when it is none; and whether None will do instead."""
     optional = False
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        others = [each for each in typing.get_args(annotation) if each is not type(None)]
+        others = [member for member in typing.get_args(annotation) if member is not type(None)]
         optional = len(others) == 1 and len(typing.get_args(annotation)) == 2
         annotation = others[0] if optional else None
     named = isinstance(annotation, type) and typing.get_origin(annotation) is None

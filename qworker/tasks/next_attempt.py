@@ -95,9 +95,9 @@ def _arguments(
         names = _names(task, len(new)) if request.kwargs else ()
         return new, {key: value for key, value in request.kwargs.items() if key not in names}
     kept, over = list(request.args), dict(named or {})
-    for place, name in enumerate(_names(task, len(kept)) if over else ()):
+    for index, name in enumerate(_names(task, len(kept)) if over else ()):
         if name is not None and name in over:
-            kept[place] = over.pop(name)
+            kept[index] = over.pop(name)
     return tuple(kept), over
 
 
@@ -109,5 +109,12 @@ def _names(task: Task[..., Any], count: int) -> tuple[str | None, ...]:
         parameters = inspect.signature(task.run).parameters.values()
     except (TypeError, ValueError):
         return ()
-    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return tuple(each.name if each.kind is each.POSITIONAL_OR_KEYWORD else None for each in places[:count])
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return tuple(
+        parameter.name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else None
+        for parameter in positional[:count]
+    )

@@ -44,9 +44,9 @@ def _count(value: object) -> int:
 
 def _exceptions(value: object) -> tuple[type[BaseException], ...]:
     classes = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
-    for one in classes:
-        if not (isinstance(one, type) and issubclass(one, BaseException)):
-            raise ValueError(f"must be exception classes, and {one!r} is none")
+    for kind in classes:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ValueError(f"must be exception classes, and {kind!r} is none")
     return classes
 
 

@@ -147,16 +147,25 @@ class Task(Generic[P, R]):
     ) -> AsyncResult[R]:
         """Have a worker call this task, with options of this one call.
 
-        countdown (seconds or timedelta from now) or eta (datetime or ISO text; a naive one is in
-        ``timezone``); expires (seconds from now or datetime); queue, routing_key, exchange, priority (9 is
-        most urgent); headers (mapping of extra headers); task_id; retry, retry_policy; serializer,
-        compression; ignore_result; shadow (name in logs); time_limit, soft_time_limit (seconds); link,
-        link_error (signatures).
+        - task_id (text): a new id when it is left out.
+        - countdown: when to run it, in seconds from now or as a timedelta.
+        - eta: when to run it, as a datetime or ISO text. A naive one is in the setting ``timezone``.
+        - expires: when it is of no use any more, in seconds from now or as a datetime.
+        - queue, exchange, routing_key (text): where it goes.
+        - priority (number): 0 to 9, the most urgent.
+        - headers (mapping): further headers of the message.
+        - retry (bool), retry_policy (mapping): whether and how often to try again when the broker is away.
+        - serializer, compression (text): how it is written.
+        - ignore_result (bool): store no result.
+        - shadow (text): its name in logs.
+        - time_limit, soft_time_limit: in seconds.
+        - link, link_error: signatures that are called with its result, or when it fails.
 
         Returns the handle of the result as soon as the broker has the message safely. Raises TypeError for
-        arguments the function does not take, PublishError for an option that does not exist or an argument
-        that cannot be serialised, and BrokerUnavailable when the broker did not take the message within
-        ``task_publish_timeout``: then it is not known whether the task will run, and it may be called again.
+        arguments that the function does not take. Raises PublishError for an option that does not exist, and
+        for an argument that cannot be serialised. Raises BrokerUnavailable when the broker did not take the
+        message within ``task_publish_timeout``: then it is not known whether the task will run, and it may be
+        called again.
         """
         if task_id is not None:
             options["task_id"] = task_id
@@ -194,9 +203,11 @@ class Task(Generic[P, R]):
     def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
         """Call this task many times in one round trip to the broker: all calls are stored, or none.
 
-        calls: a tuple or list of positional arguments, a mapping of keyword arguments, or a signature, for
-        each call.
-        options: as for apply_async, the same for all. Returns the results in the order of *calls*.
+        - calls: for each, a tuple or list of positional arguments, a mapping of keyword arguments, or a
+          signature.
+        - options: as for apply_async, the same for all.
+
+        Returns the results in the order of *calls*.
         """
         return self.app.publisher.call_many(self, calls, options)
 
@@ -268,12 +279,16 @@ class Task(Generic[P, R]):
         """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this
         one.
 
-        args, kwargs: those of the next attempt; None for those of this one, but for parameters that the other
-        gives.
-        exc: why; it is raised instead when there were *max_retries* already.
-        eta or countdown (seconds): when; default_retry_delay when neither is given.
-        throw: False returns the Retry instead of raising it. Further options as for apply_async. Raises
-        MaxRetriesExceeded when there is no *exc* to raise; the plain exception when called without a worker.
+        - args, kwargs: those of the next attempt; None for those of this one, but for parameters that the
+          other gives.
+        - exc: why. It is raised instead when there were *max_retries* already.
+        - throw (bool): False returns the Retry instead of raising it.
+        - eta (datetime) or countdown (seconds or timedelta): when. Without them default_retry_delay says it.
+        - max_retries (number): in place of that of the task.
+        - options: as for apply_async.
+
+        Raises MaxRetriesExceeded when there is no *exc* to raise. Called without a worker, it raises the
+        exception itself.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
@@ -283,8 +298,8 @@ class Task(Generic[P, R]):
         retry_backoff says how many; without it the countdown of retry_kwargs, else default_retry_delay.
         """
         if not self.retry_backoff:
-            given = self.retry_kwargs.get("countdown", self.default_retry_delay)
-            return given.total_seconds() if isinstance(given, timedelta) else float(given)
+            countdown = self.retry_kwargs.get("countdown", self.default_retry_delay)
+            return countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
         factor = float(self.retry_backoff)  # True is 1 second
         return backoff_delay(
             factor, context.retries, self.retry_backoff_max, self.retry_jitter, random.random
@@ -293,9 +308,13 @@ class Task(Generic[P, R]):
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **extra: Any
     ) -> bool:
-        """Store a state of your own, such as PROGRESS, with *meta* (what can be serialised) as its info.
+        """Store a state of your own, such as PROGRESS.
 
-        task_id: None is the task that is running. Returns False when a final state stands already.
+        - task_id (text): None for the task that is running.
+        - state (text): its name.
+        - meta: its info; anything that can be serialised.
+
+        Returns False when a final state stands already.
         """
         request = self.request
         identity = task_id or request.id

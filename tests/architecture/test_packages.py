@@ -23,7 +23,7 @@ def told(package: str) -> list[str]:
     """The names that a face lists: those from "Modules" on that stand outside of parentheses."""
     text = re.sub(r"\([^()]*\)", "", ast.get_docstring(tree(package)) or "")
     listed = re.search(r"\b(Modules|Packages)\b.*", text, re.DOTALL)
-    return re.findall(r"``([a-z_]+)``", listed[0]) if listed else []
+    return re.findall(r"``([a-z_0-9]+)``", listed[0]) if listed else []
 
 
 def imported(module: str) -> set[str]:

@@ -85,7 +85,7 @@ def test_a_pid_file_that_is_held_is_ok(tasks, run, environment):
         assert PidFile("w.pid").path == str(Path("w.pid").absolute())
     finally:
         holder.kill()
-        holder.consumer.wait()
+        holder.wait()
         holder.stdout.close()
 
 
