@@ -95,7 +95,7 @@ def test_the_whole_tree_is_killed(site: Site) -> None:
     site.started(ids[0])
     for pid in first.tree():
         kill(pid)
-    first.consumer.wait()
+    first.wait()
     second = site.start(name="two")
     site.drained()
     second.stop()

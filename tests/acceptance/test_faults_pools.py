@@ -131,13 +131,13 @@ def test_pools_without_processes_stop(site: Site, pool: str) -> None:
     ids = [site.send("until_file", str(go)) for _ in range(4)]
     site.started(ids[0])
     first.signal(signal.SIGQUIT)
-    assert first.consumer.wait() == 3, first.log
+    assert first.wait() == 3, first.log
     assert site.query("SELECT count(*) FROM message WHERE owner IS NULL AND deliveries = 0") == [(4,)]
     second = site.start("--pool", pool, name="two")
     site.started(ids[0], times=2)
     second.signal(signal.SIGTERM)
     go.touch()
-    assert second.consumer.wait() == 0, second.log
+    assert second.wait() == 0, second.log
     third = site.start(name="three")
     site.finished(*ids)
     third.stop()

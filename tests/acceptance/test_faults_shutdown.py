@@ -172,7 +172,7 @@ def test_two_workers_with_one_name(site: Site) -> None:
     site.send_many("until_file", [(str(go),)] * 6)
     site.until(lambda: len(site.records(kind=STARTED)) == 4, "both to be busy")
     second.signal(signal.SIGQUIT)
-    assert second.consumer.wait() == 3
+    assert second.wait() == 3
     go.touch()
     site.drained()
     first.stop()

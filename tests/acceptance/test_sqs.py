@@ -120,7 +120,7 @@ def test_a_task_may_be_longer_than_the_visibility_timeout(remote: RemoteSite) ->
     remote.started(*ids)
     second = remote.start(name="two")
     first.signal(signal.SIGTERM)
-    assert first.consumer.wait() == 0
+    assert first.wait() == 0
     remote.drained()
     second.stop()
     check(remote)

@@ -111,7 +111,7 @@ def who_wakes_after_its_lease_starts_nothing(
     site.until(lambda: "silent" in first.log or "lease was lost" in first.log, "it to notice")
     site.ended(site.send("work", 1), site.send("work", 2))
     first.signal(signal.SIGTERM)
-    assert first.consumer.wait() in (0, 3)  # 3: what it had run was told only now that others had it
+    assert first.wait() in (0, 3)  # 3: what it had run was told only now that others had it
     second.stop()
     check(site, overlaps=True)
     starts = site.records(kind=STARTED)
