@@ -129,8 +129,8 @@ class AckBuffer:
 
     # -- telling the broker --
 
-    def flush(self, epoch: int) -> None:
-        """Tell the broker everything. epoch: of the lease that we hold now.
+    def flush(self, generation: int) -> None:
+        """Tell the broker everything. generation: of the lease that we hold now.
 
         Raises what Settlements.carry_out does; then what it has not heard is still here.
         """
@@ -140,20 +140,20 @@ class AckBuffer:
         current = [
             order.settlement
             for order in orders
-            if order.settlement is not None and not _is_over(order, epoch)
+            if order.settlement is not None and not _is_over(order, generation)
         ]
         if CRASHING:
             crash_point("settling")
         if self._hurry:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
-        lost = self._settlements.carry_out(epoch, current) if current else set()
+        lost = self._settlements.carry_out(generation, current) if current else set()
         if self._hurry:
             self._consumer.confirm()  # an ack that got lost on its way would have the task run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
         self._orders, self._hurry = [order for order in orders if order.anew], False
-        self._settled(orders, lost, epoch)
+        self._settled(orders, lost, generation)
         if self._orders:
             self._consumer.extend()  # while the broker is away nothing is sent
             self._consumer.confirm()
@@ -167,7 +167,7 @@ class AckBuffer:
         self._early.answered([], [request])
         return SettlementOrder(request, Release(request.tag))
 
-    def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], epoch: int) -> None:
+    def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], generation: int) -> None:
         """The broker has heard *orders*, but those for the tags *lost* came too late."""
         acked: list[Request] = []
         late: list[Request] = []
@@ -179,7 +179,7 @@ class AckBuffer:
                 self._state.totals[COUNTED[type(settlement)]] += 1
             if request is None or not (order.final or order.starts):
                 continue
-            if not request.acked and (request.tag in lost or _is_over(order, epoch)):
+            if not request.acked and (request.tag in lost or _is_over(order, generation)):
                 self._state.leave(request)
                 self._came_too_late(request, order)
                 if order.starts:
@@ -229,7 +229,7 @@ class AckBuffer:
             self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
 
-    def end(self, epoch: int, clock: Clock, until: Callable[[], float]) -> None:
+    def end(self, generation: int, clock: Clock, until: Callable[[], float]) -> None:
         """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
         is told in the log, and by left()."""
         self.quiet()
@@ -238,7 +238,7 @@ class AckBuffer:
             if not self._orders:
                 return
             try:
-                self.flush(epoch)
+                self.flush(generation)
             except LeaseLost as error:
                 # Others have what was held. What was acked before it ran nobody has.
                 held = [order for order in self._orders if not order.anew]
@@ -265,7 +265,7 @@ class AckBuffer:
             logger.error("the last settlements did not reach the broker: %s", error)
 
 
-def _is_over(order: SettlementOrder, epoch: int) -> bool:
+def _is_over(order: SettlementOrder, generation: int) -> bool:
     """Whether the lease under which this run ended was lost by then."""
     request = order.request
-    return order.final and request is not None and not request.acked and request.epoch != epoch
+    return order.final and request is not None and not request.acked and request.generation != generation

@@ -51,7 +51,7 @@ class ThreadComponent(Component):
         self._on_crash = on_crash
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._rung = threading.Event()
+        self._woken = threading.Event()
 
     def step(self, now: float) -> float | None:
         """Do one turn; return the seconds until the next one is due (0: at once, None: when woken)."""
@@ -59,12 +59,12 @@ class ThreadComponent(Component):
 
     def wait(self, seconds: float | None) -> None:
         """Rest until *seconds* have passed or wake() is called."""
-        self._rung.wait(seconds)
-        self._rung.clear()
+        self._woken.wait(seconds)
+        self._woken.clear()
 
     def wake(self) -> None:
         """End the rest early. Any thread."""
-        self._rung.set()
+        self._woken.set()
 
     def start(self) -> None:
         if self._thread is None and not self._stop.is_set():

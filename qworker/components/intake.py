@@ -49,10 +49,10 @@ class Intake:
         self._unknown_delays: tuple[float, ...] = tuple(app.conf.task_unknown_delays)
         self._eta_window: float = app.conf.worker_eta_window
 
-    def take(self, leased: Leased, epoch: int, wall: float) -> Request | None:
+    def take(self, leased: Leased, generation: int, wall: float) -> Request | None:
         """Return the request to run; None when the message was settled here."""
         try:
-            request = requests.receive(self._app, leased, epoch, self._accept)
+            request = requests.receive(self._app, leased, generation, self._accept)
         except NotRegistered as error:
             self._unknown(leased, error, wall)
             return None
@@ -66,7 +66,7 @@ class Intake:
             return None
         running = self._state.requests.get(request.key)
         if running is not None:  # it is running here still: let that run settle this delivery
-            running.epoch = epoch
+            running.generation = generation
             return None
         if self._state.is_copy(request):
             # The broker forgets it. Nothing is lost by that: the signature is that of what ran here, or will.

@@ -26,7 +26,7 @@ class WorkerState:
         """From receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
         self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
-        """What to do with messages that ended under an epoch that was over by then."""
+        """What to do with messages that ended under a generation that was over by then."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 

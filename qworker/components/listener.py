@@ -75,7 +75,7 @@ class Listener(ThreadComponent):
         self._quiet = False  # set by quiet(), a flag
         self._give_up_at = 0.0  # set by stop()
         self.connection = ConnectionState()  # listener only, as all below
-        self._rang = True
+        self._news = True
         self._backlog = True
         """Whether the broker may have something for us."""
         self._look_at: float | None = None
@@ -110,9 +110,9 @@ class Listener(ThreadComponent):
                 self._lost_lease(error)
                 rest = 0.0
         except (BrokerUnavailable, ConfigurationError) as error:
-            if isinstance(error, ConfigurationError) and not self._lease.epoch:
+            if isinstance(error, ConfigurationError) and not self._lease.generation:
                 raise  # it never took us on
-            self._rang = True
+            self._news = True
             return self.connection.failed(error)
         self.connection.answered(now)
         self._housekeeping.answered(now)
@@ -125,9 +125,9 @@ class Listener(ThreadComponent):
         try:
             prefetch = 0 if self._quiet else self._window.room()
             rest = LONGEST_REST if seconds is None else seconds
-            self._rang = self._consumer.wait(rest, prefetch) or self._rang
+            self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
-            self._rang = True  # the next turn will find out, and knows what to do
+            self._news = True  # the next turn will find out, and knows what to do
             super().wait(0.05)
 
     def wake(self) -> None:
@@ -135,14 +135,14 @@ class Listener(ThreadComponent):
         super().wake()
 
     def _turn(self, now: float) -> float | None:
-        if not self._lease.epoch:  # the broker was not there yet when we started
+        if not self._lease.generation:  # the broker was not there yet when we started
             self._lease.register()
         self._acks.collect(now)
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
-                self._acks.flush(self._lease.epoch)
+                self._acks.flush(self._lease.generation)
             elif (
-                not self._rang
+                not self._news
                 and not self._wants_to_fetch()
                 and now < min(self._housekeeping.due_at, self._lease.renew_at)
             ):
@@ -152,8 +152,8 @@ class Listener(ThreadComponent):
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)
-        if self._rang:
-            self._rang = False
+        if self._news:
+            self._news = False
             self._backlog = self._revocations.pending = True
         if self._wants_to_fetch() or self._consumer.prefetched:
             self._fetch()
@@ -187,9 +187,9 @@ class Listener(ThreadComponent):
     def _fetch(self) -> None:
         prefetched, limit = self._consumer.prefetched, max(0, self._window.room())
         room = min(self._eta_limit, self._window.fits) - self._waiting.scheduled
-        near = room if room > self._eta_limit // 2 else 0
+        delayed_limit = room if room > self._eta_limit // 2 else 0
         asked = self.clock.uptime()
-        claim = self._consumer.lease(self._lease.registration.queues, limit, near, self._eta_window)
+        claim = self._consumer.lease(self._lease.registration.queues, limit, delayed_limit, self._eta_window)
         messages = claim.messages
         if messages:  # else it may not have looked; see Consumer.lease()
             self._lease.claimed(asked)
@@ -202,15 +202,15 @@ class Listener(ThreadComponent):
             with suppress(BrokerUnavailable, ConfigurationError):
                 self._revocations.read()
         large = self._window.measure(messages)
-        epoch, wall = self._lease.epoch, self.clock.now()
+        generation, wall = self._lease.generation, self.clock.now()
         ready: list[Request] = []
         for leased in messages:
-            request = self._intake.take(leased, epoch, wall)
+            request = self._intake.take(leased, generation, wall)
             if request is None:
                 continue
             if leased.due is not None and leased.due > wall:
                 self._waiting.schedule(leased.due, request)
-                near -= 1
+                delayed_limit -= 1
             else:
                 self._window.weigh(request)
                 ready.append(request)
@@ -220,7 +220,7 @@ class Listener(ThreadComponent):
             self._give_back(ready[limit:])
             del ready[limit:]
         self._waiting.add(ready)
-        self._look_ahead(claim.next_due, wall, near > 0)
+        self._look_ahead(claim.next_due, wall, delayed_limit > 0)
         if not self._quiet:  # else all that has not started goes back at the end of the turn
             self._give_back_surplus()
 
@@ -253,13 +253,13 @@ class Listener(ThreadComponent):
         logger.error("%s; what had not started is left to others", error)
         self._acks.lost_lease(self._waiting.lease_lost())
         self._lease.register()
-        self._rang = True
+        self._news = True
 
     # -- now and then --
 
     def _housekeep(self, now: float) -> None:
-        self._backlog = True  # look once in a while: who published may have died before it could ring
-        self._rang = self._housekeeping.reclaim(now) or self._rang
+        self._backlog = True  # look once in a while: who published may have died before it could notify
+        self._news = self._housekeeping.reclaim(now) or self._news
         self._window.reweigh()
         self._give_back_surplus()
         self._housekeeping.sweep(now)
@@ -281,7 +281,7 @@ class Listener(ThreadComponent):
         acks."""
         self._quiet = True
         self._give_back_all()
-        self._acks.end(self._lease.epoch, self.clock, lambda: self._give_up_at)
+        self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at)
         for fate, ids in self._acks.left().items():
             logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
         try:

@@ -26,7 +26,7 @@ from qworker.components.worker_lease import WorkerLease
 from qworker.tasks.outcome import EXPIRED, REVOKED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
-PATIENCE = 10.0
+WAIT_SECONDS = 10.0
 BATCH = 64
 
 
@@ -36,7 +36,7 @@ class Mediator(ThreadComponent):
     the pool, since each of the two calls the other."""
 
     name = "mediator"
-    patience = PATIENCE
+    timeout = WAIT_SECONDS
     """The longest wait of a step, in seconds."""
 
     def __init__(
@@ -65,12 +65,12 @@ class Mediator(ThreadComponent):
 
     def step(self, now: float) -> float | None:
         if self._quiet:
-            return PATIENCE
+            return WAIT_SECONDS
         seen = self._ready.changes
         with self._turn:
             moved = self._move()
         if not moved:
-            self._ready.wait(self.patience, seen)
+            self._ready.wait(self.timeout, seen)
         return 0
 
     def refill(self) -> None:

@@ -99,9 +99,9 @@ class ReadyQueue:
         be had; if it has changed since, there is no waiting."""
         with self._lock:
             if self.changes == seen:
-                self._arrived.wait(self._patience(timeout))
+                self._arrived.wait(self._longest_wait(timeout))
 
-    def _patience(self, timeout: float) -> float:
+    def _longest_wait(self, timeout: float) -> float:
         return timeout
 
     def _take(self, slots: Slots) -> list[Request]:

@@ -32,14 +32,32 @@ class Request:
     do, since a store that was made anew gives the tags of the old one to other messages."""
 
     __slots__ = (
-        "__weakref__", "acked", "acks_late", "epoch", "eta", "expires", "headers", "id", "is_async",
-        "is_suspect", "key",
-        "leased", "name", "pid", "revocation", "seconds", "soft_time_limit", "task", "time_limit",
+        "__weakref__",
+        "acked",
+        "acks_late",
+        "eta",
+        "expires",
+        "generation",
+        "headers",
+        "id",
+        "is_async",
+        "is_suspect",
+        "key",
+        "leased",
+        "name",
+        "pid",
+        "revocation",
+        "seconds",
+        "soft_time_limit",
+        "task",
+        "time_limit",
     )  # fmt: skip
 
-    def __init__(self, leased: Leased, epoch: int, headers: dict[str, Any], task: Task[..., Any]) -> None:
+    def __init__(
+        self, leased: Leased, generation: int, headers: dict[str, Any], task: Task[..., Any]
+    ) -> None:
         self.leased = leased
-        self.epoch = epoch
+        self.generation = generation
         self.headers = headers
         self.task = task
         self.id: str = headers["id"]
@@ -110,7 +128,7 @@ def _epoch(name: str, text: str, task: Task[..., Any]) -> float:
         raise InvalidTaskMessage(f"header {name!r} is {text!r:.80}, not a time") from None
 
 
-def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) -> Request:
+def receive(app: QWorker, leased: Leased, generation: int, accept: frozenset[str]) -> Request:
     """Make the request of *leased*.
 
     Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
@@ -124,7 +142,7 @@ def receive(app: QWorker, leased: Leased, epoch: int, accept: frozenset[str]) ->
     task = app.tasks.get(headers["task"])
     if task is None:
         raise NotRegistered(headers["task"])
-    return Request(leased, epoch, headers, task)
+    return Request(leased, generation, headers, task)
 
 
 def poison(leased: Leased, limit: int) -> bool:

@@ -30,7 +30,7 @@ class EtaSchedule:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, int, Request]] = []  # under _lock: due, tag, number
-        self._present: dict[Request, int] = {}  # under _lock: their numbers; the rest are ghosts
+        self._present: dict[Request, int] = {}  # under _lock: their numbers; the rest are tombstones
         self._number = 0  # under _lock
 
     def push(self, due: float, request: Request) -> bool:
@@ -39,7 +39,7 @@ class EtaSchedule:
             self._number += 1
             heapq.heappush(self._heap, (due, request.tag, self._number, request))
             self._present[request] = self._number
-            self._lay_ghosts()
+            self._drop_tombstones()
             return self._heap[0][3] is request
 
     def pop_due(self, now: float) -> list[Request]:
@@ -50,10 +50,10 @@ class EtaSchedule:
                 entry = heapq.heappop(self._heap)
                 del self._present[entry[3]]
                 due.append(entry[3])
-                self._lay_ghosts()
+                self._drop_tombstones()
         return due
 
-    def _is_ghost(self, entry: tuple[float, int, int, Request]) -> bool:
+    def _is_tombstone(self, entry: tuple[float, int, int, Request]) -> bool:
         return self._present.get(entry[3]) != entry[2]
 
     def remove(self, request: Request) -> bool:
@@ -61,15 +61,15 @@ class EtaSchedule:
         with self._lock:
             if self._present.pop(request, None) is None:
                 return False
-            if len(self._heap) > 2 * len(self._present) + 64:  # more ghosts than requests: tidy up
-                self._heap = [entry for entry in self._heap if not self._is_ghost(entry)]
+            if len(self._heap) > 2 * len(self._present) + 64:  # more tombstones than requests: tidy up
+                self._heap = [entry for entry in self._heap if not self._is_tombstone(entry)]
                 heapq.heapify(self._heap)
-            self._lay_ghosts()
+            self._drop_tombstones()
             return True
 
-    def _lay_ghosts(self) -> None:
+    def _drop_tombstones(self) -> None:
         """Have a request on top of the heap, so that its due time is the next one."""
-        while self._heap and self._is_ghost(self._heap[0]):
+        while self._heap and self._is_tombstone(self._heap[0]):
             heapq.heappop(self._heap)
 
     def next_due(self) -> float | None:
@@ -79,7 +79,7 @@ class EtaSchedule:
     def snapshot(self) -> list[tuple[float, Request]]:
         """``(due, request)`` of everything here, earliest first."""
         with self._lock:
-            return [(entry[0], entry[3]) for entry in sorted(self._heap) if not self._is_ghost(entry)]
+            return [(entry[0], entry[3]) for entry in sorted(self._heap) if not self._is_tombstone(entry)]
 
     def clear(self) -> list[Request]:
         """Take out everything."""

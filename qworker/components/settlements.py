@@ -46,20 +46,20 @@ class Settlements:
     def __init__(self, app: QWorker, store: Broker) -> None:
         self._app = app
         self._store = store
-        self._epoch = 0
+        self._generation = 0
         self._done: set[int] = set()
         """Tags that were settled before the store went away in the middle of a carry_out(), which will be
         repeated."""
         self._lost: set[int] = set()
 
-    def carry_out(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+    def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """As Consumer.settle(), but nothing is raised other than ABSENT: then call it again with the same,
         and more.
 
         What a store never takes has another end, and the log says so.
         """
-        if epoch != self._epoch:
-            self._epoch, self._done, self._lost = epoch, set(), set()
+        if generation != self._generation:
+            self._generation, self._done, self._lost = generation, set(), set()
         if self._done:
             settlements = [
                 each for each in settlements if isinstance(each, Store) or each.tag not in self._done
@@ -71,7 +71,7 @@ class Settlements:
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         try:
-            lost = self._store.consumer.settle(self._epoch, settlements)
+            lost = self._store.consumer.settle(self._generation, settlements)
         except ABSENT:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
@@ -93,7 +93,7 @@ class Settlements:
         logger.debug("the traceback of that", exc_info=error)
         for other in self._others(settlement, why):
             try:
-                return self._store.consumer.settle(self._epoch, [other])
+                return self._store.consumer.settle(self._generation, [other])
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler

@@ -6,10 +6,10 @@ Thread:      as ReadyQueue.
 
 Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
 to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Who comes is
-promised the first moment that nobody before it was promised. What would wait here for over HORIZON seconds
-goes back to the broker until that moment, so that it holds neither a slot nor anybody up; when it returns it
-stands where it was promised to stand, before all who came later. So the order is kept, and nobody waits for
-ever.
+promised the first moment that nobody before it was promised. What would wait here for over LONGEST_WAIT
+seconds goes back to the broker until that moment, so that it holds neither a slot nor anybody up; when it
+returns it stands where it was promised to stand, before all who came later. So the order is kept, and nobody
+waits for ever.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from qworker.clock import Clock
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
 
-HORIZON = 1.0
+LONGEST_WAIT = 1.0
 MOST_LATE = 256
-"""How many may wait beyond what fits into HORIZON: who returned in time while there was no slot to run in."""
+"""How many may wait beyond what fits into LONGEST_WAIT: who returned in time while there was no slot to run
+in."""
 MOST_REMEMBERED = 10_000
 """Of those in the broker, that their promises are known of; later ones are promised anew when they return."""
 FORGET_SECONDS = 60.0
@@ -50,7 +51,7 @@ class _Bucket:
 
     def __init__(self, rate: float) -> None:
         self.interval = 1.0 / rate
-        self.most = int(HORIZON * rate) + MOST_LATE
+        self.most = int(LONGEST_WAIT * rate) + MOST_LATE
         self.line: list[_Place] = []
         self.next_token = 0.0
         self._last: float | None = None
@@ -125,7 +126,7 @@ class TaskBucket(ReadyQueue):
         promised = bucket.returned(request, now, wall)
         if promised is None:
             promised = bucket.promise(now)
-            if promised - now > HORIZON:
+            if promised - now > LONGEST_WAIT:
                 return request, promised
         last = bucket.enter(request, promised)
         self._waiting += last is None
@@ -149,7 +150,7 @@ class TaskBucket(ReadyQueue):
         taken.sort(key=lambda request: -self._sign * request.leased.priority)
         return taken
 
-    def _patience(self, timeout: float) -> float:
+    def _longest_wait(self, timeout: float) -> float:
         tokens = [bucket.next_token for bucket in self._buckets.values() if bucket.line]
         return min(timeout, max(0.0, min(tokens) - self._clock.monotonic())) if tokens else timeout
 

@@ -35,7 +35,7 @@ class WorkerLease:
         on_regained: Callable[[], None],
     ) -> None:
         self.registration = registration
-        self.epoch = 0
+        self.generation = 0
         """Of the latest registration; 0 before the first."""
         self.renew_at = 0.0
         """Monotonic time at which the lease is to be renewed if anything is held."""
@@ -50,7 +50,7 @@ class WorkerLease:
         """Tell the broker that we are here; what was held under an earlier registration is not ours any
         more."""
         asked = self._clock.uptime()
-        self.epoch = self._consumer.register(*self.registration)
+        self.generation = self._consumer.register(*self.registration)
         self.renew_at = self._clock.monotonic() + self._seconds / 3
         self._holds(asked + self._seconds)
 

@@ -54,7 +54,7 @@ class StepWorker(Worker):
         self._on_demand = on_demand
         self._started = True
         self._build()
-        self.parts.mediator.patience = 0.0
+        self.parts.mediator.timeout = 0.0
         self.pool.start()
         self.parts.listener.opened()
 

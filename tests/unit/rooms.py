@@ -62,9 +62,11 @@ class Rooms:
         return Leased(tag, queue, priority, own["due"], own["deliveries"], own["redelivered"], own["parked"],
                       headers, properties, body)  # fmt: skip
 
-    def request(self, tag: int = 1, task: str = "add", *args: Any, epoch: int = 1, **fields: Any) -> Request:
+    def request(
+        self, tag: int = 1, task: str = "add", *args: Any, generation: int = 1, **fields: Any
+    ) -> Request:
         """A request that was received."""
-        return receive(self.app, self.leased(tag, task, *args, **fields), epoch, ACCEPT)
+        return receive(self.app, self.leased(tag, task, *args, **fields), generation, ACCEPT)
 
     def requests(self, count: int, task: str = "add", first: int = 1, **fields: Any) -> list[Request]:
         """So many requests, with tags from *first* on."""

@@ -31,8 +31,8 @@ class Desk:
         self.settled: list[Settlement] = []
         self.intake = Intake(self.rooms.app, self.state, settler.settle, settler.refuse)
 
-    def take(self, leased: Leased, epoch: int = 1) -> Request | None:
-        request = self.intake.take(leased, epoch, self.rooms.clock.now())
+    def take(self, leased: Leased, generation: int = 1) -> Request | None:
+        request = self.intake.take(leased, generation, self.rooms.clock.now())
         for order in self.mailbox.take():
             assert order.request is None
             assert order.settlement is not None
@@ -82,9 +82,9 @@ def test_a_good_message_becomes_a_request_in_the_ledger(
 ) -> None:
     desk = Desk()
     with caplog.at_level(logging.DEBUG):
-        request = desk.take(desk.rooms.leased(7, "add", 1, 2), epoch=3)
+        request = desk.take(desk.rooms.leased(7, "add", 1, 2), generation=3)
     assert request is not None
-    assert (request.tag, request.id, request.name, request.epoch) == (7, "id-7", "add", 3)
+    assert (request.tag, request.id, request.name, request.generation) == (7, "id-7", "add", 3)
     assert desk.state.requests == {request.key: request}
     assert desk.settled == []
     assert [(name, fields["request"]) for name, fields in heard] == [("task_received", request)]
@@ -223,11 +223,11 @@ def test_what_is_stored_names_its_group_and_parent() -> None:
 
 def test_one_that_is_still_running_here_is_left_to_that_run() -> None:
     desk = Desk()
-    request = desk.take(desk.rooms.leased(7), epoch=1)
+    request = desk.take(desk.rooms.leased(7), generation=1)
     assert request is not None
-    assert desk.take(desk.rooms.leased(7, redelivered=True), epoch=2) is None
+    assert desk.take(desk.rooms.leased(7, redelivered=True), generation=2) is None
     assert desk.settled == []
-    assert request.epoch == 2  # so that its ack holds under the new lease
+    assert request.generation == 2  # so that its ack holds under the new lease
     assert desk.state.requests == {request.key: request}
 
 
@@ -244,14 +244,14 @@ def test_one_that_ended_here_under_a_lost_lease_is_settled_as_it_ended() -> None
 def test_a_tag_that_comes_again_in_a_new_store_is_another_message(changes: dict[str, Any]) -> None:
     """Tables that are made anew count from one again."""
     desk = Desk()
-    old = desk.take(desk.rooms.leased(7), epoch=1)
-    new = desk.take(desk.rooms.leased(7, **changes), epoch=2)
+    old = desk.take(desk.rooms.leased(7), generation=1)
+    new = desk.take(desk.rooms.leased(7, **changes), generation=2)
     assert old is not None
     assert new is not None
-    assert (old.epoch, new.epoch) == (1, 2)
+    assert (old.generation, new.generation) == (1, 2)
     desk.state.leave(old)
     assert list(desk.state.requests.values()) == [new]
     desk.state.finished_elsewhere(old, Ack(7))
     desk.state.leave(new)
-    assert desk.take(desk.rooms.leased(7, **changes), epoch=2) is not None
+    assert desk.take(desk.rooms.leased(7, **changes), generation=2) is not None
     assert desk.settled == []

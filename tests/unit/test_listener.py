@@ -1165,7 +1165,7 @@ def test_a_broker_that_is_started_later_is_waited_for() -> None:
     store = LateStore()
     rig = Ears(store=store)
     store.consumer.deregister()
-    rig.lease.epoch = 0
+    rig.lease.generation = 0
     store.there = False
     rig.listener.opened()
     assert rig.listener.step(rig.clock.monotonic()) is not None

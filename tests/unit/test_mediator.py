@@ -77,7 +77,7 @@ class Desk:
             lambda ends: self.ended.extend((request.tag, outcome.kind) for request, outcome in ends),
             lambda on_room: self.pool,
         )
-        self.mediator.patience = 0
+        self.mediator.timeout = 0
         self.early = self.mediator.early
         self.orders: list[SettlementOrder] = []
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
-from qworker.components.task_bucket import FORGET_SECONDS, HORIZON, MOST_LATE, TaskBucket
+from qworker.components.task_bucket import FORGET_SECONDS, LONGEST_WAIT, MOST_LATE, TaskBucket
 from tests.unit.rooms import Rooms, tags
 
 MANY = Slots(1000, 1000)
@@ -160,7 +160,7 @@ def test_a_line_that_gets_too_long_sends_its_last_away() -> None:
     bucket.put(*[bucket.rooms.request(tag, due=due) for tag in range(101, 101 + MOST_LATE)])
     assert bucket.parked == [(9, pytest.approx(33.0))]
     assert bucket.take() == [1]
-    assert len(bucket.queue) == HORIZON * 8 + MOST_LATE - 1
+    assert len(bucket.queue) == LONGEST_WAIT * 8 + MOST_LATE - 1
 
 
 def test_who_never_returns_is_forgotten() -> None:
@@ -211,7 +211,7 @@ def test_the_wait_ends_with_the_next_token() -> None:
     bucket.put(*bucket.rooms.requests(2))
     assert bucket.take() == [1]
     # A real wait of 10 ms at the most; without the token's time in mind it would be a whole minute.
-    assert bucket.queue._patience(60) == pytest.approx(0.01)
+    assert bucket.queue._longest_wait(60) == pytest.approx(0.01)
 
 
 def test_clear_takes_what_waits_for_tokens_too() -> None:
@@ -240,7 +240,7 @@ def test_no_rate_is_exceeded_and_nothing_is_lost(rate: float, arrivals: list[tup
         starts += [bucket.clock.monotonic()] * len(taken)
     gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert all(gap >= 1 / rate - 1e-9 for gap in gaps)
-    assert len(bucket.queue) <= HORIZON * rate + 2
+    assert len(bucket.queue) <= LONGEST_WAIT * rate + 2
     assert len(starts) + len(bucket.queue) + len(bucket.parked) == came
 
 

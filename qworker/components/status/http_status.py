@@ -27,7 +27,7 @@ from qworker.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
-PATIENCE = 5.0
+SILENCE_SECONDS = 5.0
 """Seconds that a client may be silent."""
 
 
@@ -118,7 +118,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = PATIENCE
+    timeout = SILENCE_SECONDS
     server_version = "qworker"
     sys_version = ""
 
