@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class Signature(dict[str, Any]):
-    """A task's name, arguments and options, as the dict that travels.
+    """A task's name, arguments and options, as a dict that is sent in messages.
 
-    Keys: task, args, kwargs, options, subtask_type, immutable. Calling it, or clone(), leaves it as it is;
-    set() and link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is ``add(3, 2)``.
+    Its keys are task, args, kwargs, options, subtask_type and immutable. Calling it, or clone(), leaves it as
+    it is; set() and link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is
+    ``add(3, 2)``.
     """
 
     __module__ = "qworker"

@@ -128,7 +128,7 @@ def _loose(text: str) -> Any:
 
 
 def _moment(text: str | None) -> Any:
-    """A duration as seconds from now; everything else is a time, which the client reads."""
+    """Read a duration as seconds from now. Everything else is a time, which the client reads."""
     if text is None:
         return None
     try:
@@ -138,8 +138,10 @@ def _moment(text: str | None) -> Any:
 
 
 def task_named(app: QWorker, name: str) -> str:
-    """The full name of the task meant by a name or by its end. NotRegistered, with near names, for none or
-    several."""
+    """Return the full name of the task that is meant by a name or by its end.
+
+    Raises NotRegistered, with the nearest names, when there is none or several.
+    """
     if name in app.tasks:
         return name
     ending = [known for known in app.tasks if known.endswith(f".{name}")]
@@ -151,7 +153,7 @@ def task_named(app: QWorker, name: str) -> str:
 
 
 def warn_without_worker(app: QWorker, queue: str | None) -> None:
-    """Says on standard error that nobody works on the queue a task was just sent to."""
+    """Say on standard error when no worker consumes the queue that a task was just sent to."""
     if "workers" in app.broker.lacks:
         return
     names = {name for worker in app.broker.admin.workers() for name in _queues_of(worker)}

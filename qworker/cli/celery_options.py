@@ -19,7 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def celery_options(command: _F) -> _F:
-    """Adds them all, hidden; the function gets none of them."""
+    """Add them all, hidden. The function gets none of them."""
     for names, valued in OPTIONS_WITHOUT_EFFECT.items():
         command = click.option(
             *names.split("/"), is_flag=not valued, hidden=True, expose_value=False, help="So it is anyhow."

@@ -123,8 +123,10 @@ def _which(tags: tuple[int, ...], everything: bool) -> None:
 
 
 def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
-    """The tags, None for all; ConfigurationError, before anything is done, when one of them is no dead
-    letter."""
+    """Return the tags, None for all.
+
+    Raises ConfigurationError, before anything is done, when one of them is of no dead letter.
+    """
     if not tags:
         return None
     known = {letter.tag for letter in app.broker.admin.dead(None, ALL)}
@@ -146,7 +148,8 @@ def _find(app: QWorker, tag: int) -> Dead:
 
 
 def _headers(letter: Dead) -> dict[str, Any]:
-    """The headers as they are; {} when they are no JSON object, which may be why the letter is dead."""
+    """Return the headers as they are. They are {} when they are no JSON object, which may be why the message
+    is a dead letter."""
     try:
         headers = json.loads(letter.headers)
     except (ValueError, RecursionError):

@@ -44,10 +44,13 @@ class AppChoice(NamedTuple):
 
 
 def find_app(option: str | None = None, directory: Path | None = None) -> AppChoice:
-    """The app meant by the option -A, or the one that is to be found without it.
+    """Return the app that the option -A means, or the one that is found without it.
 
-    ConfigurationError says where was looked and what to write when there is none, several, or one that
-    cannot be imported. directory None is the working directory.
+    - option (text): None looks in the environment, in pyproject.toml and among the files.
+    - directory: where it looks; None for the working directory.
+
+    Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported.
+    It says where was looked and what to write.
     """
     here = directory or _working_directory()
     if str(here) not in sys.path:
@@ -93,7 +96,7 @@ def _in_django() -> str | None:
 
 
 def _submodules(package: str) -> Iterator[str]:
-    """Existing modules of a package that usually hold an app; nothing when there is no such package."""
+    """Yield the modules of a package that usually hold an app; none when there is no such package."""
     if not package.isidentifier():
         return
     for name in _SUBMODULES:
@@ -135,8 +138,8 @@ def _module_that_makes_app(package: Path) -> str | None:
 
 
 def _makes_app(path: Path) -> bool:
-    """Whether a file speaks of QWorker; read as text, because importing every file that lies about is no
-    way."""
+    """Whether a file speaks of QWorker. It is read as text, because importing any file that is there may do
+    anything."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return "QWorker" in file.read(_LONGEST_SOURCE)
@@ -145,8 +148,10 @@ def _makes_app(path: Path) -> bool:
 
 
 def load(target: str, how: str, here: Path) -> AppChoice:
-    """The app at "package.module", "package.module:name" or "path/to/file.py"; ConfigurationError if none
-    is."""
+    """Load the app at "package.module", "package.module:name" or "path/to/file.py".
+
+    Raises ConfigurationError when there is none.
+    """
     path, _, attribute = target.partition(":")
     name = _module_of_file(path, here) if path.endswith(".py") or "/" in path or os.sep in path else path
     if not name or not all(part.isidentifier() for part in name.split(".")):
@@ -244,8 +249,10 @@ def _import(name: str, how: str, here: Path) -> ModuleType:
 
 
 def load_tasks(app: QWorker) -> None:
-    """Imports every module that the app's settings name for their tasks; ConfigurationError when one cannot
-    be."""
+    """Import every module that the app's settings name for their tasks.
+
+    Raises ConfigurationError when one cannot be imported.
+    """
     try:
         app.load_tasks()
     except QWorkerError:

@@ -38,8 +38,12 @@ _OLD_MESSAGE = 600.0  # seconds
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. severity: "error", "warning" or "ok"; advice says what to do, "" for
-    nothing."""
+    """One thing that was looked at.
+
+    - severity: "error", "warning" or "ok".
+    - what: what was found.
+    - advice: what to do; "" for nothing.
+    """
 
     severity: str
     what: str
@@ -216,9 +220,9 @@ def servers(choice: AppChoice) -> Iterator[Finding]:
             yield from (Finding(*fact) for fact in facts(url, setting, conf))
 
 
-def place(choice: AppChoice) -> Iterator[Finding]:
-    """The directory of the embedded broker: room, rights, clock. (Network file systems are refused on
-    opening.)"""
+def database_directory(choice: AppChoice) -> Iterator[Finding]:
+    """The directory of the embedded broker: free space, rights, clock. Network file systems are refused when
+    it is opened."""
     url = choice.app.broker.url
     if not url.startswith("sqlite:"):
         return
@@ -248,7 +252,7 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
 
 
 def results(choice: AppChoice) -> Iterator[Finding]:
-    """Whether the result store can be used; the error names the extra to install."""
+    """Whether the result store can be used. The error names the extra to install."""
     conf = choice.app.conf
     url, brokers = conf.result_backend, broker_urls(conf.broker_url) or ["sqlite:"]
     embedded = len(brokers) == 1 and brokers[0].startswith("sqlite:")
@@ -276,6 +280,6 @@ EXAMINATIONS: tuple[Examination, ...] = (
     suits,
     servers,
     broker,
-    place,
+    database_directory,
     results,
 )

@@ -14,7 +14,7 @@ class SuggestingGroup(click.Group):
     """Answers a misspelt command with the nearest one, or with all there are."""
 
     def without(self, name: str) -> str | None:
-        """What to say to who looks for the command *name*; None when nobody would."""
+        """Return what to say to somebody who looks for the command *name*; None when nobody would."""
         return None
 
     def resolve_command(

@@ -97,8 +97,8 @@ class LazyGroup(SuggestingGroup):
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an error is told in one line; imported here because the error tree costs 20 ms nobody else
-    needs."""
+    """Whether an error is told in one line. The errors are imported here, because they cost 20 ms that nobody
+    else needs."""
     from qworker.errors import QWorkerError
 
     return isinstance(error, QWorkerError)
@@ -111,8 +111,8 @@ def _masked(error: Exception) -> str:
 
 
 def _silence_output() -> None:
-    """Whoever read our output is gone; nothing must be written to it any more, not even by the interpreter's
-    exit."""
+    """Write nothing any more, because whoever read our output is gone. The interpreter writes nothing when it
+    exits, either."""
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

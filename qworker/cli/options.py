@@ -25,22 +25,23 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def app_option(command: _F) -> _F:
-    """Adds -A/--app; the function gets it as `app`."""
+    """Add -A/--app. The function gets it as `app`."""
     help_text = "The app: proj.tasks, proj.tasks:app or path/to/file.py."
     return click.option("-A", "--app", metavar="APP", help=help_text)(command)
 
 
 def json_option(command: _F) -> _F:
-    """Adds --json; the function gets it as `as_json`."""
+    """Add --json. The function gets it as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 def open_app(option: str | None, tasks: bool = True) -> AppChoice:
-    """The app a command is about, after telling on standard error which one it is when nobody named it.
+    """Return the app that a command is about. When nobody named it, say on standard error which one it is.
 
-    tasks: import the modules of its tasks too, for which its settings must be in order.
+    - option (text): what -A says.
+    - tasks (bool): import the modules of its tasks too. Its settings must be in order for that.
 
-    QWorkerError when there is none.
+    Raises QWorkerError when there is no app.
     """
     context = click.get_current_context(silent=True)
     named = option if option is not None else context.find_root().obj if context else None

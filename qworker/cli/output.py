@@ -18,7 +18,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as JSON; moments as ISO 8601, what else JSON has no type for as its text."""
+    """Print a value as JSON. Moments are ISO 8601, and what else JSON has no type for is text."""
     click.echo(json.dumps(value, indent=2, default=_text, ensure_ascii=False))
 
 
@@ -27,7 +27,7 @@ def _text(value: Any) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:
-    """Prints columns as wide as they need to be; `right` names the heads whose columns are numbers."""
+    """Print columns as wide as they need to be. *right* names the heads whose columns are numbers."""
     texts = [[visible("" if cell is None else str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(heads), *texts]) for column in range(len(heads))]
     numbers = [head in right.split() for head in heads]
@@ -47,7 +47,7 @@ def visible(text: str) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """A duration in its largest fitting unit: "3.2 s", "5 min", "2 d"; "" for None."""
+    """Return a duration in its largest fitting unit ("3.2 s", "5 min", "2 d"); "" for None."""
     if seconds is None:
         return ""
     seconds = max(seconds, 0.0)

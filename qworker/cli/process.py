@@ -48,9 +48,9 @@ def expand_path(template: str, node: str, setting: str = "logfile") -> str:
 class PidFile:
     """A file that holds this process's id and is locked as long as it lives.
 
-    Entering raises ConfigurationError when another live process holds it, or when it cannot be used; the file
-    of a dead one is taken over. The lock is a record lock: children do not inherit it, so it falls with this
-    process however that ends, and never with a child.
+    It raises ConfigurationError on entry when another live process holds it, or when it cannot be used. The
+    file of a dead process is taken over. The lock is a record lock, which children do not inherit: it falls
+    with this process however that ends, and never with a child.
     """
 
     def __init__(self, path: str) -> None:
@@ -136,7 +136,7 @@ class PidFile:
 
 
 def pidfile_owner(path: str) -> int | None:
-    """The id of the live process that holds the pid file at *path*; None when there is none."""
+    """Return the id of the live process that holds the pid file at *path*; None when there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -170,7 +170,7 @@ def set_title(title: str) -> None:
 
 
 def raise_open_files_limit() -> int | None:
-    """Lets this process open as many files as it may; returns how many that is, None where nobody knows."""
+    """Let this process open as many files as it may. Return how many that is; None where nobody knows."""
     if resource is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

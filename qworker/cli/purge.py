@@ -39,7 +39,7 @@ def purge(
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Asks a person; UsageError when there is nobody to ask and --yes was not given."""
+    """Ask a person. Raises UsageError when there is nobody to ask and --yes was not given."""
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():

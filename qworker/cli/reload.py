@@ -27,8 +27,8 @@ Snapshot = Mapping[str, tuple[int, int] | None]
 
 
 def project_files(directory: Path) -> Iterator[str]:
-    """Python files below a directory, and its pyproject.toml; hidden, virtual and built directories are left
-    out."""
+    """Yield the Python files below a directory, and its pyproject.toml. Hidden, virtual and built directories
+    are left out."""
     for top, names, files in os.walk(directory):
         names[:] = [
             name

@@ -79,7 +79,7 @@ def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
 
 
 def show(answer: AsyncResult[Any], as_json: bool, traceback: bool = False) -> int:
-    """Prints a result; the exit code that goes with it."""
+    """Print a result, and return the exit code that goes with it."""
     state = answer.state
     value = answer.result
     if as_json:

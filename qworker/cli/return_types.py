@@ -18,8 +18,8 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def unserialisable(function: Callable[..., Any]) -> str | None:
-    """The type in a function's return annotation that JSON does not keep; None when all is well or
-    unknown."""
+    """Return the type in a function's return annotation that JSON does not keep; None when there is none, or
+    it is not known."""
     try:
         hints = get_type_hints(function)
     except Exception:  # noqa: BLE001

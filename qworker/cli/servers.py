@@ -19,12 +19,16 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, RABBITMQ, REDIS, explained
 
 LARGEST_SKEW = 2.0  # seconds
-PATIENCE = 5.0  # seconds, for a connection and for one answer
+TIMEOUT = 5.0  # seconds, for a connection and for one answer
 
 
 class Fact(NamedTuple):
-    """One thing about a server. severity: "error", "warning" or "ok"; advice says what to do, "" for
-    nothing."""
+    """One thing about a server.
+
+    - severity: "error", "warning" or "ok".
+    - what: what is so.
+    - advice: what to do; "" for nothing.
+    """
 
     severity: str
     what: str
@@ -32,9 +36,12 @@ class Fact(NamedTuple):
 
 
 def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
-    """What the server at *url* (the value of *setting*) says of itself; nothing for what is no server.
+    """Return what a server says of itself; nothing for what is no server.
 
-    Raises BrokerUnavailable when it cannot be asked, ConfigurationError when its driver is missing.
+    - url, setting: its URL, and the setting that has it.
+    - conf: the settings of the app.
+
+    Raises BrokerUnavailable when it cannot be asked, and ConfigurationError when its driver is missing.
     """
     scheme = url.removeprefix("db+").partition(":")[0].partition("+")[0]
     ask = _ASK.get(scheme)
@@ -119,7 +126,7 @@ def _ask_redis(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 
     mine = setting == "broker_url"
     options = dict(conf.broker_transport_options if mine else conf.result_backend_transport_options)
-    options = {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE, **options}
+    options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, **options}
     use_ssl = conf.broker_use_ssl if mine else conf.redis_backend_use_ssl
     where = endpoint(url, options, use_ssl, setting)
     connection = where.connect()
@@ -153,7 +160,7 @@ def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     scheme, _, rest = url.removeprefix("db+").partition("://")
     where = mask_urls(url)
     plain = f"{scheme.partition('+')[0]}://{rest}"
-    with psycopg.connect(plain, connect_timeout=int(PATIENCE), autocommit=True) as connection:
+    with psycopg.connect(plain, connect_timeout=int(TIMEOUT), autocommit=True) as connection:
         before = time.time()
         row = connection.execute(
             "SELECT extract(epoch FROM clock_timestamp())::float, current_setting('server_version'), "
@@ -178,8 +185,8 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     connection = import_module("pymysql").connect(
         **{**fields, "database": fields["database"] or None},
         ssl=None if tls is None else tls.context(),
-        connect_timeout=int(PATIENCE),
-        read_timeout=int(PATIENCE),
+        connect_timeout=int(TIMEOUT),
+        read_timeout=int(TIMEOUT),
     )
     try:
         with connection.cursor() as cursor:
@@ -213,7 +220,7 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 def _ask_rabbitmq(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     amqp = import_module("qworker.transports.amqp.link")
     where = mask_urls(url)
-    link = amqp.Link(amqp.address_of(url, conf.broker_use_ssl), PATIENCE)
+    link = amqp.Link(amqp.address_of(url, conf.broker_use_ssl), TIMEOUT)
     try:
         properties = dict(link.connection.server_properties)  # its clock it does not tell
     finally:

@@ -48,7 +48,7 @@ def _setting(name: str) -> SettingValue:
 
 
 class _Checked(ParamType):
-    """Text that a function of ours accepts; what it refuses is wrong usage."""
+    """Text that a function of ours accepts. What it refuses is wrong usage."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -190,8 +190,10 @@ def _run(choice: AppChoice, node: str, queues: tuple[str, ...] | None, reloader:
 
 
 def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, Any]) -> AppChoice:
-    """The app with the command line's settings in force; ConfigurationError for all that can be told before
-    it runs."""
+    """Return the app with the settings of the command line in force.
+
+    Raises ConfigurationError for everything that can be known to be wrong before it runs.
+    """
     choice = open_app(app, tasks=False)
     conf = choice.app.conf
     conf.command_line(values)
@@ -210,7 +212,7 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, 
 def _tell(
     choice: AppChoice, node: str, queues: tuple[str, ...] | None, concurrency: int, reload_on_change: bool
 ) -> None:
-    """Logs what is about to run: the first thing anybody looks for when something is not as expected."""
+    """Log what is about to run. People look for this first when something is not as expected."""
     app, conf = choice.app, choice.app.conf
     names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
     listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")

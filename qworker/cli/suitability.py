@@ -63,7 +63,7 @@ def _stores(choice: AppChoice) -> Iterator[Problem]:
 
 
 def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem]:
-    """A feature that is used and that the broker has not."""
+    """The features that are used and that the broker has not."""
     source = choice.app.conf.source("broker_url")
     used = {PRIORITY: _with_priority(choice), ETA: _with_retries(choice), DELIVERY_COUNT: _acked_late(choice)}
     for lack, words in (

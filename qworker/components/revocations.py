@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from qworker.components.ledger import WorkerState
 from qworker.components.request import Request
-from qworker.control.client import heard
+from qworker.control.client import verified
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -42,7 +42,7 @@ class Revocations:
         self._cursor, revocations = self._consumer.revoked_since(self._cursor)
         self.pending = False
         for given in revocations:
-            revocation = heard(self._signer, given)
+            revocation = verified(self._signer, given)
             if revocation is None:
                 logger.warning(
                     "task %.80s is not revoked: the order is not signed with a security_key", given.task_id

@@ -254,7 +254,10 @@ def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
 
 
 def refuse(what: str, names: Iterable[str], table: Mapping[str, str]) -> None:
-    """Raise NotAvailable for the first of *names* that is in *table*; what: "QWorker(…)", "task proj.add"."""
+    """Raise NotAvailable for the first of *names* that is in *table*.
+
+    - what: what the error calls the place of the names: "QWorker(…)", "task proj.add".
+    """
     for name in names:
         if name in table:
             raise NotAvailable(f"{what}: {name} is not in qworker: {table[name]}")

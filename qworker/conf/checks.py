@@ -200,7 +200,7 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
 
 
 def check(values: Values, source: Callable[[str], str]) -> list[Problem]:
-    """What is wrong between settings; source(name) tells where a value came from."""
+    """Return what is wrong between settings. source(name) says where a value came from."""
     return [
         Problem(setting, message, source(setting), severity)
         for function in CHECKS

@@ -206,8 +206,8 @@ class Known(NamedTuple):
 
 
 def understand(spelling: str) -> Known | None:
-    """The setting meant by a name as written: ours, Celery's new or old one, upper or lower case; None:
-    nobody's."""
+    """Return the setting that a name means, in upper or lower case: ours, or Celery's new or old one. None
+    when it is nobody's."""
     name = OLD_NAMES.get(spelling) or spelling.lower()
     if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
         name = name.removeprefix("celery_")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def config_from_object(
     app: QWorker, source: Any, silent: bool = False, force: bool = False, namespace: str | None = None
 ) -> None:
-    """Take settings from a module, an object, a mapping, or the dotted name of one; over those given before.
+    """Take settings from a module, an object, a mapping, or the dotted name of one. They win over those given
+    before.
 
     - silent (bool): a module that is not there is no mistake.
     - force (bool): read it now, not at first use.
@@ -32,10 +33,11 @@ def config_from_object(
 
 
 def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force: bool = False) -> bool:
-    """Take settings from the module that the environment variable names, and return True.
+    """Take settings from the module that an environment variable names; return whether there is one.
 
-    Raises ConfigurationError if it is unset; returns False instead when *silent*. force: as for
-    config_from_object.
+    - variable (text): its name.
+    - silent (bool): return False when it is unset, and raise no ConfigurationError.
+    - force (bool): read the module now, not at first use.
     """
     module = os.environ.get(variable)
     if not module:
@@ -47,6 +49,6 @@ def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force:
 
 
 def add_defaults(app: QWorker, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Give defaults of your own: every other source wins over them. A function is called when they are
+    """Give defaults of your own. Every other source wins over them. A function is called when they are
     needed."""
     app.conf.add_defaults(values)

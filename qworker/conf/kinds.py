@@ -91,7 +91,7 @@ def _kibibytes(value: Any) -> int:
 
 
 def _url(value: Any) -> str:
-    """The shape only; whether a driver exists for the scheme is for the room that opens it."""
+    """Read a URL by its shape. Whether there is a driver for its scheme is asked when it is opened."""
     text = _text(value)
     match = _URL.match(text)
     if match is None:
@@ -106,7 +106,7 @@ def _url(value: Any) -> str:
 
 
 def _broker_url(value: Any) -> str:
-    """One URL, or several in a list or with ";" between them; kept as text with ";"."""
+    """Read one URL, or several in a list or with ";" between them, which is how they are kept."""
     parts = (
         _text(value).split(";") if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     )

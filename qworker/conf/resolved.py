@@ -87,34 +87,35 @@ class Settings(Declarations):
         hidden["_resolution"] = hidden["revision"] = None
 
     # -- giving values
-    # -----------------------------------------------------------------------------------------
 
     def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Gives values in code. The environment and the command line still win over them."""
+        """Give values in code. The environment and the command line still win over them."""
         self._add("_code", from_mapping({**(values or {}), **more}, "app.conf"))
 
     def load(self, origin: Any, namespace: str | None = None, silent: bool = False) -> None:
-        """Gives the values of an object, a mapping, a module, or the dotted name of one (read when needed).
+        """Give the values of an object, a mapping, a module, or the dotted name of one, which is read when
+        needed.
 
-        silent: a module that is not there gives none.
+        - namespace (text): as for config_from_object.
+        - silent (bool): a module that is not there gives none.
         """
         self._add("_code", from_object(origin, namespace, silent))
 
     def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-        """Gives values that every other source wins over, the last ones first; a function is called when
-        needed."""
+        """Give values that every other source wins over, the last ones first. A function is called when they
+        are needed."""
         self._add(
             "_defaults", lambda: from_mapping(values() if callable(values) else values, "add_defaults")()
         )
 
     def setdefault(self, name: str, value: Any) -> Any:
-        """Gives a value to a setting that no source has given one; returns the one in force."""
+        """Give a value to a setting that no source has given one. Return the one in force."""
         if self.source(name) == DEFAULT_SOURCE:
             self.update({name: value})
         return self[name]
 
     def command_line(self, values: Mapping[str, Any]) -> None:
-        """Gives values that win over all others; those that are None are left out."""
+        """Give values that win over all others. Those that are None are left out."""
         chosen = {name: value for name, value in values.items() if value is not None}
         self._add("_command_line", from_mapping(chosen, "command line"))
 
@@ -136,7 +137,6 @@ class Settings(Declarations):
         self.update({name: value})
 
     # -- reading values
-    # ----------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         # Only called for names that are no attribute yet: all settings before the first look, and unknown
@@ -177,7 +177,7 @@ class Settings(Declarations):
         return list(SETTINGS)
 
     def items(self) -> ItemsView[str, Any]:
-        """All settings with their values, passwords too; as_dict() masks them."""
+        """Return all settings with their values, passwords too. as_dict() masks them."""
         return self.as_dict(mask=False).items()
 
     def values(self) -> ValuesView[Any]:
@@ -189,7 +189,6 @@ class Settings(Declarations):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     # -- telling about values
-    # ----------------------------------------------------------------------------------
 
     def source(self, name: str) -> str:
         """Where the value of a setting came from: "default", "environment variable QWORKER_…", …"""
@@ -199,12 +198,12 @@ class Settings(Declarations):
         return given.source if given else DEFAULT_SOURCE
 
     def problems(self) -> list[Problem]:
-        """Everything that is wrong, worst first; [] when all is well. Never raises."""
+        """Return everything that is wrong, worst first; [] when all is well. Never raises."""
         order = ("error", "warning", "note")
         return sorted(self._looked_up().problems, key=lambda problem: order.index(problem.severity))
 
     def validate(self) -> None:
-        """Raises one ConfigurationError that tells all errors; warnings and notes are let pass."""
+        """Raise one ConfigurationError that tells all errors. Warnings and notes are let pass."""
         _refuse_errors(self.problems())
 
     def rows(self, changed_only: bool = False) -> list[Row]:
@@ -217,7 +216,7 @@ class Settings(Declarations):
         ]
 
     def as_dict(self, mask: bool = True) -> dict[str, Any]:
-        """All values by name; with mask=False secrets are shown."""
+        """Return all values by name. mask=False shows secrets."""
         if mask:
             return {row.name: row.value for row in self.rows()}
         return dict(self._looked_up().values)
@@ -234,18 +233,18 @@ class Settings(Declarations):
         return "\n".join(f"{name}: {value!r}" for name, value in settings.items())
 
     # -- resolving
-    # ---------------------------------------------------------------------------------------------
 
     def _looked_up(self) -> _Resolution:
         return self.__dict__["_resolution"] or self._read()
 
     def resolve(self) -> None:
-        """Reads all sources, unless that was done; ConfigurationError when a value is wrong."""
+        """Read all sources, unless that was done. Raises ConfigurationError when a value is wrong."""
         if self.__dict__["_resolution"] is None:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Reads all sources and makes the values plain attributes; ConfigurationError when one is wrong."""
+        """Read all sources and make the values plain attributes. Raises ConfigurationError when one is
+        wrong."""
         hidden = self.__dict__
         before, hidden["_before"] = hidden["_before"], None
         if before is not None:

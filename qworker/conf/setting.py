@@ -12,8 +12,13 @@ from qworker.conf.kinds import Kind
 
 
 class Setting(NamedTuple):
-    """The declaration of one setting. `minimum` is inclusive; `nullable`: None may be given and means the
-    default, or `none` where that is set."""
+    """The declaration of one setting.
+
+    - kind, default, doc: what it accepts, what it is without a source, and what it is about.
+    - choices: the values that it may have; () for any.
+    - minimum, maximum: the least and the most, inclusive.
+    - nullable (bool): None may be given. It means *none* where that is set, else the default.
+    """
 
     name: str
     kind: Kind
@@ -26,7 +31,8 @@ class Setting(NamedTuple):
     none: Any = None
 
     def read(self, value: Any) -> Any:
-        """The value this setting takes for a raw value of any source; ValueError says what it must be."""
+        """Return the value that a raw value of any source means. Raises ValueError, which says what it must
+        be."""
         if value is None or (
             self.nullable and isinstance(value, str) and value.strip().lower() in ("none", "null")
         ):
@@ -48,7 +54,6 @@ class Setting(NamedTuple):
 
 
 def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
-    """The declaration of a setting, as `settings.Declarations` has it; *bounds* are the other fields of
-    Setting."""
+    """Declare a setting, as `settings.Declarations` does. *bounds* are the other fields of Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)

@@ -55,10 +55,11 @@ Source = Callable[[], Layer]
 
 
 def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: bool = False) -> Layer:
-    """One layer out of names as people write them.
+    """Make a layer of names as people write them.
 
-    label(spelling) names the source of a value. With guess, a name is only taken for a mistake when it looks
-    like a setting: a module also holds imports, helpers and other people's constants.
+    - label: called with a spelling, it names the source of that value.
+    - guess (bool): take a name for a mistake only when it looks like a setting. A module also holds imports,
+      helpers and other people's constants.
     """
     values: dict[str, Given] = {}
     extra: dict[str, Any] = {}
@@ -127,8 +128,8 @@ def _unreadable(label: str, error: Exception) -> Problem:
 
 
 def _place(error: Exception) -> str:
-    """The line of somebody's file that raised an error, as " (file, line 3)"; "" when it was none of a
-    file."""
+    """Return the line of somebody's file that raised an error, as " (file, line 3)"; "" when there is
+    none."""
     frame, location = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -171,8 +172,10 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
 
 def read_tool_table(directory: Path) -> dict[str, Any]:
-    """The table [tool.qworker] of pyproject.toml in that directory; {} when there is none. ValueError: bad
-    TOML."""
+    """Return the table [tool.qworker] of pyproject.toml in *directory*; {} when there is none.
+
+    Raises ValueError for bad TOML.
+    """
     try:
         text = (directory / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:
@@ -188,7 +191,7 @@ def read_tool_table(directory: Path) -> dict[str, Any]:
 
 
 def from_pyproject(directory: Path | None = None) -> Source:
-    """A source of [tool.qworker] in pyproject.toml of a directory; None: the working directory."""
+    """Make a source of [tool.qworker] in pyproject.toml of *directory*; None is the working directory."""
 
     def read() -> Layer:
         label = "pyproject.toml"

@@ -52,7 +52,7 @@ INSTEAD: dict[str, str] = {
 """What Celery's control can besides, and what there is now in its place."""
 
 
-def heard(signer: Signer | None, revocation: Revocation) -> Revocation | None:
+def verified(signer: Signer | None, revocation: Revocation) -> Revocation | None:
     """Return *revocation* without its signature; None when it has no good one and there is a *signer*."""
     if signer is None:
         return revocation
@@ -119,7 +119,7 @@ class Control:
         signal: str | int = "SIGTERM",
         **options: Any,
     ) -> None:
-        """Revoke, and end what runs already; see revoke()."""
+        """Revoke tasks, and end those that run already. See revoke()."""
         self.revoke(task_id, destination, terminate=True, signal=signal, **options)
 
     def __getattr__(self, name: str) -> Any:

@@ -23,11 +23,13 @@ ALL = 1_000_000
 
 
 def retry(app: QWorker, tags: Sequence[int] | None = None) -> int:
-    """Put dead letters with these tags (None: all) back into their queues; return how many were there.
+    """Put dead letters back into their queues; return how many there were.
 
-    One that is too old by security_max_age, and is signed with one of our keys, is sent anew: should this be
-    interrupted, it may be in both places. One that is not signed stays as it is, and a worker will refuse it
-    again. Raises BrokerUnavailable.
+    - tags: theirs; None for all of them.
+
+    A dead letter whose signature is too old by security_max_age is signed anew, when it was signed with one
+    of our keys. It may be in both places when this is interrupted. One that is not signed stays as it is, and
+    a worker will refuse it again. Raises BrokerUnavailable.
     """
     signer, broker = app.signer, app.broker
     aged: list[int] = []
@@ -45,7 +47,8 @@ def retry(app: QWorker, tags: Sequence[int] | None = None) -> int:
 
 
 def _signed_anew(letter: Dead, signer: Signer, max_age: float) -> Envelope | None:
-    """The message of *letter* with a new signature; None when the old one is young enough, or not ours."""
+    """Return the message of *letter* with a new signature; None when the old one is young enough, or is not
+    ours."""
     try:
         headers = parse_headers(letter.headers)
         properties = parse_properties(letter.properties)

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def start(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line for this app, as the command ``qworker``; ends the program with its exit code.
+    """Run the command line for this app, as the command ``qworker`` does. It ends the program with its exit
+    code.
 
-    argv: what would follow ``qworker``; None is what followed the name of this program.
+    argv: what would follow ``qworker``; None for what followed the name of this program.
     """
     command_line = import_object("qworker.cli.main:main")
     command_line.main(_arguments(argv), obj=app)
@@ -28,8 +29,8 @@ def start(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def worker_main(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``; ends the program, as
-    start().
+    """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``. It ends the program, as
+    start() does.
 
     Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
     """

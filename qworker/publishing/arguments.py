@@ -29,10 +29,10 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def positional(name: str, args: Any) -> tuple[Any, ...]:
-    """The positional arguments that a caller of the task *name* gave as one value; () for None.
+    """Return the positional arguments that a caller of the task *name* gave as one value; () for None.
 
-    Raises TypeError for what is no row of arguments. Text is one argument and not many, although it can be
-    iterated.
+    Text is one argument and not many, although it can be iterated. Raises TypeError for what is no row of
+    arguments.
     """
     if args is None:
         return ()
@@ -44,8 +44,10 @@ def positional(name: str, args: Any) -> tuple[Any, ...]:
 
 
 def keywords(name: str, kwargs: Any) -> dict[str, Any]:
-    """The keyword arguments that a caller of the task *name* gave as one value; {} for none. Raises
-    TypeError."""
+    """Return the keyword arguments that a caller of the task *name* gave as one value; {} for none.
+
+    Raises TypeError for what is no mapping with names as keys.
+    """
     if not kwargs:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -58,10 +60,10 @@ def _nothing() -> None:
 
 
 def argument_checker(function: Callable[..., Any], bound: bool = False) -> Checker | None:
-    """Return a function that raises the TypeError calling *function* would raise, or does nothing.
+    """Return a function that raises the TypeError that calling *function* would raise, and does nothing else.
 
-    It is an empty function with the same parameters, so a check costs one call. bound: the first parameter
-    (self) is given by the task. None for what is not a plain Python function.
+    It is an empty function with the same parameters, so a check costs one call. It is None for what is not a
+    plain Python function. bound: the task gives the first parameter (self).
     """
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or not isinstance(function, FunctionType):

@@ -106,7 +106,7 @@ class Call(NamedTuple):
 
 
 def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for an option that does not exist, with the nearest spelling, or for another app's
+    """Raise PublishError for an option that does not exist, with the nearest spelling, and for another app's
     connection."""
     for option in options:
         if option in HANDED_IN:
@@ -329,7 +329,7 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
 
 
 def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """(hard, soft) as the call says; the one that it leaves out is the task's."""
+    """Return (hard, soft) in seconds as the call says them. None leaves a limit to the task."""
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:
         raise PublishError(

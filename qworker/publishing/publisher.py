@@ -225,7 +225,7 @@ class Publisher:
         compose(self.app.middleware, "publish", final)(call.message)
 
     def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
-        """The envelope of *message*, after its observers have seen it; they may add to its headers."""
+        """Make the envelope of *message* after its observers have seen it. They may add to its headers."""
         signer = self.app.signer
         encoded = encode(message, signer, self.app.conf.message_max_bytes)
         if before_task_publish.receivers:
@@ -283,7 +283,11 @@ class Publisher:
         retry: bool | None = None,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
-        """Give *envelopes* to the broker; try again, all within one deadline, while it cannot be reached."""
+        """Give *envelopes* to the broker. While it cannot be reached, try again, all within one deadline.
+
+        - name: of the task, for the error.
+        - retry (bool), policy (mapping): as the call says them; None for what the settings say.
+        """
         conf = self.app.conf
         large = conf.message_warn_bytes
         for envelope in envelopes:

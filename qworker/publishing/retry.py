@@ -50,9 +50,10 @@ class RetryPolicy:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> RetryPolicy:
-        """From the `retry_policy` dict of a call or setting; ConfigurationError names what is wrong in it.
+        """Make one of the `retry_policy` of a call or setting.
 
-        Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored.
+        Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored. Raises
+        ConfigurationError, which names what is wrong in it and calls it *source*.
         """
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {}
@@ -85,9 +86,12 @@ def _suits(name: str, value: Any) -> bool:
 def backoff_delay(
     factor: float, retries: int, maximum: float, full_jitter: bool, random: Callable[[], float]
 ) -> float:
-    """Seconds before the retry after `retries` earlier ones: ``factor * 2 ** retries``, at most `maximum`.
+    """Return the seconds before the next retry: ``factor * 2 ** retries``, at most *maximum*.
 
-    With `full_jitter`, evenly between 0 and that; `random()` is in [0, 1).
+    - factor, maximum: seconds.
+    - retries (number): how many there have been.
+    - full_jitter (bool): take a moment between 0 and that instead.
+    - random: gives a number in [0, 1).
     """
     wait = min(float(maximum), factor * 2.0 ** min(max(retries, 0), _MANY_DOUBLINGS))
     return max(0.0, wait * random() if full_jitter else wait)

@@ -22,8 +22,12 @@ _UNKNOWN = object()
 
 
 class Destination(NamedTuple):
-    """Where a message goes. priority: 0 (least urgent) to 9. options: what else the route asks for
-    (serializer…)."""
+    """Where a message goes.
+
+    - queue, exchange, routing_key: names.
+    - priority: 0 (least urgent) to 9.
+    - options: what else the route asks for, such as a serializer.
+    """
 
     queue: str
     exchange: str
@@ -35,7 +39,7 @@ class Destination(NamedTuple):
 class Router:
     """Finds destinations by the settings task_routes, task_queues, task_default_queue and the priorities.
 
-    constant: no route is a function, so that the answer depends on nothing but the name and the options.
+    constant: no route is a function, so the answer depends on nothing but the name and the options.
     """
 
     def __init__(self, conf: Any) -> None:
@@ -57,10 +61,13 @@ class Router:
         kwargs: Mapping[str, Any],
         task: Any = None,
     ) -> Destination:
-        """Return the destination of a call. *options*: those of the call over those of the task, None for not
-        given.
+        """Return the destination of a call.
 
-        Raises QueueNotFound and PublishError, naming what was asked for.
+        - name: of the task.
+        - options: those of the call over those of the task; None for what is not given.
+        - args, kwargs, task: for routes that are functions.
+
+        Raises QueueNotFound and PublishError, which name what was asked for.
         """
         route = self._find(name, options, args, kwargs, task)
         address = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
@@ -111,8 +118,8 @@ class Router:
         return str(queue)
 
     def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
-        """The declared queue that *routing_key* on *exchange* leads to; without an exchange the key is the
-        queue."""
+        """Return the declared queue that *routing_key* on *exchange* leads to. Without an exchange the key is
+        the queue."""
         exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange will do
         key = routing_key or exchange or ""
         queues = [

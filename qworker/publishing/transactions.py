@@ -17,23 +17,23 @@ from qworker.transports.lease import Envelope, Sender
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
-_joined: ContextVar[tuple[QWorker, Sender] | None] = ContextVar("qworker_joined", default=None)
+_replacement: ContextVar[tuple[QWorker, Sender] | None] = ContextVar("qworker_sender", default=None)
 
 
 def sender(app: QWorker) -> Sender:
     """What publishes the calls of *app* now: its broker, or what publishing_in() has put in its stead."""
-    replacement = _joined.get()
+    replacement = _replacement.get()
     return app.broker.sender if replacement is None or replacement[0] is not app else replacement[1]
 
 
 @contextmanager
 def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
     """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""
-    token = _joined.set((app, app.broker.sender.join(connection)))
+    token = _replacement.set((app, app.broker.sender.join(connection)))
     try:
         yield
     finally:
-        _joined.reset(token)
+        _replacement.reset(token)
 
 
 class _Held(Sender):
@@ -50,8 +50,8 @@ class _Held(Sender):
 def holding_back(app: QWorker) -> Iterator[list[Envelope]]:
     """Collect what is called within the block instead of sending it."""
     held = _Held()
-    token = _joined.set((app, held))
+    token = _replacement.set((app, held))
     try:
         yield held.envelopes
     finally:
-        _joined.reset(token)
+        _replacement.reset(token)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine* here and return what it returns; the caller waits, also one in an event loop."""
+    """Run *coroutine* here and return what it returns. The caller waits, also one in an event loop."""
     import asyncio  # only for who uses it: it costs 30 ms
 
     try:

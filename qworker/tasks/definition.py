@@ -76,7 +76,7 @@ def make_task(
         bind=bind,
         run=run,
         is_async=is_async,
-        given=None if base else (methods, options),
+        declared=None if base else (methods, options),
         check_arguments=argument_checker(function, bind),
         __wrapped__=run,
         __doc__=function.__doc__,
@@ -144,8 +144,8 @@ def change_class(
         )
     base = task_class(name_or_class)
     for task in tasks.values():
-        if task.given is not None:
-            methods, options = task.given
+        if task.declared is not None:
+            methods, options = task.declared
             task.__class__ = _class(task.name, base, task.is_async, methods)
             base.__init__(task)
             _set_options(task, app, options)

@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class EagerResult(AsyncResult[R]):
-    """The result of a task that was run inline; everything is known already."""
+    """The result of a task that was run in the caller's process. Everything is known already."""
 
     __module__ = "qworker"
 
@@ -102,7 +102,14 @@ def apply_eagerly(
     throw: bool | None,
     options: dict[str, Any],
 ) -> EagerResult[Any]:
-    """Run *task*, and again for as long as it asks for a retry (without waiting); return how it ended."""
+    """Run *task* as a worker would, and return how it ended. It runs again at once for as long as it asks for
+    a retry.
+
+    - task_id (text): None for a new one.
+    - retries (number): how many retries there have been before.
+    - throw (bool): raise what it raises; None for what ``task_eager_propagates`` says.
+    - options: as for apply_async.
+    """
     app = task.app
     app.finalize()
     check_options(app, task.name, options)

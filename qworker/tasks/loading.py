@@ -23,7 +23,8 @@ class TaskModules:
     def discover(
         self, packages: Iterable[str] | Callable[[], Iterable[str]] | None, related_name: str | None
     ) -> None:
-        """Add *packages*, of which load() imports the module *related_name*; None is the packages themselves.
+        """Add *packages*, of which load() imports the module *related_name*. None imports the packages
+        themselves.
 
         Raises ConfigurationError for None packages.
         """

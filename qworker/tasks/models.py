@@ -35,10 +35,13 @@ _NONE = _Model(None, False)
 class Models:
     """What a function's annotations say of models.
 
-    A parameter annotated with a model, or with that or None, gets one: made of what came in the message, or
-    as it is. A result is dumped where the annotation is its class. strict, context and dump_kwargs go to
-    pydantic's ``model_validate`` and ``model_dump``; the context has the app and the task's name besides,
-    under Celery's names.
+    A parameter that is annotated with a model, or with that or None, gets one. It is made of what came in the
+    message, or taken as it is. A result is dumped where the annotation is its class.
+
+    - bound (bool): the first parameter is the task.
+    - strict, context: go to pydantic's ``model_validate``. The context has the app and the task's name
+      besides, under Celery's names.
+    - dump_kwargs: go to pydantic's ``model_dump``.
     """
 
     def __init__(
@@ -105,7 +108,8 @@ class Models:
 
     @cached_property
     def _annotated(self) -> tuple[list[_Model], dict[str, _Model], Any]:
-        """The models of the parameters by place and by name; and the class of the result, None for none."""
+        """The models of the parameters by position and by name, and the class of the result, None for
+        none."""
         from inspect import signature  # 10 ms, for those who use models
 
         signed = signature(self._function)
@@ -156,7 +160,7 @@ class Models:
 
 
 def _class(annotation: Any) -> tuple[Any, bool]:
-    """The class that *annotation* names, None when it is none; and whether None will do instead."""
+    """Return the class that *annotation* names, None when it is none, and whether None will do instead."""
     optional = False
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         others = [member for member in typing.get_args(annotation) if member is not type(None)]

@@ -83,8 +83,10 @@ def _publish(
 def _arguments(
     task: Task[..., Any], request: Context, args: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Those of this attempt, with what is given over them: a parameter that is given by its place now and was
-    by its name before, or the reverse, is given once."""
+    """Return the arguments of the next attempt: those of this one, with what is given over them.
+
+    A parameter that is given by position now and was given by name before, or the reverse, is given once.
+    """
     new = None if args is None else positional(task.name, args)
     named = None if kwargs is None else keywords(task.name, kwargs)
     if new is not None and named is not None:

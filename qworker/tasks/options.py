@@ -148,10 +148,12 @@ FROM_SETTINGS: dict[str, str] = {
 def parse(
     task_name: str, options: Mapping[str, Any], extra: Callable[[], frozenset[str]] = frozenset
 ) -> dict[str, Any]:
-    """Return the checked attributes that *options* ask for; None stays None (ask the setting).
+    """Return the checked attributes that *options* ask for. None stays None, and means to ask the setting.
 
-    extra: gives the names that middlewares have declared, when one is not of ours; their values pass as they
-    are. Raises ConfigurationError naming the task, the option and the nearest spelling.
+    - task_name: for errors.
+    - extra: gives the names that middlewares have declared. Their values pass as they are.
+
+    Raises ConfigurationError, which names the task, the option and the nearest spelling.
     """
     parsed: dict[str, Any] = {}
     for name, value in options.items():

@@ -90,7 +90,7 @@ class Task(Generic[P, R]):
     """Raises the TypeError that calling the function with these arguments would raise."""
     dump_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]] | None = None
     """Makes of the arguments of a call what can be sent, where the task takes models."""
-    given: tuple[dict[str, Any], dict[str, Any]] | None = None
+    declared: tuple[dict[str, Any], dict[str, Any]] | None = None
     """The methods and the options that the decorator was given, where the class was left to the app."""
     renames: bool = False
     """Its class has a shadow_name() of its own."""
@@ -118,10 +118,11 @@ class Task(Generic[P, R]):
     # -- calling it --
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the task here and now, as the plain function it is; no message, no result store.
+        """Run the task here and now, as the plain function it is, without a message and without a result
+        store.
 
-        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``: a worker runs its
-        tasks through it.
+        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``. A worker then runs
+        its tasks through it.
         """
         if is_entered(current_context(), self):  # a worker's run, on its way through a __call__
             return cast(R, self.run(*args, **kwargs))
@@ -132,8 +133,8 @@ class Task(Generic[P, R]):
             pop(token)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Have a worker call this task with these arguments. Durable when it returns; see apply_async for
-        errors."""
+        """Have a worker call this task with these arguments. The call is durable when this returns. See
+        apply_async for errors."""
         if self.own_apply_async:
             return self.apply_async(args, kwargs)
         return self.app.publisher.call(self, args, kwargs)
@@ -223,7 +224,11 @@ class Task(Generic[P, R]):
     ) -> EagerResult[R]:
         """Run the task here and now as a worker would: with request, hooks, signals, retries.
 
-        throw: raise what the task raises; None takes the setting ``task_eager_propagates``.
+        - args, kwargs: its arguments.
+        - task_id (text): None for a new one.
+        - retries (number): how many retries there have been before.
+        - throw (bool): raise what the task raises; None for what the setting ``task_eager_propagates`` says.
+        - options: as for apply_async.
         """
         return apply_eagerly(
             self,
@@ -261,8 +266,8 @@ class Task(Generic[P, R]):
 
     @property
     def request(self) -> Context:
-        """The request this task is running for; an empty one (called_directly is True) when it runs for
-        none."""
+        """The request that this task is running for. It is an empty one (called_directly is True) when there
+        is none."""
         return context_of(self) or Context(task=self.name)
 
     def retry(
@@ -392,7 +397,7 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """A task whose function is ``async def``: calling it gives a coroutine; delay() and the rest are as
+    """A task whose function is ``async def``. Calling it gives a coroutine; delay() and the rest are as
     ever."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
