@@ -94,23 +94,15 @@ class Assembly:
         self.pool = self.mediator.pool
         self.schedule = ScheduleController(clock, on_crash, self.ready, mailbox.wake)
         waiting = WaitingRequests(self.ready, self.schedule, self.mediator, settler.ended)
-        limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
-        self.listener = Listener(
-            app,
-            on_crash,
-            lease,
-            self.state,
-            FetchWindow(
-                self.pool,
-                self.ready,
-                registration.concurrency,
-                conf.worker_prefetch_multiplier,
-                partial(_held_besides, self.mediator.early, self.writer),
-            ),
-            Intake(app, self.state, settler.settle, settler.refuse),
-            waiting,
-            AckBuffer(broker, mailbox, Settlements(app, broker), self.state, self.mediator.early, limits),
+        held_besides = partial(_held_besides, self.mediator.early, self.writer)
+        window = FetchWindow(
+            self.pool, self.ready, registration.concurrency, conf.worker_prefetch_multiplier, held_besides
         )
+        intake = Intake(app, self.state, settler.settle, settler.refuse)
+        settlements = Settlements(app, broker.consumer)
+        limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
+        acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
+        self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks)
         # And who watches.
         self.health = Health(
             registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener
@@ -138,7 +130,7 @@ class Assembly:
             self.listener,  # the source: nothing new comes in, and what has not started goes back
             self.mediator,  # senders before receivers: when it is quiet, nothing is on its way to the pool
             running,  # what the pool has not begun goes back as well, which the listener is woken for
-        )
+        )  # The schedule goes on: what falls due meanwhile goes back like all that is ready.
         self.stop_order: tuple[Stop, ...] = (
             Stop(self.mediator, 0.0),  # these two are quiet, and have only to be told
             Stop(self.schedule, 0.0),

@@ -15,7 +15,7 @@ import logging
 import math
 
 from qworker.clock import Clock
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ class Housekeeping:
     """dead_limits: seconds for which dead letters are kept, and how many of a queue."""
 
     def __init__(
-        self, clock: Clock, store: Broker, lease_seconds: float, dead_limits: tuple[float, int]
+        self, clock: Clock, consumer: Consumer, lease_seconds: float, dead_limits: tuple[float, int]
     ) -> None:
         self._clock = clock
-        self._store = store
+        self._consumer = consumer
         self._lease_seconds = lease_seconds
         self._dead_limits = dead_limits
         self.due_at = 0.0
@@ -49,7 +49,7 @@ class Housekeeping:
     def reclaim(self, now: float) -> bool:
         """Put back what dead workers held; whether there were any."""
         self.due_at = now + ROUND_SECONDS
-        found = self._store.consumer.reclaim(silent=self._others_could_speak(now))
+        found = self._consumer.reclaim(silent=self._others_could_speak(now))
         for dead in found:
             logger.warning(
                 "worker %s is dead: %d of its messages are back, %d of them were running",
@@ -68,5 +68,5 @@ class Housekeeping:
     def sweep(self, now: float) -> None:
         """Delete what is too old, or too much, once a minute."""
         if now >= self._sweep_at:
-            swept = self._store.consumer.sweep(*self._dead_limits)
+            swept = self._consumer.sweep(*self._dead_limits)
             self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions

@@ -67,7 +67,10 @@ class Listener(ThreadComponent):
         self._acks = acks
         self._revocations = Revocations(app, state, waiting.revoked)
         self._housekeeping = Housekeeping(
-            app.clock, app.broker, conf.worker_lease_seconds, (conf.dead_letter_expires, conf.dead_letter_max)
+            app.clock,
+            self._consumer,
+            conf.worker_lease_seconds,
+            (conf.dead_letter_expires, conf.dead_letter_max),
         )
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit

@@ -22,7 +22,7 @@ from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
-from qworker.transports.lease import Ack, Broker, Bury, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, Bury, Consumer, Release, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -41,11 +41,11 @@ LATER_SECONDS = 60.0
 
 
 class Settlements:
-    """store: the broker of *app*, whose result store makes the rows that it stores beside."""
+    """consumer: of the broker of *app*, whose result store makes the rows that it stores beside."""
 
-    def __init__(self, app: QWorker, store: Broker) -> None:
+    def __init__(self, app: QWorker, consumer: Consumer) -> None:
         self._app = app
-        self._store = store
+        self._consumer = consumer
         self._generation = 0
         self._done: set[int] = set()
         """Tags that were settled before the store went away in the middle of a carry_out(), which will be
@@ -71,7 +71,7 @@ class Settlements:
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         try:
-            lost = self._store.consumer.settle(self._generation, settlements)
+            lost = self._consumer.settle(self._generation, settlements)
         except ABSENT:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
@@ -93,7 +93,7 @@ class Settlements:
         logger.debug("the traceback of that", exc_info=error)
         for other in self._others(settlement, why):
             try:
-                return self._store.consumer.settle(self._generation, [other])
+                return self._consumer.settle(self._generation, [other])
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler

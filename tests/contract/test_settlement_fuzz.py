@@ -53,7 +53,7 @@ class Desk:
             result_backend_transport_options={"global_keyprefix": getattr(place, "prefix", "")},
             set_as_current=False,
         )
-        self.settlements = Settlements(self.app, self.store)
+        self.settlements = Settlements(self.app, self.store.consumer)
         self.queue: str = getattr(place, "queue", "q")
         self.epoch = self.store.consumer.register("fuzz@test", [self.queue], 2)
         self.keeps_rows = "results" not in self.store.lacks

@@ -55,7 +55,9 @@ def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app
             app.backend.row(name, app.backend.meta(name, "SUCCESS", "x" * size))
             for name, size in (("one", 1), ("large", LIMIT), ("two", LIMIT // 2))
         ]
-        Settlements(app, store).carry_out(epoch, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
+        Settlements(app, store.consumer).carry_out(
+            epoch, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)]
+        )
         assert store.admin.queues() == []
     states = {name: app.backend.get(name) for name in ("one", "large", "two")}
     assert {name: meta and meta["status"] for name, meta in states.items()} == {

@@ -163,7 +163,7 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
                       "children": None, "date_done": None})  # fmt: skip
         good = [app.backend.row(name, app.backend.meta(name, "SUCCESS", name)) for name in ("one", "two")]
         generation = store._handle.generation
-        Settlements(app, store).carry_out(
+        Settlements(app, store.consumer).carry_out(
             epoch,
             [Ack(tags[0], good[0]), Ack(tags[1], ("large", "SUCCESS", large, None)), Ack(tags[2], good[1])],
         )

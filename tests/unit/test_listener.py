@@ -83,7 +83,7 @@ class Ears:
             AckBuffer(
                 self.store,
                 self.mailbox,
-                Settlements(self.app, self.store),
+                Settlements(self.app, self.store.consumer),
                 self.state,
                 self.early,
                 FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count),

@@ -38,7 +38,7 @@ class Desk:
         self.rooms = Rooms()
         self.store = Picky(self.rooms.clock)
         self.store.refuses, self.store.gone = refuses, {}
-        self.settlements = Settlements(self.rooms.app, self.store)
+        self.settlements = Settlements(self.rooms.app, self.store.consumer)
         self.epoch = self.store.consumer.register("w@h", ["celery"], 2)
 
     def lease(self, count: int) -> list[int]:
