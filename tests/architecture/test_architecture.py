@@ -34,7 +34,6 @@ OVERGROWN = {
     "qworker.conf.resolved.Settings": "inherits the declarations, which are a table",
     "qworker.backends.rpc.RpcBackend": "to be composed",
     "qworker.backends.sql.SQLBackend": "to be composed",
-    "qworker.transports.amqp.broker.AMQPBroker": "to be composed",
     "qworker.transports.kombu.broker.KombuBroker": "to be composed",
     "qworker.transports.redis.broker.RedisBroker": "to be composed",
     "qworker.transports.sql.broker.SQLBroker": "to be composed",

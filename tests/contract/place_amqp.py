@@ -17,46 +17,55 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable
 from qworker.transports.amqp.broker import AMQPBroker
+from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.inbox import MOST
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
-from qworker.transports.lease import Broker, Leased, Revocation
+from qworker.transports.lease import Broker, Claim, Leased, Revocation
 from tests.servers import require
 
 QUIET = 0.05
 """Seconds in which nothing comes."""
 
 
-class PatientStore(AMQPBroker):
+class PatientConsumer(AMQPConsumer):
     """Reads all that is on its way before it answers."""
 
     def _settle_down(self) -> None:
-        while self._link is not None and self._link.alive:
+        while self._subscription is not None and self._subscription.link.alive:
             try:
-                if not self._link.read(QUIET):
+                if not self._subscription.link.read(QUIET):
                     return
             except BrokerUnavailable:
                 return
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        epoch = super().register(name, queues, concurrency)
-        self._inbox.prefetch.ask(MOST)  # as a worker of many short tasks
-        assert self._link is not None
-        self._resize(self._link)
-        return epoch
+        generation = super().register(name, queues, concurrency)
+        assert self._subscription is not None
+        self._subscription.inbox.prefetch.ask(MOST)  # as a worker of many short tasks
+        self._subscription.resize()
+        return generation
 
-    def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
         taken: list[Leased] = []
         while True:
             self._settle_down()
-            more = super()._lease(queues, limit - len(taken), near, horizon)
-            taken += more
-            if not more or len(taken) >= limit:
-                return taken
+            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
+            taken += claim.messages
+            if not claim.messages or len(taken) >= limit:
+                return claim._replace(messages=taken)
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         self._settle_down()
         return super().revoked_since(cursor)
+
+
+class PatientBroker(AMQPBroker):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.consumer = PatientConsumer(self.server, self._publisher)
 
 
 class AMQPPlace:
@@ -148,7 +157,7 @@ class AMQPPlace:
         options.pop("lease_seconds", None)
         options.pop("uptime", None)
         options.pop("revoke_expires", None)
-        return PatientStore(self.url, queues=self.queues, **options)
+        return PatientBroker(self.url, queues=self.queues, **options)
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
         return None

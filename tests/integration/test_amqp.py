@@ -15,6 +15,7 @@ from typing import Any
 import amqp
 import pytest
 
+from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import open_broker
@@ -24,6 +25,7 @@ from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import PORTION, Publisher
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 from tests.servers import require
 
@@ -187,8 +189,8 @@ def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:
 
 
 def cut(store: AMQPBroker) -> None:
-    assert store._link is not None
-    store._link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    assert store.consumer._subscription is not None
+    store.consumer._subscription.link.connection.carrier.sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_lost_connection_is_a_lost_lease(open_: Open) -> None:
@@ -222,7 +224,7 @@ def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
     store.sender.push([envelope("a")])
     link = store._publisher._link
     assert link is not None
-    link.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    link.connection.carrier.sock.shutdown(socket.SHUT_RDWR)
     store.sender.push([envelope("b")])
     store.consumer.register("w", ["q"], 1)
     assert names(receive(store, 2)) == ["a", "b"]
@@ -282,8 +284,8 @@ def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
     link = store._publisher._link
     assert link is not None
     ours, theirs = socket.socketpair()  # a connection whose other side has gone without a word
-    link.connection.transport.sock.close()
-    link.connection.transport.sock = ours
+    link.connection.carrier.sock.close()
+    link.connection.carrier.sock = ours
     link._poll = select.poll()
     link._poll.register(ours.fileno(), select.POLLIN)
     started = time.monotonic()
@@ -321,11 +323,14 @@ class SlowLink(Link):
         super().write(data, timeout)
 
 
+class SlowServer(Server):
+    def connect(self, within: float = 5.0) -> Link:
+        return SlowLink(self.address, within)
+
+
 def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) -> None:
     address = address_of(require("rabbitmq"))
-    publisher = Publisher(
-        lambda patience: SlowLink(address, patience), Queues(prefix=prefix), True, time.time
-    )
+    publisher = Publisher(SlowServer(address, Queues(prefix=prefix), SYSTEM_CLOCK, 4.0, 10.0, 20.0), True)
     messages = [
         outgoing(envelope(str(number), body=bytes(1000)), str(number), prefix, 0.0)
         for number in range(3 * PORTION)
@@ -399,9 +404,11 @@ def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) ->
     (long,) = receive(busy, 1)
     idle.consumer.register("idle", ["q"], 1)
     deadline = time.monotonic() + PATIENCE
-    while busy._inbox.waiting <= 100:  # they are on their way
+    assert busy.consumer._subscription is not None
+    inbox = busy.consumer._subscription.inbox
+    while inbox.waiting <= 100:  # they are on their way
         busy.consumer.wait(0.02)
-        assert time.monotonic() < deadline, busy._inbox.waiting
+        assert time.monotonic() < deadline, inbox.waiting
     found: list[Leased] = []
     while len(found) < 799:
         busy.consumer.reclaim()
@@ -420,8 +427,10 @@ def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) ->
 def test_a_queue_deleted_before_it_is_consumed_again(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
-    store._inbox.prefetch.paused = True
-    store._resize(store._link)  # type: ignore[arg-type]
+    subscription = store.consumer._subscription
+    assert subscription is not None
+    subscription.inbox.prefetch.paused = True
+    subscription.resize()
     link = Link(address_of(store.url), 5.0)
     link.call(link.channel().queue_delete, prefix + "q")
     link.close()
@@ -566,17 +575,38 @@ def test_a_worker_that_starts_later_hears_of_revocations(open_: Open) -> None:
     assert later.consumer.revoked_since(cursor) == (cursor, [])
 
 
-def test_a_revocation_that_comes_along_with_messages_is_told_by_the_next_wait(open_: Open) -> None:
+def test_a_revocation_that_comes_along_with_messages_is_told_by_the_claim(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     cursor, _ = store.consumer.revoked_since(0)
+    assert store.consumer.lease(["q"], 1).last_revocation == cursor
     store.sender.revoke(["x"])
     deadline = time.monotonic() + PATIENCE
-    while not store.consumer.wait(0.0):  # it is read by lease(), not by a wait()
-        store.consumer.lease(["q"], 1)
+    while store.consumer.lease(["q"], 1).last_revocation == cursor:
         assert time.monotonic() < deadline
     assert [one.task_id for one in store.consumer.revoked_since(cursor)[1]] == ["x"]
     assert not store.consumer.wait(0.0)
+
+
+def test_a_revocation_that_was_read_with_another_answer_ends_the_next_wait(open_: Open) -> None:
+    store = open_()
+    store.consumer.register("w", ["q"], 1)
+    store.sender.revoke(["x"])
+    deadline = time.monotonic() + PATIENCE
+    while not store.consumer.wait(0.0):  # it is read by reclaim(), not by a wait()
+        store.consumer.reclaim()
+        assert time.monotonic() < deadline
+    assert not store.consumer.wait(0.0)
+
+
+def test_a_revocation_that_is_over_is_not_asked_for_again(open_: Open) -> None:
+    store = open_(queues={"revoke_expires": -1.0})
+    store.consumer.register("w", ["q"], 1)
+    store.sender.revoke(["x"])
+    deadline = time.monotonic() + PATIENCE
+    while not (last := store.consumer.lease(["q"], 1).last_revocation):
+        assert time.monotonic() < deadline
+    assert store.consumer.revoked_since(0) == (last, [])
 
 
 def test_what_comes_while_there_is_something_to_be_asked_for_is_told_together(open_: Open) -> None:
@@ -644,7 +674,7 @@ def test_settings_reach_the_server(prefix: str) -> None:
     )
     store = open_broker(conf.broker_url, conf)
     assert isinstance(store, AMQPBroker)
-    assert store._queues.max_priority == 5
+    assert store.server.queues.max_priority == 5
     store.consumer.register("w", ["r"], 1)
     link = Link(address_of(store.url), 5.0)
     channel = link.channel()
@@ -662,4 +692,4 @@ def test_settings_reach_the_server(prefix: str) -> None:
     assert AMQPBroker("amqp://").lacks
     unset = open_broker("amqp://", Settings())
     assert isinstance(unset, AMQPBroker)
-    assert unset._queues.max_priority is None
+    assert unset.server.queues.max_priority is None

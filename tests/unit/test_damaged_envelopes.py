@@ -164,7 +164,7 @@ def test_anything_in_the_headers_of_a_message_from_rabbitmq(
     inbox = Inbox(Prefetch(10))
     header = b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\x20\0" + data
     inbox.put("q", Delivery("c", "", "q", 1, False, header, b"[]"), 1e9)
-    inbox.ripen(LATEST)
+    inbox.promote_due(LATEST)
     (found,) = inbox.take(["q"], 10, 10, LATEST)
     check(found)
 
@@ -174,7 +174,7 @@ def test_any_bytes_as_the_headers_of_a_message_from_rabbitmq(data: bytes) -> Non
     inbox = Inbox(Prefetch(10))
     header = b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\x20\0" + len(data).to_bytes(4, "big") + data
     inbox.put("q", Delivery("c", "", "q", 1, False, header, b"[]"), 1e9)
-    inbox.ripen(LATEST)
+    inbox.promote_due(LATEST)
     (found,) = inbox.take(["q"], 10, 10, LATEST)
     check(found)
 

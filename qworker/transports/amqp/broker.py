@@ -1,8 +1,7 @@
 """RabbitMQ: a Broker whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``publisher.py`` to publish, ``consumer.py`` to consume, ``dead_letters.py`` to
-             administrate.
+Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which it is made of.
 Thread:      as Broker; one connection publishes, one belongs to the listener; neither crosses a fork.
 
 Messages are Celery's as Celery sends them over AMQP, so its workers and ours may share a queue.
@@ -10,40 +9,35 @@ Messages are Celery's as Celery sends them over AMQP, so its workers and ours ma
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
-from qworker.naming import task_id, task_ids
-from qworker.transports.amqp.consumer import Holder
-from qworker.transports.amqp.dead_letters import Sweeper, buried, sent_back, shelf
-from qworker.transports.amqp.link import Link, address_of
-from qworker.transports.amqp.outgoing import outgoing
+from qworker.transports.amqp.admin import AMQPAdmin
+from qworker.transports.amqp.consumer import AMQPConsumer
+from qworker.transports.amqp.link import address_of
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
-from qworker.transports.amqp.revocations import encode
+from qworker.transports.amqp.queues import Queues
+from qworker.transports.amqp.sender import AMQPSender
+from qworker.transports.amqp.server import Server
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.forked import forgetful
-from qworker.transports.lease import Dead, Envelope, QueueInfo, Undivided
+from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
 
-PATIENCE = 10.0
-"""Seconds."""
+ANSWER_SECONDS = 10.0
+"""A busy server has at least so long for an answer."""
 
-_stores = forgetful()
+_brokers = forgetful()
 
 
-class AMQPBroker(Holder, Undivided):
+class AMQPBroker(Broker):
     """RabbitMQ at *url*. Connects at the first use, not before.
 
-    queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting;
-    a busy server has at least PATIENCE for an answer. heartbeat: seconds after which a silent connection is
-    dead. use_ssl: as broker_use_ssl.
+    queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting.
+    heartbeat: seconds after which a silent connection is dead. use_ssl: as broker_use_ssl.
     """
 
     lacks = capabilities_of("amqp://").lacks
@@ -60,108 +54,32 @@ class AMQPBroker(Holder, Undivided):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.url = url
-        self._queues = queues or Queues()
-        self._timeout = max(PATIENCE, timeout)
-        self.silent_seconds = (
-            heartbeat or math.inf
-        )  # it waits for twice that, but for who was silent before, too
-        self._clock = clock
-        address = address_of(url, use_ssl)
-
-        def connect(beats: float) -> Callable[[float], Link]:
-            return lambda patience: Link(address, min(timeout, patience), beats, self._timeout)
-
-        self._connect_plain = connect(0.0)
-        self._publisher = Publisher(
-            self._connect_plain, self._queues, confirms, clock.now, heartbeat or math.inf
+        self.server = server = Server(
+            address_of(url, use_ssl),
+            queues or Queues(),
+            clock,
+            connect_timeout=timeout,
+            timeout=max(ANSWER_SECONDS, timeout),
+            heartbeat=heartbeat,
         )
-        self._sweeper = Sweeper(self._connect_plain, self._queues)
-        super().__init__(connect(heartbeat))
-        _stores.add(self)
+        # RabbitMQ waits for twice that, but also for who was silent before.
+        self.silent_seconds = server.silent_seconds
+        self._publisher = Publisher(server, confirms)
+        self.sender = AMQPSender(server, self._publisher)
+        self.consumer: AMQPConsumer = AMQPConsumer(server, self._publisher)
+        self.admin = AMQPAdmin(server, self._publisher, self.consumer)
+        _brokers.add(self)
 
     def _after_fork(self) -> None:
         """In a forked child: the parent's connections and leases are not ours."""
         self._publisher.after_fork()
-        self._disown()
-
-    # -- any thread --
-
-    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        prefix, now = self._queues.prefix, self._clock.now()
-        messages = [
-            outgoing(envelope, id, prefix, now) for envelope, id in zip(envelopes, task_ids(), strict=False)
-        ]
-        self._publisher.send(messages, timeout)
-
-    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        until = self._clock.now() + self._queues.revoke_expires
-        orders = [{"id": id, "terminate": terminate, "signal": signal, "expires": until} for id in ids]
-        self._publisher.send(encode(orders, self._queues), self._timeout)
-
-    # -- administration --
-
-    def queues(self) -> list[QueueInfo]:
-        names = {*self._queues.known(), *self._consumed, *self._publisher.targets()} - {DEAD, REVOKED}
-        ready = {info.queue: info.ready for info in self.depths(list(names))}
-        dead = Counter(letter.queue for letter in self.dead(None, 2**31))
-        found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
-        return sorted(info for info in found if info.ready or info.dead)
-
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        """Always None: RabbitMQ does not tell (see ``lacks``)."""
-        return None
-
-    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        link = self._connect_plain(self._timeout)
-        try:
-            return [QueueInfo(name, self._queues.look(link, name) or 0) for name in queues]
-        finally:
-            link.close()
-
-    def purge(self, queue: str) -> int:
-        link = self._connect_plain(self._timeout)
-        try:
-            if self._queues.look(link, queue) is None:
-                return 0
-            channel = link.channel()
-            return int(link.call(channel.queue_purge, self._queues.prefix + queue) or 0)
-        finally:
-            link.close()
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with shelf(self._connect_plain, self._queues, self._timeout) as found:
-            letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
-        letters.reverse()
-        letters.sort(key=lambda letter: -letter.died_at)
-        return letters[:limit]
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        with shelf(self._connect_plain, self._queues, self._timeout) as found:
-            chosen = found.chosen(tags)
-            back = [(letter, sent_back(letter, self._queues, found.frame_max)) for letter in chosen]
-            self._publisher.send([message for _, message in back if message is not None], self._timeout)
-            return found.remove([letter for letter, message in back if message is not None])
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with shelf(self._connect_plain, self._queues, self._timeout) as found:
-            return found.remove(found.chosen(tags))
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        self._publisher.send(
-            [buried(letter, self._queues, task_id(), 0, {}, self._publisher.frame_max) for letter in letters],
-            self._timeout,
-        )
-
-    def workers(self) -> list[dict[str, object]]:
-        """Always []: RabbitMQ does not tell (see ``lacks``)."""
-        return []
+        self.consumer.after_fork()
 
     def close(self) -> None:
         try:
-            self.deregister()
+            self.consumer.close()
         finally:
             self._publisher.close()
-            self._close_holder()
 
 
 def open_broker(url: str | None, conf: Settings) -> AMQPBroker:

@@ -1,6 +1,6 @@
 """Dead letters in RabbitMQ: the queue ``qworker.dead``, looked through and put back.
 
-Comes from:  the administration in ``broker.py``.
+Comes from:  ``admin.py``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
 Thread:      any.
 
@@ -37,6 +37,7 @@ from qworker.transports.amqp.codec import (
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing
 from qworker.transports.amqp.queues import DEAD, LONGEST_TIME, Queues
+from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead
 from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED, outline
 
@@ -57,7 +58,7 @@ class Letter(NamedTuple):
     priority: int
 
 
-class Shelf:
+class DeadLetters:
     """All dead letters, in hand until the channel closes."""
 
     def __init__(self, link: Link, channel: int, letters: list[Letter], whole: bool) -> None:
@@ -105,25 +106,28 @@ def _outline(message: Delivery) -> Letter:
 
 
 @contextmanager
-def shelf(
-    connect: Callable[[float], Link],
-    queues: Queues,
-    timeout: float,
+def all_dead_letters(
+    server: Server,
+    timeout: float | None = None,
     read: Callable[[Delivery], Letter] = _letter,
-    patient: bool = True,
-) -> Iterator[Shelf]:
+    wait: bool = True,
+) -> Iterator[DeadLetters]:
     """Take all dead letters in hand, and give back what was not removed. BrokerUnavailable when another does
-    so, and who is patient has waited for that in vain."""
-    link = connect(timeout)
+    so, and has not ended within *timeout* seconds (None: the server's).
+
+    wait: whether to wait for another at all.
+    """
+    timeout = server.timeout if timeout is None else timeout
+    link = server.connect(timeout)
     deadline = time.monotonic() + timeout
     try:
-        count = queues.look(link, DEAD) or 0
+        count = server.queues.look(link, DEAD) or 0
         found: list[Letter] = []
         link.on_message = lambda message: found.append(read(message))
-        channel = _consume(link, queues, deadline if patient else 0.0) if count else link.channel()
+        channel = _consume(link, server.queues, deadline if wait else 0.0) if count else link.channel()
         while len(found) < count and (left := deadline - time.monotonic()) > 0:
             link.read(left)
-        yield Shelf(link, channel.channel_id, found, len(found) >= count)
+        yield DeadLetters(link, channel.channel_id, found, len(found) >= count)
         link.call(channel.close)  # answered once the acks before it were carried out
     finally:
         link.close()
@@ -149,9 +153,8 @@ class Sweeper:
     """Keeps the dead letters of each queue within their limits. To know which are over, all have to be looked
     through; so that is done only when there are more than at the last time, by a tenth of a queue's limit."""
 
-    def __init__(self, connect: Callable[[float], Link], queues: Queues) -> None:
-        self._connect = connect
-        self._queues = queues
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._kept = 0  # listener only, as all below
         self._look_at = 0.0
 
@@ -163,7 +166,7 @@ class Sweeper:
         if not stale and count <= max(most, self._kept + most // 10):
             return 0
         try:
-            with shelf(self._connect, self._queues, SWEEP_SECONDS, _outline, patient=False) as found:
+            with all_dead_letters(self._server, SWEEP_SECONDS, _outline, wait=False) as found:
                 if not found.whole:
                     return 0  # the newest were not seen: who is beyond them?
                 over = _over(found.letters, now - expires, most)
@@ -185,7 +188,7 @@ def _over(letters: Sequence[Letter], died_before: float, most: int) -> list[Lett
     return over
 
 
-def buried(
+def dead_lettered(
     dead: Dead, queues: Queues, message_id: str, priority: int, more: Mapping[str, Any], frame_max: int
 ) -> Outgoing:
     """The message of *dead* on its way to the dead letters. more: what else its headers are to hold."""

@@ -14,17 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from qworker.transports import owner_files
+from qworker.transports.owner_files import OwnerFiles, left_by_the_dead
 
 LOOK_SECONDS = 0.002
 """For how long a look counts: many messages come back at once."""
 
 
 class Deaths:
-    """marks: the path of this process's own running file; '' where there is none."""
+    """files: of this process, beside which the others' are."""
 
-    def __init__(self, marks: str) -> None:
-        self._marks = marks
+    def __init__(self, files: OwnerFiles) -> None:
+        self._files = files
         self._known: set[str] = set()
         self._running: dict[int, list[str]] = {}
         self._looked_at = float("-inf")
@@ -33,9 +33,9 @@ class Deaths:
         """The workers that died while they ran the message *tag*, by the names of their files; most often
         none."""
         now = time.monotonic()
-        if self._marks and now >= self._looked_at + LOOK_SECONDS:
+        if self._files.running and now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now
-            for name, tags in owner_files.left_by_the_dead(self._marks, self._known):
+            for name, tags in left_by_the_dead(self._files.running, self._known):
                 self._known.add(name)
                 for each in tags:
                     self._running.setdefault(each, []).append(name)

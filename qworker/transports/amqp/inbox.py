@@ -1,6 +1,6 @@
 """What RabbitMQ has pushed and nobody has asked for yet, and what is on lease.
 
-Comes from:  ``consumer.py``, a delivery at a time.
+Comes from:  ``subscription.py``, a delivery at a time.
 Goes to:     back to it: Leased messages, in order of urgency, and the delivery numbers to acknowledge.
 Thread:      the listener's.
 
@@ -107,7 +107,7 @@ class Inbox:
         self._early: list[tuple[float, int, Held]] = []  # heap of (due, number, …)
         self._unacked: dict[int, Held] = {}  # by delivery number, in their order
         self._bytes = 0  # of what was not asked for yet
-        self._turn = 0
+        self._first_queue = 0
 
     def roomy(self) -> bool:
         """Whether more should be read: RabbitMQ counts messages, not bytes."""
@@ -125,16 +125,16 @@ class Inbox:
                 self.over.append(message.number)
                 return False
             deaths = self._deaths(tag)
-        marks = _marks(own, now, deaths) if own or deaths else _PLAIN
+        counts = _counts(own, now, deaths) if own or deaths else _PLAIN
         while tag in self._tags:
             tag = tag % (2**63 - 1) + 1  # a twin: the same message was sent twice
         self._tags.add(tag)
-        again = message.redelivered or marks.redelivered
+        again = message.redelivered or counts.redelivered
         leased = Leased(
-            tag, queue, priority, marks.due, marks.deliveries, again, marks.parked, text, properties,
+            tag, queue, priority, counts.due, counts.deliveries, again, counts.parked, text, properties,
             message.body
         )  # fmt: skip
-        held = Held(message.number, leased, marks.kept, message_id, identity)
+        held = Held(message.number, leased, counts.kept, message_id, identity)
         self._unacked[message.number] = held
         self._bytes += len(message.body)
         if leased.due is not None:
@@ -151,7 +151,7 @@ class Inbox:
         heappush(self._ready.setdefault(held.leased.queue, []), (-held.leased.priority, held.number, held))
         self.waiting += 1
 
-    def ripen(self, now: float) -> None:
+    def promote_due(self, now: float) -> None:
         """Make ready what is due by *now*."""
         while self._early and self._early[0][0] <= now:
             self._push(heappop(self._early)[2])
@@ -167,17 +167,18 @@ class Inbox:
             self._bytes -= sum(len(held.leased.body) for held in late)
         return late
 
-    def take(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
-        """Put on lease up to *limit* that are ready, and up to *near* that fall due by *horizon*."""
-        self._turn = (self._turn + 1) % max(1, len(queues))
+    def take(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> list[Leased]:
+        """Put on lease up to *limit* that are ready, and up to *delayed_limit* that fall due by epoch second
+        *until*."""
+        self._first_queue = (self._first_queue + 1) % max(1, len(queues))
         taken: list[Held] = []
         size = 0
-        while near > 0 and self._early and self._early[0][0] <= horizon and size < MAX_LEASE_BYTES:
+        while delayed_limit > 0 and self._early and self._early[0][0] <= until and size < MAX_LEASE_BYTES:
             held = heappop(self._early)[2]
-            near -= 1
+            delayed_limit -= 1
             size += len(held.leased.body)
             taken.append(held)
-        for queue in (*queues[self._turn :], *queues[: self._turn]):
+        for queue in (*queues[self._first_queue :], *queues[: self._first_queue]):
             ready = self._ready.get(queue)
             while ready and limit > 0 and size < MAX_LEASE_BYTES:
                 held = heappop(ready)[2]
@@ -185,8 +186,7 @@ class Inbox:
                 self.waiting -= 1
                 size += len(held.leased.body)
                 taken.append(held)
-        if len(queues) > 1 or near:
-            taken.sort(key=_urgency)
+        taken.sort(key=_urgency)
         self._bytes -= size
         for held in taken:
             self.leased[held.leased.tag] = held
@@ -230,7 +230,7 @@ class Inbox:
         return frames
 
 
-class _Marks(NamedTuple):
+class _Counts(NamedTuple):
     """What the headers that are apart say of a message. kept: those of them that go along when it is sent
     anew."""
 
@@ -241,7 +241,7 @@ class _Marks(NamedTuple):
     kept: dict[str, Any]
 
 
-_PLAIN = _Marks(None, 0, False, 0, {})
+_PLAIN = _Counts(None, 0, False, 0, {})
 """Of nearly all messages."""
 
 
@@ -250,7 +250,7 @@ def _identity(tag: int, own: dict[str, Any]) -> int:
     return hash((tag, repr(counts))) if counts else tag
 
 
-def _marks(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Marks:
+def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Counts:
     counted = own.get(DEATHS)
     names = counted.split() if isinstance(counted, str) else []
     new = [name for name in deaths if name not in names]
@@ -262,7 +262,7 @@ def _marks(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Mark
     if new:
         kept[DELIVERIES] = count(own.get(DELIVERIES)) + len(new)
         kept[DEATHS] = " ".join([*names, *new][-MOST_DEATHS:])
-    return _Marks(
+    return _Counts(
         # What is past says nothing more: others copy it when they send the task again, for another time.
         due if due is not None and due > now else None,
         died,

@@ -82,24 +82,22 @@ def address_of(url: str, use_ssl: Any = None) -> Address:
     )
 
 
-class _Buffered:
-    """A transport of py-amqp's that takes frames out of what it has read in one go."""
+class Frames:
+    """Frames, taken out of what was read in one go."""
 
-    sock: Any
-    connected: bool
-    _data = b""
-    _at = 0
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0
 
     def whole(self) -> bool:
         """Whether a frame can be taken without reading."""
         left = len(self._data) - self._at
         return left >= 8 and left >= 8 + _HEAD.unpack_from(self._data, self._at)[2]
 
-    def fill(self) -> None:
+    def fill(self, sock: Any) -> None:
         """Read once. OSError when the other side is gone, or says nothing within the socket's time limit."""
-        received = self.sock.recv(RECEIVE_BYTES)
+        received = sock.recv(RECEIVE_BYTES)
         if not received:
-            self.connected = False
             raise OSError("the server has closed the connection")
         self._data = self._data[self._at :] + received if self._at < len(self._data) else received
         self._at = 0
@@ -121,17 +119,8 @@ class _Buffered:
         message, self._at = found
         return message
 
-    def read_frame(self, unpack: Any = None) -> tuple[int, int, bytes]:
-        while not self.whole():
-            self.fill()
-        return self.pop()
 
-
-class _TCP(_Buffered, transport.TCPTransport):  # type: ignore[misc]
-    pass
-
-
-class _TLS(_Buffered, transport.SSLTransport):  # type: ignore[misc]
+class _TLS(transport.SSLTransport):  # type: ignore[misc]
     def _wrap_socket(self, sock: Any, tls: Tls, name: str) -> Any:
         return tls.context().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
@@ -140,17 +129,31 @@ class _TLS(_Buffered, transport.SSLTransport):  # type: ignore[misc]
 
 
 class _Connection(amqp.Connection):  # type: ignore[misc]
+    """carrier: the transport, which has the socket. frames: what was read of it."""
+
+    carrier: Any = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.frames = Frames()
+
     def Transport(
         self, host: str, connect_timeout: float, ssl: Any = False, *times: Any, socket_settings: Any = None
     ) -> Any:
-        if ssl:
-            return _TLS(host, connect_timeout=connect_timeout, ssl=ssl, socket_settings=socket_settings)
-        return _TCP(host, connect_timeout=connect_timeout, socket_settings=socket_settings)
+        options: dict[str, Any] = {"connect_timeout": connect_timeout, "socket_settings": socket_settings}
+        self.carrier = _TLS(host, ssl=ssl, **options) if ssl else transport.TCPTransport(host, **options)
+        return self.carrier
+
+    def blocking_read(self, timeout: float | None = None) -> Any:
+        with self.carrier.having_timeout(timeout) as sock:
+            while not self.frames.whole():
+                self.frames.fill(sock)
+        return self.on_inbound_frame(self.frames.pop())
 
 
 class Link:
-    """Connects at once. timeout: seconds for connecting. heartbeat: seconds; 0: none. patience: seconds for
-    each answer.
+    """Connects at once. connect_timeout: seconds. heartbeat: seconds; 0: none. timeout: seconds for each
+    answer.
 
     on_message: called with each Delivery. on_return: with the routing key of a message that no queue took.
     on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose
@@ -158,10 +161,10 @@ class Link:
     """
 
     def __init__(
-        self, address: Address, timeout: float, heartbeat: float = 0.0, patience: float = 10.0
+        self, address: Address, connect_timeout: float, heartbeat: float = 0.0, timeout: float = 10.0
     ) -> None:
         self.address = address
-        self.timeout = patience
+        self.timeout = timeout
         self.blocked = ""
         """Why the server takes no messages now; "" when it does."""
         self.on_message: Callable[[Delivery], None] = _ignore
@@ -178,21 +181,21 @@ class Link:
             login_method="PLAIN" if address.tls is None or not address.tls.certfile else None,
             virtual_host=address.virtual_host,
             ssl=False if address.tls is None else {"tls": address.tls, "name": address.name},
-            connect_timeout=timeout,
+            connect_timeout=connect_timeout,
             heartbeat=heartbeat,
             client_properties=CLIENT,
             on_blocked=self._set_blocked,
             on_unblocked=self._set_unblocked,
             frame_handler=self._frame_handler,
             socket_settings={
-                getattr(socket, "TCP_USER_TIMEOUT", 18): int(max(timeout, heartbeat, 5.0) * 1000)
+                getattr(socket, "TCP_USER_TIMEOUT", 18): int(max(connect_timeout, heartbeat, 5.0) * 1000)
             },
         )
         self.connection = connection
         with self._guarded(connecting=True):
             connection.connect()
-            connection.transport.sock.settimeout(patience)
-            self._poll.register(connection.transport.sock.fileno(), select.POLLIN)
+            connection.carrier.sock.settimeout(timeout)
+            self._poll.register(connection.carrier.sock.fileno(), select.POLLIN)
 
     @property
     def alive(self) -> bool:
@@ -224,7 +227,7 @@ class Link:
         if not self.alive:
             raise BrokerUnavailable(f"the connection to RabbitMQ at {self.address.shown} is closed")
         with self._guarded(channel_errors=True):
-            self.connection.transport.sock.settimeout(self.timeout)
+            self.connection.carrier.sock.settimeout(self.timeout)
             return function(*args, **options)
 
     def channel(self) -> Any:
@@ -236,44 +239,46 @@ class Link:
     def write(self, data: bytes, timeout: float | None = None) -> None:
         """Send frames; BrokerUnavailable when they are not gone within *timeout* seconds."""
         with self._guarded():
-            sock = self.connection.transport.sock
+            sock = self.connection.carrier.sock
             sock.settimeout(max(0.001, self.timeout if timeout is None else timeout))
             sock.sendall(data)
             self.connection.bytes_sent += 1
 
-    def read(self, timeout: float, waker: int = -1) -> bool:
+    def read(self, timeout: float, wakeup: int = -1) -> bool:
         """Handle all frames that have come; wait up to *timeout* seconds for one. True if there was one.
 
-        waker: a file that ends the wait when it can be read.
+        wakeup: a file that ends the wait when it can be read.
         """
         with self._guarded():
-            carrier = self.connection.transport
-            if not carrier.whole():
-                if not self._readable(carrier, timeout, waker):
+            connection = self.connection
+            frames = connection.frames
+            if not frames.whole():
+                sock = connection.carrier.sock
+                if not self._readable(sock, timeout, wakeup):
                     return False
-                carrier.sock.settimeout(self.timeout)
-                carrier.fill()
-            connection, seen = self.connection, False
+                sock.settimeout(self.timeout)
+                frames.fill(sock)
+            seen = False
             while True:
-                if (message := carrier.message()) is not None:
+                if (message := frames.message()) is not None:
                     connection.bytes_recv += 1
                     self.on_message(message)
-                elif carrier.whole():
-                    connection.on_inbound_frame(carrier.pop())
+                elif frames.whole():
+                    connection.on_inbound_frame(frames.pop())
                 else:
                     return seen
                 seen = True
 
-    def _readable(self, carrier: Any, timeout: float, waker: int) -> bool:
-        pending = getattr(carrier.sock, "pending", None)
+    def _readable(self, sock: Any, timeout: float, wakeup: int) -> bool:
+        pending = getattr(sock, "pending", None)
         if pending is not None and pending() > 0:
             return True
-        if waker < 0:
+        if wakeup < 0:
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         ready = select.poll()
-        own = carrier.sock.fileno()
+        own = sock.fileno()
         ready.register(own, select.POLLIN)
-        ready.register(waker, select.POLLIN)
+        ready.register(wakeup, select.POLLIN)
         return any(file == own for file, _ in ready.poll(max(0.0, timeout) * 1000))
 
     def tick(self) -> None:
@@ -351,7 +356,7 @@ class Link:
             self.abandon()
             return
         try:
-            self.connection.transport.sock.settimeout(min(self.timeout, 2.0))
+            self.connection.carrier.sock.settimeout(min(self.timeout, 2.0))
             self.connection.close()
         except (OSError, AMQPError, AttributeError):
             pass  # it is closed either way
@@ -360,10 +365,9 @@ class Link:
     def abandon(self) -> None:
         """In a forked child: let go of the parent's socket without a sign to the server."""
         connection, self.connection = self.connection, None
-        carrier: Any = getattr(connection, "_transport", None)
-        sock = getattr(carrier, "sock", None)
-        if sock is not None:
-            carrier.sock = None
+        carrier = None if connection is None else connection.carrier
+        if carrier is not None and carrier.sock is not None:
+            sock, carrier.sock = carrier.sock, None
             os.close(sock.detach())
 
 

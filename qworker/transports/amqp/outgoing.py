@@ -1,6 +1,6 @@
 """Outgoing: a message on its way to RabbitMQ, and where it goes first.
 
-Comes from:  ``broker.py`` (push), ``republishing.py``, ``dead_letters.py``, ``revocations.py``.
+Comes from:  ``sender.py``, ``republishing.py``, ``dead_letters.py``, ``revocations.py``.
 Goes to:     ``publisher.py``.
 Thread:      any; pure.
 """
@@ -23,14 +23,14 @@ ROOM = 1024
 
 
 class Outgoing(NamedTuple):
-    """A message to be sent to *queue* (its name in the server). parking: its delay, if any. header: for which
-    header() is called, if need be, with the milliseconds until it is due (None: no delay). large: whether it
-    may be too large."""
+    """A message to be sent to *queue* (its name in the server). delay: its queue of delays, if any. header:
+    for which header() is called, if need be, with the milliseconds until it is due (None: no delay). large:
+    whether it may be too large."""
 
     queue: str
     header: bytes | Callable[[int | None], bytes]
     body: bytes
-    parking: Delay | None = None
+    delay: Delay | None = None
     large: bool = False
 
 
@@ -56,10 +56,10 @@ def address(
 ) -> Outgoing:
     """A message to *target*, by way of a queue of delays if it is due later. header: makes it for an
     expiration."""
-    parked = None if due is None else delay(target, due, now)
-    if parked is None:
+    found = None if due is None else delay(target, due, now)
+    if found is None:
         return Outgoing(target, header(None), body)
-    return Outgoing(parked.queue, header, body, parked)
+    return Outgoing(found.queue, header, body, found)
 
 
 def too_large(messages: Sequence[Outgoing], frame_max: int) -> PublishError | None:

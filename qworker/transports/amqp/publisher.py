@@ -1,6 +1,6 @@
 """The publishing side of RabbitMQ: what is pushed is confirmed by the server before push returns.
 
-Comes from:  ``broker.py``: push, and what a worker sends to a queue instead of settling it in place.
+Comes from:  ``sender.py``; ``consumer.py``, which sends to a queue what it does not settle in place.
 Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
 Thread:      any, one at a time; callers that wait together share one round of confirms.
 
@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from amqp.exceptions import ChannelError
@@ -26,7 +26,7 @@ from qworker.interrupts import apart, in_turn
 from qworker.transports.amqp.codec import message_frames, publish_method
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, too_large
-from qworker.transports.amqp.queues import Queues
+from qworker.transports.amqp.server import Server
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.group_commit import Line, Pending
 
@@ -36,11 +36,9 @@ WRITE_BYTES = 32 * 1024
 """What is sent before confirms are looked at: without that both sides could wait for each other. It is
 little, so that the server has something to do while the next headers are made."""
 MOST_DELAYS = 10_000
-
-
 PORTION = 2000
 """Messages of one push that are confirmed together."""
-PARKED_TOGETHER = 1000
+DELAYED_TOGETHER = 1000
 """Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted
 from when the server gets it, so they must not lie about on the way."""
 
@@ -54,22 +52,12 @@ class _ReturnedError(Exception):
 
 
 class Publisher:
-    """connect: makes a Link within so many seconds. confirms: wait for the server's word. now: epoch seconds.
-    silence: seconds without a word after which a server that owes us one is taken for dead."""
+    """confirms: wait for the server's word."""
 
-    def __init__(
-        self,
-        connect: Callable[[float], Link],
-        queues: Queues,
-        confirms: bool,
-        now: Callable[[], float],
-        silence: float = math.inf,
-    ) -> None:
-        self._connect = connect
-        self._queues = queues
+    def __init__(self, server: Server, confirms: bool) -> None:
+        self._server = server
+        self._queues = server.queues
         self._confirms = confirms
-        self._now = now
-        self._silence_seconds = silence
         self.frame_max = 131072
         """Bytes, as agreed upon with the server; until then, its default."""
         self.turn = threading.Lock()
@@ -183,26 +171,26 @@ class Publisher:
         if CRASHING:
             crash_point("publishing")
         parts: list[bytes] = []
-        size = parked = 0
+        size = delayed = 0
         for message in messages:
             method = self._methods.get(message.queue)
             if method is None:
                 method = publish_method("", message.queue, True)
-                if message.parking is None:
+                if message.delay is None:
                     self._methods[message.queue] = method
-            header, parking = message.header, message.parking
+            header, delay = message.header, message.delay
             if not isinstance(header, bytes):
-                left = None if parking is None else max(0, parking.begins - int(self._now() * 1000))
+                left = None if delay is None else max(0, delay.begins - int(self._server.clock.now() * 1000))
                 header = header(left)
-                parked += parking is not None
+                delayed += delay is not None
             parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
             size += len(parts[-1])
             self._sent += 1
-            if size >= WRITE_BYTES or parked >= PARKED_TOGETHER:
+            if size >= WRITE_BYTES or delayed >= DELAYED_TOGETHER:
                 self._write(link, b"".join(parts), deadline)
-                if parked and self._confirms:
+                if delayed and self._confirms:
                     self._await_confirms(link, deadline)
-                parts, size, parked = [], 0, 0
+                parts, size, delayed = [], 0, 0
         if parts:
             self._write(link, b"".join(parts), deadline)
         if self._confirms:
@@ -228,7 +216,7 @@ class Publisher:
         heard = time.monotonic()
         while self._confirmed < self._sent:
             now = time.monotonic()
-            dead = heard + self._silence_seconds if not link.blocked else math.inf
+            dead = heard + self._server.silent_seconds if not link.blocked else math.inf
             if now >= min(deadline, dead):
                 silence = self._silence(link)
                 link.drop()  # what it may still confirm is no longer waited for
@@ -267,7 +255,7 @@ class Publisher:
 
     def _open(self, deadline: float) -> Link:
         self._link = None
-        link = apart(lambda: self._connect(max(0.1, deadline - time.monotonic())))
+        link = apart(lambda: self._server.connect(max(0.1, deadline - time.monotonic())))
         link.on_confirm = self._confirm
         link.on_return = self._note_return
         self._sent = self._confirmed = 0
@@ -285,11 +273,11 @@ class Publisher:
         return link
 
     def _declare(self, link: Link, message: Outgoing) -> None:
-        if message.parking is None:
+        if message.delay is None:
             self._queues.declare(link, message.queue.removeprefix(self._queues.prefix))
         else:
-            channel = self._parking(link)
-            arguments = message.parking.arguments
+            channel = self._channel_of_delays(link)
+            arguments = message.delay.arguments
             try:
                 link.call(
                     channel.queue_declare, message.queue, durable=True, auto_delete=False, arguments=arguments
@@ -303,7 +291,7 @@ class Publisher:
                 self._declared = set()  # most of them are past
         self._declared.add(message.queue)
 
-    def _parking(self, link: Link) -> Any:
+    def _channel_of_delays(self, link: Link) -> Any:
         channel = link.connection.channels.get(2)
         return channel if channel is not None and channel.is_open else link.call(link.connection.channel, 2)
 

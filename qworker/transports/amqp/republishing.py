@@ -11,28 +11,31 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from qworker.clock import Clock
 from qworker.transports.amqp.codec import content_header, largest_header, may_be_over
-from qworker.transports.amqp.dead_letters import buried
+from qworker.transports.amqp.dead_letters import dead_lettered
 from qworker.transports.amqp.delays import LONGEST
 from qworker.transports.amqp.inbox import Held
 from qworker.transports.amqp.outgoing import Outgoing, address
-from qworker.transports.amqp.queues import Queues
+from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Bury, Dead, Release
 from qworker.transports.own_headers import DELIVERIES, DUE, PARKED, REDELIVERED
 
 logger = logging.getLogger(__name__)
 
 
-class Anew:
+class Republishing:
     """frame_max: bytes, as agreed upon with the server."""
 
-    def __init__(self, queues: Queues, clock: Clock, frame_max: int) -> None:
-        self._queues = queues
-        self._clock = clock
+    def __init__(self, server: Server, frame_max: int) -> None:
+        self._queues = server.queues
+        self._clock = server.clock
         self._frame_max = frame_max
 
-    def released(self, held: Held, release: Release) -> Outgoing:
+    def message(self, held: Held, order: Release | Bury) -> Outgoing:
+        """What is to be sent for *order*."""
+        return self._dead_lettered(held, order) if isinstance(order, Bury) else self._released(held, order)
+
+    def _released(self, held: Held, release: Release) -> Outgoing:
         """The message of *held* as it goes back to its queue; to the dead letters if it is too large for
         that."""
         leased = held.leased
@@ -55,10 +58,10 @@ class Anew:
                 f"its headers have {size} bytes, and RabbitMQ takes {most}"
             )
             logger.error("message %d in %s goes to the dead letters: %s", leased.tag, leased.queue, reason)
-            return self.buried(held, Bury(leased.tag, reason, counted=release.counted))
+            return self._dead_lettered(held, Bury(leased.tag, reason, counted=release.counted))
         return address(self._queues.prefix + leased.queue, due, self._clock.now(), header, leased.body)
 
-    def buried(self, held: Held, bury: Bury) -> Outgoing:
+    def _dead_lettered(self, held: Held, bury: Bury) -> Outgoing:
         """The message of *held* as a dead letter."""
         leased = held.leased
         dead = Dead(
@@ -67,7 +70,7 @@ class Anew:
             leased.properties, leased.body,
         )  # fmt: skip
         more = {name: value for name, value in held.own.items() if name != DUE}
-        return buried(dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
+        return dead_lettered(dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
 
 
 def _counts(held: Held, release: Release) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Revocations in RabbitMQ: a stream that every worker reads from its beginning.
 
-Comes from:  ``broker.py`` (revoke), the server.
+Comes from:  ``sender.py`` (revoke), the server.
 Goes to:     the listener, by ``revoked_since``.
 Thread:      the listener's; encode() any.
 
@@ -18,7 +18,6 @@ from typing import Any
 
 from amqp.exceptions import ChannelError
 
-from qworker.clock import Clock
 from qworker.errors import ConfigurationError
 from qworker.naming import task_id
 from qworker.transports.amqp.codec import Delivery, ack_frame, content_header, read_content
@@ -26,6 +25,7 @@ from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing
 from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import REVOKED, Queues
+from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Revocation
 
 logger = logging.getLogger(__name__)
@@ -44,25 +44,29 @@ def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
 
 
 class RevokedStream:
-    """What was read of the stream. expires: seconds for which a revocation stands."""
+    """What was read of the stream.
 
-    def __init__(self, clock: Clock, expires: float) -> None:
-        self._clock = clock
-        self._expires = expires
+    last: the number of the revocation that came last, counted here: the offsets of a stream made anew begin
+    anew.
+    """
+
+    def __init__(self, server: Server, publisher: Publisher) -> None:
+        self._server = server
+        self._publisher = publisher
+        self.last = 0
         self._known: dict[str, float] = {}
         """Ids of the messages that were read → until when they stand: over each new link all are read
         again."""
-        self._number = 0
-        """Of the last that was heard, counted here: the offsets of a stream made anew begin anew."""
         self._heard: list[tuple[int, float, Revocation]] = []
         self._marker = ""
         self._link: Link | None = None
         self._channel = 0
 
-    def open(self, link: Link, queues: Queues, publisher: Publisher, timeout: float) -> None:
+    def open(self, link: Link) -> None:
         """Read the stream over *link*, and return when all that stands in it was read."""
+        queues = self._server.queues
         try:
-            now = self._clock.now()
+            now = self._server.clock.now()
             self._known = {id: expires for id, expires in self._known.items() if expires > now}
             if queues.look(link, REVOKED) is None:
                 queues.declare(link, REVOKED)
@@ -80,8 +84,8 @@ class RevokedStream:
             return
         # The server does not say how long a stream is: read on until our own mark comes along.
         self._marker = task_id()
-        publisher.send(encode([{"marker": self._marker}], queues), timeout)
-        deadline = time.monotonic() + timeout
+        self._publisher.send(encode([{"marker": self._marker}], queues), self._server.timeout)
+        deadline = time.monotonic() + self._server.timeout
         while self._marker and (left := deadline - time.monotonic()) > 0:
             link.read(left)
 
@@ -104,13 +108,12 @@ class RevokedStream:
         if id in self._known:
             return False
         self._known[id] = expires
-        self._number += 1
-        self._heard.append((self._number, expires, found))
+        self.last += 1
+        self._heard.append((self.last, expires, found))
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """As Broker.revoked_since."""
-        now = self._clock.now()
+        """As Consumer.revoked_since."""
+        now = self._server.clock.now()
         self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
-        found = [entry[2] for entry in self._heard]
-        return (self._heard[-1][0] if found else cursor), found
+        return max(cursor, self.last), [entry[2] for entry in self._heard]

@@ -105,7 +105,7 @@ def comes_again(store: AMQPBroker) -> list[str]:
         found += store.consumer.lease(["q"], 1000).messages
         store.consumer.wait(0.05)
     store.consumer.settle(
-        store._epoch, [Ack(leased.tag) for leased in found if names([leased]) == ["marker"]]
+        store.consumer._generation, [Ack(leased.tag) for leased in found if names([leased]) == ["marker"]]
     )
     return [name for name in names(found) if name != "marker"]
 
@@ -114,7 +114,7 @@ def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlem
     """Settle so that the server hears nothing of it, and lose the connection."""
     proxy.up.lost = True
     read = proxy.up.pieces
-    store.consumer.settle(store._epoch, settlements)
+    store.consumer.settle(store.consumer._generation, settlements)
     deadline = time.monotonic() + PATIENCE
     while proxy.up.pieces == read:
         assert time.monotonic() < deadline, "the proxy has thrown it away"
@@ -123,7 +123,7 @@ def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlem
     proxy.heal()
 
 
-def enlist_again(store: AMQPBroker, concurrency: int) -> None:
+def register_again(store: AMQPBroker, concurrency: int) -> None:
     """As the listener does: until the broker answers."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -147,7 +147,7 @@ def test_what_was_acknowledged_when_the_connection_broke_is_not_run_again(
     store.sender.push([envelope(str(number)) for number in range(8)])
     held = receive(store, 8)
     lose_what_is_said(store, proxy, [Ack(leased.tag) for leased in held[:5]])
-    enlist_again(store, 4)
+    register_again(store, 4)
     assert sorted(comes_again(store)) == names(held[5:]), "what was not settled is run; what was is not"
     store.consumer.deregister()
     beside = open_()
@@ -161,7 +161,7 @@ def test_a_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
     store.sender.push([envelope("a")])
     lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
     for _ in range(2):
-        enlist_again(store, 1)
+        register_again(store, 1)
         assert comes_again(store) == []
         proxy.cut()
 
@@ -176,7 +176,7 @@ def test_what_was_to_start_once_its_ack_is_known_comes_again_when_it_is_not(
     lose_what_is_said(store, proxy, [Ack(receive(store, 1)[0].tag)])
     with pytest.raises(LeaseLost):
         store.consumer.confirm()
-    enlist_again(store, 1)
+    register_again(store, 1)
     assert comes_again(store) == ["a"]
 
 
@@ -185,17 +185,19 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     is known for what it is."""
     store, aside = open_(proxy), open_()
     store.consumer.register("w", ["q"], 2)
-    store._publisher, publisher = aside._publisher, store._publisher
+    store.consumer._publisher, publisher = aside._publisher, store._publisher
     aside.sender.push([envelope("counted"), envelope("dead"), envelope("twice")])
     counted, dead, twice = receive(store, 3)
     settlements = [Release(counted.tag, counted=True), Bury(dead.tag, "why"), Release(twice.tag, parked=True)]
     lose_what_is_said(store, proxy, settlements)
-    store._publisher = publisher
-    enlist_again(store, 2)
-    store._inbox.prefetch.ask(100)
+    store.consumer._publisher = publisher
+    register_again(store, 2)
+    assert store.consumer._subscription is not None
+    inbox = store.consumer._subscription.inbox
+    inbox.prefetch.ask(100)
     assert sorted(comes_again(store)) == ["counted", "twice"]
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
-    by_name = {names([held.leased])[0]: held.leased for held in store._inbox.leased.values()}
+    by_name = {names([held.leased])[0]: held.leased for held in inbox.leased.values()}
     assert (by_name["counted"].deliveries, by_name["twice"].parked) == (1, 1)
 
 
@@ -248,10 +250,10 @@ def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, direc
         "poison": 3, **{str(number): 0 for number in range(5)}
     }  # fmt: skip
     assert all(leased.redelivered for leased in found.values())
-    store.consumer.settle(store._epoch, [Release(found["poison"].tag, counted=True)])
+    store.consumer.settle(store.consumer._generation, [Release(found["poison"].tag, counted=True)])
     (again,) = receive(store, 1)
     assert again.deliveries == 4, "each death counts once, though its file is still there"
-    store.consumer.settle(store._epoch, [Release(again.tag, parked=True)])
+    store.consumer.settle(store.consumer._generation, [Release(again.tag, parked=True)])
     assert receive(store, 1)[0].deliveries == 4
 
 
@@ -315,7 +317,7 @@ def test_headers_that_fill_a_frame_are_settled(
     headers = filling(FRAME_MAX - 8)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
-    assert store.consumer.settle(store._epoch, [settle(leased.tag)]) == set()
+    assert store.consumer.settle(store.consumer._generation, [settle(leased.tag)]) == set()
     (letter,) = store.admin.dead()
     assert json.loads(letter.headers) == headers
     assert (letter.body, letter.queue) == (b"[]", "q")
@@ -332,10 +334,10 @@ def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> N
     headers = filling(FRAME_MAX - 600)
     push_raw(prefix, headers)
     (leased,) = receive(store, 1)
-    store.consumer.settle(store._epoch, [Release(leased.tag, counted=True)])
+    store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     (again,) = receive(store, 1)
     assert (again.deliveries, json.loads(again.headers)) == (1, headers)
-    store.consumer.settle(store._epoch, [Bury(again.tag, "why " * 1000)])
+    store.consumer.settle(store.consumer._generation, [Bury(again.tag, "why " * 1000)])
     assert store.admin.dead_retry() == 1
     assert json.loads(receive(store, 1)[0].headers) == headers
 
@@ -367,7 +369,7 @@ def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
     for leased in receive(store, 3):
         headers = json.loads(leased.headers)
         assert {name: value for name, value in headers.items() if name.startswith("x-")} == given
-        store.consumer.settle(store._epoch, [Release(leased.tag, counted=True)])
+        store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     for leased in receive(store, 3):
         assert given.items() <= json.loads(leased.headers).items(), "also when it is sent anew"
 
@@ -386,7 +388,7 @@ def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> Non
     store = open_(dead_expires=4000 * 86400.0)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
-    store.consumer.settle(store._epoch, [Bury(receive(store, 1)[0].tag, "why")])
+    store.consumer.settle(store.consumer._generation, [Bury(receive(store, 1)[0].tag, "why")])
     assert len(store.admin.dead()) == 1
     assert store.consumer.sweep(4000 * 86400.0, 10) == 0
     assert len(store.admin.dead()) == 1

@@ -1,0 +1,86 @@
+"""What people and tools ask of RabbitMQ.
+
+Comes from:  the command line, the worker's status.
+Goes to:     the server, over a link for each question; ``dead_letters.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qworker.naming import task_id
+from qworker.transports.amqp.consumer import AMQPConsumer
+from qworker.transports.amqp.dead_letters import all_dead_letters, dead_lettered, sent_back
+from qworker.transports.amqp.publisher import Publisher
+from qworker.transports.amqp.queues import DEAD, REVOKED
+from qworker.transports.amqp.server import Server
+from qworker.transports.lease import Admin, Dead, QueueInfo
+
+
+class AMQPAdmin(Admin):
+    """publisher, consumer: of this process. RabbitMQ does not tell what queues it has: those are asked after
+    that the settings name, and that these two use."""
+
+    def __init__(self, server: Server, publisher: Publisher, consumer: AMQPConsumer) -> None:
+        self._server = server
+        self._queues = server.queues
+        self._publisher = publisher
+        self._consumer = consumer
+
+    def queues(self) -> list[QueueInfo]:
+        names = {*self._queues.known(), *self._consumer.queues, *self._publisher.targets()} - {DEAD, REVOKED}
+        ready = {info.queue: info.ready for info in self.depths(list(names))}
+        dead = Counter(letter.queue for letter in self.dead(None, 2**31))
+        found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
+        return sorted(info for info in found if info.ready or info.dead)
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Always None: RabbitMQ does not tell (it lacks COUNTS)."""
+        return None
+
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        link = self._server.connect()
+        try:
+            return [QueueInfo(name, self._queues.look(link, name) or 0) for name in queues]
+        finally:
+            link.close()
+
+    def purge(self, queue: str) -> int:
+        link = self._server.connect()
+        try:
+            if self._queues.look(link, queue) is None:
+                return 0
+            channel = link.channel()
+            return int(link.call(channel.queue_purge, self._queues.prefix + queue) or 0)
+        finally:
+            link.close()
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        with all_dead_letters(self._server) as found:
+            letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
+        letters.reverse()
+        letters.sort(key=lambda letter: -letter.died_at)
+        return letters[:limit]
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        with all_dead_letters(self._server) as found:
+            chosen = found.chosen(tags)
+            back = [(letter, sent_back(letter, self._queues, found.frame_max)) for letter in chosen]
+            messages = [message for _, message in back if message is not None]
+            self._publisher.send(messages, self._server.timeout)
+            return found.remove([letter for letter, message in back if message is not None])
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        with all_dead_letters(self._server) as found:
+            return found.remove(found.chosen(tags))
+
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        frame_max = self._publisher.frame_max
+        messages = [dead_lettered(letter, self._queues, task_id(), 0, {}, frame_max) for letter in letters]
+        self._publisher.send(messages, self._server.timeout)
+
+    def workers(self) -> list[dict[str, object]]:
+        """Always []: RabbitMQ does not tell (it lacks WORKERS)."""
+        return []
