@@ -32,7 +32,7 @@ from qworker import QWorker
 from qworker.errors import ResultTimeout
 from qworker.transports.lease import Bury
 from tests.acceptance.sqs_server import Sqs
-from tests.contract.place_plain import SQS_OPTIONS, sqs_server
+from tests.contract.place_kombu import SQS_OPTIONS, sqs_server
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import require
 

@@ -26,7 +26,7 @@ from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.lease_places import PLACES, Place, message
-from tests.contract.place_plain import KombuPlace, SqsPlace, sqs_server
+from tests.contract.place_kombu import KombuPlace, SqsPlace, sqs_server
 
 pytestmark = pytest.mark.contract
 

@@ -1,4 +1,4 @@
-"""Moving: everything arrives as it was, and whatever breaks in between, nothing is in neither place."""
+"""Transfer: everything arrives as it was, and whatever breaks in between, nothing is in neither place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The brokers of the plain path as places: kombu's memory, and Amazon SQS as moto plays it.
+"""The brokers that are spoken to through kombu, as places: kombu's memory, and Amazon SQS as moto plays it.
 
-Comes from:  test_settlement_fuzz.py and test_interrupted.py. The suite of the whole contract, which the plain
-             path does not keep, does without them.
+Comes from:  test_settlement_fuzz.py and test_interrupted.py. The suite of the whole contract, which they
+             do not keep, does without them.
 Goes to:     kombu in this process, or a server of the test's own.
 """
 
