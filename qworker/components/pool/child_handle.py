@@ -51,8 +51,12 @@ class Limit(NamedTuple):
 
 
 class ChildHandle:
-    """max_tasks: after so many the child is replaced; None: never. monotonic, send_signal: the system's, but
-    for tests."""
+    """The parent's side of one child.
+
+    - index: its place in the pool, which a replacement takes over.
+    - max_tasks: after so many it is replaced. None: never.
+    - monotonic, send_signal: the system's, but for tests.
+    """
 
     def __init__(
         self,

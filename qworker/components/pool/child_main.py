@@ -59,9 +59,8 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
     signals.worker_process_init.send(app)
     try:
         child.run()
-    except (
-        OSError
-    ) as error:  # the socket is broken: a task closed it, or the worker is gone; or no files are left
+    except OSError as error:
+        # The socket is broken, since a task closed it or the worker is gone; or no files are left.
         logger.debug("this process cannot go on: %s", error)
         return 1
     finally:
@@ -72,8 +71,12 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
 
 
 class Child:
-    """settings: index, hostname, describe (whether outcomes carry the result's repr), max_memory (KiB or
-    None), async_concurrency, running_path."""
+    """The child's side.
+
+    - jobs: the socket through which jobs come and outcomes go.
+    - tokens, orders: the reading ends of those pipes; see frames.py.
+    - settings: index, hostname, max_memory (KiB, or None), running_path (or None).
+    """
 
     def __init__(
         self, app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]
@@ -82,7 +85,6 @@ class Child:
         self._socket = jobs
         self._tokens = tokens
         self._orders = orders
-        self._settings = settings
         self._pid = os.getpid()
         self._token = 0  # main thread: a token taken for a job that is still to come
         self._send_lock = threading.Lock()

@@ -29,7 +29,16 @@ OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """What every pool needs to know. Times in seconds, memory in KiB; None is no limit."""
+    """What every pool needs to know.
+
+    - concurrency: how many sync tasks run at once.
+    - hostname: the name of the worker, which tasks see.
+    - async_concurrency: how many async tasks run at once in a process, beside the sync ones.
+    - frame_seconds: at most so much expected work waits in a child; a longer task goes there alone.
+    - max_tasks_per_child, max_memory_per_child (KiB): a child that reaches it is replaced. None: no limit.
+    - running_path: of the running file. None: nobody reads one.
+    - alive_timeout (seconds): a child that has not come up by then is killed.
+    """
 
     concurrency: int
     hostname: str

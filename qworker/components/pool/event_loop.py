@@ -19,11 +19,17 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 MOST_EARLY = 1000
+"""Orders to cancel that are kept for tasks which have not begun."""
 
 
 class AsyncRun:
-    """One task on the loop. key: the caller's name for it. cancelled: with what the worker has cancelled it;
-    None: it has not, and whatever cancels it then is the task's own doing."""
+    """One task on the loop.
+
+    - key: the caller's name for it.
+    - make: returns its coroutine.
+    - cancelled: with what the worker has cancelled it. None: it has not, and whatever cancels it then is the
+      task's own doing.
+    """
 
     __slots__ = ("begun", "cancelled", "key", "make", "task")
 

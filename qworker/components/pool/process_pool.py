@@ -46,8 +46,13 @@ STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker di
 
 
 class ProcessPool(TaskPool):
-    """settings: see PoolSettings. The callbacks are called on the pool thread. clock, send_signal: the
-    system's, but for tests."""
+    """A pool of processes.
+
+    - settings: see PoolSettings.
+    - spawner: starts children, and tells of their deaths.
+    - on_ended, on_stored, on_room, on_crash: called on the pool thread; see contract.py.
+    - clock, send_signal: the system's, but for tests.
+    """
 
     def __init__(
         self,
@@ -322,7 +327,7 @@ class ProcessPool(TaskPool):
             self._cut.extend(running)  # we killed it to stop: the worker gives them back
         else:
             beside = Outcome(INTERRUPTED, text=how)
-            ended.extend((one, outcome if target in (None, one) else beside) for one in running)
+            ended.extend((request, outcome if target in (None, request) else beside) for request in running)
         if not child.retiring:
             self.deaths += 1
             logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)
@@ -366,7 +371,6 @@ class ProcessPool(TaskPool):
                     "index": index,
                     "hostname": settings.hostname,
                     "max_memory": settings.max_memory_per_child,
-                    "async_concurrency": settings.async_concurrency,
                     "running_path": settings.running_path,
                 },
             )

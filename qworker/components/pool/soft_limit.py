@@ -26,9 +26,8 @@ class SoftLimit:
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
-        self._deadline: list[
-            float
-        ] = []  # main thread: [monotonic seconds]; told apart by identity, [] when nothing runs
+        self._deadline: list[float] = []  # written by the main thread
+        """[monotonic seconds]; [] when nothing runs. Two are told apart by identity."""
         self._struck: list[float] | None = None  # this thread sets it, the main one clears it
         self._sleeps_until = math.inf  # this thread
         self._wake: SimpleQueue[None] = SimpleQueue()
