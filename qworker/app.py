@@ -200,8 +200,7 @@ class QWorker:
             if other is not None and other.origin() != task.origin():
                 raise ConfigurationError(
                     f"two tasks are named {task.name!r}: {'.'.join(other.origin())} and "
-                    f"{'.'.join(task.origin())}; "
-                    "give one of them another name="
+                    f"{'.'.join(task.origin())}; give one of them another name="
                 )
             self._tasks.register(task)
             if self.finalized:

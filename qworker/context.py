@@ -278,8 +278,8 @@ def get_current_app() -> QWorker:
         return context._task.app
     if not _default:
         raise ConfigurationError(
-            "no app has been made yet: write app = QWorker('proj') in a module, and import it before "
-            "this line"
+            "no app has been made yet: write app = QWorker('proj') in a module, and import it before this "
+            "line"
         )
     return _default[0]
 

@@ -122,8 +122,8 @@ def _warn(source: Broker, target: Broker) -> None:
         click.echo(text + "what they hold stays with them.", err=True)
     if "counts" in source.lacks:
         text = (
-            "This broker gives out delayed messages only when they are due: they stay. Run this again "
-            "later for them."
+            "This broker gives out delayed messages only when they are due: they stay. Run this again later "
+            "for them."
         )
         click.echo(text, err=True)
 

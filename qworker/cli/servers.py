@@ -102,11 +102,11 @@ def redis_facts(where: str, info: dict[str, str], save: str | None, allow_evicti
     advice = "CONFIG SET maxmemory-policy noeviction"
     if policy.startswith("allkeys-"):
         severity = "warning" if allow_eviction else "error"
-        yield Fact(severity, f"{where} has maxmemory-policy {policy}: it deletes messages when its "
-                             "memory is full", advice)  # fmt: skip
+        yield Fact(severity, f"{where} has maxmemory-policy {policy}: it deletes messages when its memory is "
+                             "full", advice)  # fmt: skip
     elif policy.startswith("volatile-"):
-        yield Fact("warning", f"{where} has maxmemory-policy {policy}: it deletes results when its "
-                              "memory is full", advice)  # fmt: skip
+        yield Fact("warning", f"{where} has maxmemory-policy {policy}: it deletes results when its memory is "
+                              "full", advice)  # fmt: skip
     appends = info.get("aof_enabled") == "1"
     on = "CONFIG SET appendonly yes, and in redis.conf"
     if not appends and save == "":
@@ -206,8 +206,8 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     yield from skew(where, float(now), before, after)
     if flush != 1:
         what = (
-            f"{where} has innodb_flush_log_at_trx_commit {flush}: a crash loses the last messages that "
-            "were accepted"
+            f"{where} has innodb_flush_log_at_trx_commit {flush}: a crash loses the last messages that were "
+            "accepted"
         )
         yield Fact("warning", what, "set it to 1")
     if read_only:

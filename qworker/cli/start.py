@@ -203,8 +203,8 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, 
     unknown = [name for name in queues or () if name not in declared]
     if unknown and not conf.task_create_missing_queues:
         raise ConfigurationError(
-            f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; "
-            f"there are: {', '.join(sorted(declared))}"
+            f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; there "
+            f"are: {', '.join(sorted(declared))}"
         )
     return choice
 

@@ -104,8 +104,7 @@ def _queues_with_priority(choice: AppChoice) -> Iterator[Problem]:
     if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
         message = (
             f"priorities are used ({users}), and RabbitMQ's queues are declared without: set "
-            "task_queue_max_priority = 9, "
-            "and delete queues that there are already, which cannot be changed"
+            "task_queue_max_priority = 9, and delete queues that there are already, which cannot be changed"
         )
         yield Problem("task_queue_max_priority", message, _DEFAULT, "warning")
 
@@ -165,8 +164,8 @@ def _redis(choice: AppChoice) -> Iterator[Problem]:
     if isinstance(timeout, (int, float)) and longest is not None and timeout < longest:
         message = (
             f"visibility_timeout is {timeout:g} s and a task may run for {longest:g} s: what a Celery worker "
-            "on these "
-            "queues runs for longer is given to another as well. Make it longer than the longest task"
+            "on these queues runs for longer is given to another as well. Make it longer than the longest "
+            "task"
         )
         yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
     if options.get("allow_eviction"):
@@ -196,14 +195,13 @@ def _tls(conf: Any) -> Iterator[Problem]:
         if verification.upper().removeprefix("VERIFYMODE.").removeprefix("CERT_") in ("NONE", "0"):
             message = (
                 f"{setting} is reached by TLS without a look at the certificate (ssl_cert_reqs): anybody in "
-                "between can "
-                "read and change messages. Give ssl_ca_certs, and require the certificate"
+                "between can read and change messages. Give ssl_ca_certs, and require the certificate"
             )
             yield Problem(setting, message, conf.source(setting), "warning")
         if plain and password and host not in (None, "localhost", "127.0.0.1", "::1"):
             message = (
-                f"{setting} sends its password to {host} unencrypted; use rediss:// or amqps:// where "
-                "the network is shared"
+                f"{setting} sends its password to {host} unencrypted; use rediss:// or amqps:// where the "
+                "network is shared"
             )
             yield Problem(setting, message, conf.source(setting), "note")
 

@@ -17,12 +17,12 @@ from qworker.errors import NotAvailable
 LATER = "comes in a later version"
 _WORKFLOWS = f"workflows {LATER.replace('comes', 'come')}; until then link= goes on with one result"
 _SCHEDULES = (
-    f"schedules {LATER.replace('comes', 'come')}; until then have cron call `qworker call`, "
-    "or let the task call itself again with countdown="
+    f"schedules {LATER.replace('comes', 'come')}; until then have cron call `qworker call`, or let the task "
+    "call itself again with countdown="
 )
 _EVENTS = (
-    f"events {LATER.replace('comes', 'come')}; until then signals, as qworker.signals.task_success, "
-    "tell what happens in a worker"
+    f"events {LATER.replace('comes', 'come')}; until then signals, as qworker.signals.task_success, tell "
+    "what happens in a worker"
 )
 _STEPS = "there are no boot steps here: signals observe a worker, and middleware changes what it does"
 _STAMPS = "headers are not stamped here: give headers= to apply_async(), and read task.request.headers"

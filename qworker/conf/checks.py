@@ -118,9 +118,8 @@ def _security(conf: Values) -> Iterator[Finding]:
         if key.endswith((".key", ".pem")):
             message = (
                 "security_key looks like the path of a key file, as Celery has it; here it is the key "
-                "itself, and whoever "
-                "can guess it signs messages: read it from a file or the environment variable "
-                "QWORKER_SECURITY_KEY"
+                "itself, and whoever can guess it signs messages: read it from a file or the environment "
+                "variable QWORKER_SECURITY_KEY"
             )
             yield "security_key", message, "error"
             break
@@ -140,8 +139,8 @@ def _queues(conf: Values) -> Iterator[Finding]:
     queues, default = conf["task_queues"], conf["task_default_queue"]
     if not conf["task_create_missing_queues"] and default not in queues:
         message = (
-            f"task_default_queue is {default!r}, which task_queues lacks and "
-            "task_create_missing_queues forbids"
+            f"task_default_queue is {default!r}, which task_queues lacks and task_create_missing_queues "
+            "forbids"
         )
         yield "task_default_queue", message, "error"
     if conf["task_create_missing_queues"]:
@@ -179,8 +178,8 @@ def _advice(conf: Values) -> Iterator[Finding]:
         yield "task_always_eager", message, "note"
     if _UNSAFE & set(conf["accept_content"]) and getattr(os, "geteuid", lambda: 1)() == 0:
         message = (
-            "accept_content names pickle, and this runs as root: whoever has the security_key owns "
-            "the machine"
+            "accept_content names pickle, and this runs as root: whoever has the security_key owns the "
+            "machine"
         )
         yield "accept_content", message, "warning"
     if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:

@@ -268,9 +268,8 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
         if _to_all(options):
             raise ValueError(
                 f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of the "
-                "kinds fanout "
-                "and headers): each message goes to one queue; give every worker a queue of its own and call "
-                "for each"
+                "kinds fanout and headers): each message goes to one queue; give every worker a queue of its "
+                "own and call for each"
             )
         if queues.setdefault(_queue(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")

@@ -84,8 +84,8 @@ class Declarations:
     timezone: str = declare(
         kinds.TIMEZONE,
         "UTC",
-        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times "
-        "people read.",
+        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times people "
+        "read.",
     )
     enable_utc: bool = declare(
         kinds.BOOLEAN,
@@ -286,8 +286,8 @@ class Declarations:
         kinds.MAPPING,
         {},
         "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a "
-        "server of which "
-        "nothing is heard is given up after 10 s when connecting and 30 s when waiting for an answer.",
+        "server of which nothing is heard is given up after 10 s when connecting and 30 s when waiting for "
+        "an answer.",
         nullable=True,
     )
     database_short_lived_sessions: bool = declare(

@@ -92,9 +92,8 @@ class Control:
         """
         if destination is not None:
             raise ControlError(
-                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all "
-                "are told; "
-                "leave destination out"
+                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all are "
+                "told; leave destination out"
             )
         if reply or timeout is not None:
             waiting = "reply=True or wait=True" if reply else f"timeout={timeout!r}"
@@ -126,7 +125,6 @@ class Control:
         if name in INSTEAD:
             raise NotAvailable(
                 f"app.control.{name}: remote control but for revoke() and terminate() comes in a later "
-                "version; "
-                f"until then: {INSTEAD[name]}"
+                f"version; until then: {INSTEAD[name]}"
             )
         raise AttributeError(f"app.control has no {name!r}; it has revoke() and terminate()")

@@ -93,9 +93,8 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
             if reason is None:
                 reason = f"{kind} is not JSON"
             return EncodeError(
-                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), "
-                f"give {kind} "
-                "a __json__() method, or choose a serializer that can",
+                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), give "
+                f"{kind} a __json__() method, or choose a serializer that can",
                 path,
                 kind,
             )
@@ -228,8 +227,7 @@ def check_accepted(content_type: str, accept: frozenset[str]) -> None:
     name = _NAMES.get(content_type, content_type)
     raise SecurityError(
         f"content type {content_type!r:.100} is not accepted; add {name!r:.100} to the setting "
-        "accept_content only if "
-        "everyone who can write to the broker is trusted"
+        "accept_content only if everyone who can write to the broker is trusted"
     )
 
 

@@ -60,8 +60,8 @@ class Signer:
         secrets = [key.encode() for key in ([keys] if isinstance(keys, str) else keys)]
         if not secrets or min(map(len, secrets)) < SHORTEST_KEY:
             raise ConfigurationError(
-                f"security_key needs at least one key of {SHORTEST_KEY} bytes or more; make one with "
-                "python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+                f"security_key needs at least one key of {SHORTEST_KEY} bytes or more; make one with python "
+                "-c 'import secrets; print(secrets.token_urlsafe(32))'",
                 setting="security_key",
             )
         self._keys = {key_id(secret): secret for secret in secrets}
@@ -87,8 +87,8 @@ class Signer:
         age = self.age(headers, body, properties)
         if self._max_age is not None and age > self._max_age:
             raise SecurityError(
-                f"the signature is {age:.0f} s old, and security_max_age is {self._max_age:g} s; "
-                "`qworker dead retry` signs it anew"
+                f"the signature is {age:.0f} s old, and security_max_age is {self._max_age:g} s; `qworker "
+                "dead retry` signs it anew"
             )
 
     def age(

@@ -333,8 +333,8 @@ def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float 
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:
         raise PublishError(
-            f"calling {name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make "
-            "it smaller"
+            f"calling {name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it "
+            "smaller"
         )
     return hard, soft
 

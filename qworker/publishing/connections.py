@@ -158,13 +158,12 @@ def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> No
     if given is not None and not (isinstance(given, Connection) and given.app is app):
         raise PublishError(
             f"calling {name}: {option}={given!r:.100} is no connection of this app, which sends its calls to "
-            "its own "
-            "broker; for another broker make another app, and call other_app.send_task()"
+            "its own broker; for another broker make another app, and call other_app.send_task()"
         )
 
 
 def _only_calls(what: str) -> NotAvailable:
     return NotAvailable(
-        f"{what} is not in qworker: send calls with app.send_task() or task.apply_async(); "
-        "for messages of another kind use kombu itself"
+        f"{what} is not in qworker: send calls with app.send_task() or task.apply_async(); for messages of "
+        "another kind use kombu itself"
     )

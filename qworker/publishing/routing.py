@@ -112,8 +112,8 @@ class Router:
             raise PublishError(f"{name}: {queue!r} cannot be the name of a queue")
         if queue not in self._queues and queue != self._default_queue and not self._create_missing:
             raise QueueNotFound(
-                f"{name}: queue {queue!r} is not in task_queues, and task_create_missing_queues is off."
-                f"{_did_you_mean(queue, [*self._queues, self._default_queue])}"
+                f"{name}: queue {queue!r} is not in task_queues, and task_create_missing_queues is "
+                f"off.{_did_you_mean(queue, [*self._queues, self._default_queue])}"
             )
         return str(queue)
 
@@ -133,8 +133,7 @@ class Router:
         if exchange and len(queues) > 1:
             raise PublishError(
                 f"{name}: exchange {exchange!r} and routing key {routing_key!r} lead to the queues "
-                f"{', '.join(queues)}, and a "
-                "message goes to one queue: name it"
+                f"{', '.join(queues)}, and a message goes to one queue: name it"
             )
         if queues:
             return queues[0]
@@ -142,8 +141,7 @@ class Router:
             return key
         raise QueueNotFound(
             f"{name}: no queue in task_queues is bound to exchange {exchange!r} by routing key "
-            f"{routing_key!r}: "
-            "declare one there, or name the queue"
+            f"{routing_key!r}: declare one there, or name the queue"
         )
 
     def _priority(self, priority: Any, name: str) -> int:

@@ -196,8 +196,7 @@ def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) 
     if kind.own_call and is_coroutine_function(kind.__call__) is not is_async:
         raise ConfigurationError(
             f"task {name} is an async def, and __call__ of its class {base.__qualname__} is not: it would be "
-            "over before the task "
-            "begins. Give it a base= whose async def __call__ awaits self.run(…)"
+            "over before the task begins. Give it a base= whose async def __call__ awaits self.run(…)"
             if is_async
             else f"__call__ of {base.__qualname__}, the class of the task {name}, is an async def, and the "
             "task is not: "

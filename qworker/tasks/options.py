@@ -170,7 +170,7 @@ def parse(
     soft, hard = parsed.get("soft_time_limit"), parsed.get("time_limit")
     if soft and hard and soft > hard:
         raise ConfigurationError(
-            f"task {task_name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make "
-            "it smaller"
+            f"task {task_name}: soft_time_limit ({soft:g} s) comes after time_limit ({hard:g} s): make it "
+            "smaller"
         )
     return parsed
