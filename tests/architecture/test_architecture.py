@@ -35,7 +35,6 @@ OVERGROWN = {
     "qworker.backends.rpc.RpcBackend": "to be composed",
     "qworker.backends.sql.SQLBackend": "to be composed",
     "qworker.transports.kombu.broker.KombuBroker": "to be composed",
-    "qworker.transports.redis.broker.RedisBroker": "to be composed",
     "qworker.transports.sql.broker.SQLBroker": "to be composed",
     "qworker.transports.sqs.broker.SqsBroker": "to be composed",
 }

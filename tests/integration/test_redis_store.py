@@ -20,7 +20,7 @@ import pytest
 redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker import QWorker  # noqa: E402
-from qworker.errors import BrokerUnavailable, ConfigurationError  # noqa: E402
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Leased, Release, Store  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
@@ -570,7 +570,7 @@ def test_a_claim_of_which_the_server_has_forgotten_the_script_is_made_anew(
         assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-def test_a_claim_is_not_carried_out_for_who_has_resigned(
+def test_a_claim_is_not_carried_out_for_who_has_deregistered(
     idle: Any, open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     idle.consumer.deregister()
@@ -578,6 +578,69 @@ def test_a_claim_is_not_carried_out_for_who_has_resigned(
     other = open_()
     other.consumer.register("other", ["q"], 1)
     assert names(other.consumer.lease(["q"], 10).messages) == ["a"]
+
+
+def test_a_claim_tells_the_last_revocation(idle: Any, open_: Callable[..., Any]) -> None:
+    other = open_()
+    assert idle.consumer.lease(["q"], 1).last_revocation == 0
+    other.sender.revoke(["a", "b"])
+    cursor, found = idle.consumer.revoked_since(0)
+    assert len(found) == 2
+    assert idle.consumer.lease(["q"], 1).last_revocation == cursor
+    other.sender.revoke(["c"])
+    assert idle.consumer.lease(["q"], 1).last_revocation > cursor
+
+
+def test_a_claim_inside_the_server_tells_the_last_revocation(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    other = open_()
+    other.sender.revoke(["a"])
+    cursor, _ = idle.consumer.revoked_since(0)
+    other.sender.push([message("a")])
+    until(lambda: idle.consumer.wait(30, 4) and idle.consumer.prefetched)
+    claim = idle.consumer.lease(["q"], 10)
+    assert (names(claim.messages), claim.last_revocation) == (["a"], cursor)
+
+
+def test_what_is_announced_after_a_claim_inside_the_server_is_looked_for(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    """A claim saw neither the delayed message nor the revocation that came after it."""
+    other = open_()
+    other.sender.push([message("a")])
+    until(lambda: place.client.hlen(f"{place.prefix}unacked") == 1)
+    due = time.time() + 1000
+    other.sender.push([message("later", due=due)])
+    other.sender.revoke(["b"])
+    assert idle.consumer.wait(30, 4) is True
+    claim = idle.consumer.lease(["q"], 10)
+    assert (names(claim.messages), claim.next_due) == (["a"], due)
+    assert claim.last_revocation == idle.consumer.revoked_since(0)[0]
+
+
+def test_a_claim_inside_the_server_is_given_out_without_another_question(
+    idle: Any, open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    open_().sender.push([message("a")])
+    until(lambda: idle.consumer.wait(30, 4) and idle.consumer.prefetched)
+    place.client.delete(f"{place.prefix}qworker.owners")  # who asks again hears that its lease is lost
+    assert names(idle.consumer.lease(["q"], 10).messages) == ["a"]
+    with pytest.raises(LeaseLost):
+        idle.consumer.lease(["q"], 10)
+
+
+def test_a_revocation_that_cannot_be_read_is_asked_for_once(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    store = open_()
+    store.consumer.register("w", ["q"], 1)
+    store.sender.revoke(["a"])
+    ((_, number),) = place.client.zrange(f"{place.prefix}qworker.revoked", 0, -1, withscores=True)
+    place.client.delete(f"{place.prefix}qworker.revoked")
+    place.client.zadd(f"{place.prefix}qworker.revoked", {b"damaged": number})
+    cursor, found = store.consumer.revoked_since(0)
+    assert (found, store.consumer.lease(["q"], 1).last_revocation) == ([], cursor)
 
 
 def test_a_claim_of_many_queues_is_shared_among_them(open_: Callable[..., Any], place: RedisPlace) -> None:
@@ -619,7 +682,7 @@ def test_a_worker_of_very_many_queues_has_one_connection_for_each(
 # -- beside others --
 
 
-def test_a_plain_lpush_of_another_rings(open_: Callable[..., Any], place: RedisPlace) -> None:
+def test_a_plain_lpush_of_another_ends_a_wait(open_: Callable[..., Any], place: RedisPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     assert store.consumer.lease(["q"], 10).messages == []
@@ -700,7 +763,7 @@ def test_a_copy_of_what_is_held_is_settled_with_it(open_: Callable[..., Any], pl
     assert place.client.zcard(f"{place.prefix}unacked_index") == 0
 
 
-def test_revocations_between_rings_are_heard(open_: Callable[..., Any]) -> None:
+def test_revocations_between_notifications_are_heard(open_: Callable[..., Any]) -> None:
     store, other = open_(), open_()
     store.consumer.register("w", ["q"], 1)
     cursor, _ = store.consumer.revoked_since(0)
@@ -714,18 +777,17 @@ def test_revocations_between_rings_are_heard(open_: Callable[..., Any]) -> None:
         assert [revocation.task_id for revocation in found] == [str(number)]
 
 
-def test_holders_that_were_silent_for_a_day_are_forgotten(
+def test_consumers_that_were_silent_for_a_day_are_forgotten(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:
     gone, well = open_(), open_()
-    gone.consumer.register("gone", ["q"], 1)
+    generation = gone.consumer.register("gone", ["q"], 1)
     well.consumer.register("well", ["q"], 1)
     owners = f"{place.prefix}qworker.owners"
-    epoch = next(each for each in place.client.zrange(owners, 0, -1) if int(each) == gone._epoch)
-    place.client.zadd(owners, {epoch: time.time() - 3600})
+    place.client.zadd(owners, {str(generation): time.time() - 3600})
     assert well.consumer.reclaim() == []
     assert place.client.zcard(owners) == 2
-    place.client.zadd(owners, {epoch: time.time() - 100_000})
+    place.client.zadd(owners, {str(generation): time.time() - 100_000})
     assert well.consumer.reclaim() == []
     assert place.client.zcard(owners) == 1
 

@@ -2,7 +2,8 @@
 server.
 
 Modules, in reading order: ``url``, ``connection``, ``layout`` (which keys there are), ``envelope`` (a message
-in a list), ``scripts`` (what runs in the server), ``broker`` (what any thread asks), ``consumer`` (what a
-worker asks), ``settling``, ``waiting``, ``reclaim`` (from dead workers), ``dead_letters``, ``result_rows``
-(results beside the ack).
+in a list), ``scripts`` (what runs in the server), ``database`` (what the three sides share), ``broker``,
+``sender``, ``revocations``, ``consumer``, ``claims`` (what it holds), ``settling``, ``subscription`` (how it
+waits), ``reclaim`` (from dead workers), ``admin``, ``dead_letters``, ``result_rows`` (results beside the
+ack).
 """

@@ -1,6 +1,6 @@
 """Connections to Redis and Valkey, on which commands are asked, and the scripts that are run there.
 
-Comes from:  ``broker.py``, ``consumer.py``, ``waiting.py``; the result store on Redis.
+Comes from:  ``sender.py``, ``consumer.py``, ``subscription.py``, ``admin.py``; the result store on Redis.
 Goes to:     the server that an Endpoint leads to; hiredis packs what is sent and reads the replies.
 Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither crosses a fork.
 

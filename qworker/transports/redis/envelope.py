@@ -1,7 +1,7 @@
 """A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it
 is ours.
 
-Comes from:  ``broker.py`` (push), ``consumer.py`` (lease), ``dead_letters.py``.
+Comes from:  ``sender.py``, ``claims.py``, ``reclaim.py``, ``admin.py``.
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 

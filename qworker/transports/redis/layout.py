@@ -17,20 +17,19 @@ from qworker.transports.redis.url import SOCKET_TIMEOUT
 
 VISIBILITY_TIMEOUT = 3600.0
 USUAL = b"0"
-"""What is rung for a message without a priority, in the usual list of a queue; for anything else it is
+"""What is published of a message without a priority, in the usual list of a queue; of anything else it is
 another word."""
 
 
 class Layout(NamedTuple):
     """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
-    full.
-    bell: what the channels begin with on which is said that a queue got something. results_prefix: of the
+    full. channels: what those begin with on which is said that a queue got something. results_prefix: of the
     keys of results that are kept here. visibility_timeout: seconds after which what a stock consumer holds is
     restored."""
 
     prefix: str
     keys: tuple[str, str, str]
-    bell: str
+    channels: str
     scale: Scale
     results_prefix: str
     visibility_timeout: float
@@ -52,11 +51,11 @@ class Layout(NamedTuple):
         self, link: Link, script: Script, now: float, *arguments: Any, timeout: float = SOCKET_TIMEOUT
     ) -> Any:
         """Run *script* with what all scripts are given; *now*: epoch seconds on the caller's wall clock."""
-        return script.call(link, self.keys, (self.prefix, self.bell, repr(now), *arguments), timeout)
+        return script.call(link, self.keys, (self.prefix, self.channels, repr(now), *arguments), timeout)
 
     def packed(self, script: Script, now: float, *arguments: Any) -> bytes:
         """The command that runs *script* with these."""
-        return script.packed(self.keys, (self.prefix, self.bell, repr(now), *arguments))
+        return script.packed(self.keys, (self.prefix, self.channels, repr(now), *arguments))
 
 
 def layout(db: int, options: Mapping[str, Any], results: Mapping[str, Any]) -> Layout:

@@ -1,10 +1,10 @@
 """Who is dead, and what becomes of what it held: of our own workers, and of stock consumers.
 
 Comes from:  ``consumer.py``.
-Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<epoch>``, kombu's ``unacked``.
+Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<generation>``, kombu's ``unacked``.
 Thread:      the listener's.
 
-Where its lock is (``transports/owner_files.py``), the kernel tells of a holder's death at once; elsewhere
+Where its lock is (``transports/owner_files.py``), the kernel tells of a consumer's death at once; elsewhere
 (another host, another container) the lease must run out, on the server's clock. What children mark as running
 is copied to the owner's record, for other hosts.
 """
@@ -25,7 +25,7 @@ from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100
 FORGET_SECONDS = 86400.0
-"""After which a silent holder of nothing is taken off the list."""
+"""After which a silent consumer that holds nothing is taken off the list."""
 
 
 def died(record: dict[str, str]) -> bool:
@@ -39,85 +39,86 @@ def record_of(fields: list[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-class Watch:
-    """Looks after the other holders for one. lease_seconds: as long as a silent one that holds nothing is let
-    be."""
+class Reclaimer:
+    """Looks after the other consumers, for one of them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._records: dict[bytes, dict[str, str]] = {}
         self._idle: dict[bytes, bytes] = {}
-        """Epochs that were silent and held nothing → their lease then: not asked again before that
+        """Generations that were silent and held nothing → their lease then: not asked again before that
         changes."""
 
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
-        """Epoch, end of the lease and record of each holder."""
+        """Generation, end of the lease and record of each consumer."""
         reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
         leases = dict(zip(reply[::2], reply[1::2], strict=True))
-        unknown = [epoch for epoch in leases if epoch not in self._records]
+        unknown = [generation for generation in leases if generation not in self._records]
         if unknown:
             commands = b"".join(
-                pack(("HGETALL", self._layout.key(f"owner.{epoch.decode()}"))) for epoch in unknown
+                pack(("HGETALL", self._layout.key(f"owner.{generation.decode()}"))) for generation in unknown
             )
-            for epoch, fields in zip(unknown, link.ask(commands, len(unknown)), strict=True):
-                self._records[epoch] = record_of(checked(link, fields))
-        self._records = {epoch: self._records[epoch] for epoch in leases}
-        return [(epoch, lease, self._records[epoch]) for epoch, lease in leases.items()]
+            for generation, fields in zip(unknown, link.ask(commands, len(unknown)), strict=True):
+                self._records[generation] = record_of(checked(link, fields))
+        self._records = {generation: self._records[generation] for generation in leases}
+        return [(generation, lease, self._records[generation]) for generation, lease in leases.items()]
 
     def reclaim(
         self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
     ) -> list[Reclaimed]:
         """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too:
-        see Broker."""
+        see ``Consumer.reclaim``."""
         found = []
         began = time.monotonic()
         owners = self.owners(link)
-        if not any(int(epoch) != own for epoch, _, _ in owners):
+        if not any(int(generation) != own for generation, _, _ in owners):
             return []
         current = server_time(link) if now is None else now
         silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
-        for epoch, lease, record in owners:
-            if int(epoch) == own:
+        for generation, lease, record in owners:
+            if int(generation) == own:
                 continue
             dead = died(record)
             forgotten = float(lease) < current - FORGET_SECONDS
-            silent = silent_too and float(lease) < current and (forgotten or self._idle.get(epoch) != lease)
+            silent = (
+                silent_too and float(lease) < current and (forgotten or self._idle.get(generation) != lease)
+            )
             if not dead and not silent:
                 continue
             reply = self._layout.run(
                 link,
                 GIVE_BACK,
                 wall,
-                epoch,
+                generation,
                 "" if now is None else repr(now),
                 "dead" if dead else "silent",
                 0,
                 2**53,
-                *self._counted(link, epoch, record),
+                *self._counted(link, generation, record),
             )
             if reply is None:
-                self._idle[epoch] = lease
+                self._idle[generation] = lease
                 continue
             if dead or reply[0]:
-                found.append(Reclaimed(record.get("name", epoch.decode()), reply[0], reply[1]))
+                found.append(Reclaimed(record.get("name", generation.decode()), reply[0], reply[1]))
             if dead:
                 owner_files.forget(record["lock"])
                 owner_files.forget(record.get("marks", ""))
         return found
 
-    def _counted(self, link: Link, epoch: bytes, record: dict[str, str]) -> list[int]:
-        """The numbers of those messages of *epoch* that were being run, as far as is known."""
+    def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:
+        """The numbers of those messages of *generation* that were being run, as far as is known."""
         running = (
             owner_files.running_tags(record.get("marks", "")) if record.get("boot") == boot_id() else None
         )
         if running is None:
             copied = checked(
-                link, link.ask(pack(("HGET", self._layout.key(f"owner.{epoch.decode()}"), "running")))[0]
+                link, link.ask(pack(("HGET", self._layout.key(f"owner.{generation.decode()}"), "running")))[0]
             )
             running = {int(tag) for tag in (copied or b"").split()}
         if not running:
             return []
-        start = b"qworker:%b:" % epoch
+        start = b"qworker:%b:" % generation
         unacked = self._layout.keys[0]
         fields = [
             field for field in checked(link, link.ask(pack(("HKEYS", unacked)))[0]) if field.startswith(start)

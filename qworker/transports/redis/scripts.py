@@ -1,19 +1,20 @@
 """The Lua that runs inside Redis: claiming, settling, renewing and giving back, each in one step.
 
-Comes from:  ``consumer.py``, ``reclaim.py``, ``dead_letters.py``.
+Comes from:  ``consumer.py``, ``reclaim.py``, ``admin.py``.
 Goes to:     the server, by ``connection.Script``.
 Thread:      any; constants.
 
-A message on lease is a field of kombu's hash ``unacked``, named ``qworker:<epoch>:<number>:<step>:<queue>``,
-with kombu's value ``[payload, exchange, routing key]``, so that stock consumers can restore it. That field is
-the fence: who may settle the message is who still finds it. Payloads are never decoded here, only joined and
+A message on lease is a field of kombu's hash ``unacked``, named
+``qworker:<generation>:<number>:<step>:<queue>``, with kombu's value ``[payload, exchange, routing key]``, so
+that stock consumers can restore it. That field is the fence: who may settle the message is who still finds
+it. Payloads are never decoded here, only joined and
 cut as text.
 
 A member of ``qworker.delayed.<queue>`` is the step, a number by which equal due times keep their order, and
 the payload.
 
 KEYS of all: unacked, unacked_index, qworker.owners. ARGV of all begins with the prefix of all keys, the
-prefix of the bells' channels, and the wall clock of the caller in epoch seconds.
+prefix of the channels on which queues are announced, and the wall clock of the caller in epoch seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from qworker.transports.redis.connection import Script
 from qworker.transports.redis.result_rows import STORE_ROW
 
 PRELUDE = r"""
-local UNACKED, INDEX, OWNERS, P, BELL, WALL = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local UNACKED, INDEX, OWNERS = KEYS[1], KEYS[2], KEYS[3]
+local P, CHANNELS, WALL = ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- A server out of memory refuses only the first write of a script: this one takes none.
 redis.call('DEL', P .. 'qworker.none')
 local function list_of(queue, step)
@@ -49,11 +51,11 @@ local function in_portions(command, key, values)
     redis.call(command, key, unpack(values, i, math.min(i + 3999, #values)))
   end
 end
-local rung = {}
-local function ring(queue)
-  if not rung[queue] then
-    rung[queue] = true
-    redis.call('PUBLISH', BELL .. queue, '1')
+local notified = {}
+local function notify(queue)
+  if not notified[queue] then
+    notified[queue] = true
+    redis.call('PUBLISH', CHANNELS .. queue, '1')
   end
 end
 """
@@ -97,7 +99,7 @@ local function put_back(field, value, counted, parked, redelivered, due)
   else
     redis.call('RPUSH', list_of(queue, step), payload)
   end
-  ring(queue)
+  notify(queue)
 end
 """
 
@@ -113,19 +115,19 @@ end
 LEASE = Script(
     PRELUDE
     + r"""
--- ARGV: epoch, limit, near, horizon (epoch seconds), most bytes, first number, number of steps, steps…,
--- queues…
--- Returns false for who was taken for dead; else the next due time ('' for none) and field, payload, field,
--- payload…
-local epoch, limit, near, horizon = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+-- ARGV: generation, limit, delayed limit, until when these are due, most bytes, first number, number of
+-- steps, steps…, queues…
+-- Returns false for who was taken for dead; else the next due time ('' for none), the number of the last
+-- revocation, and field, payload, field, payload…
+local generation, limit, delayed_limit = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local most, number, steps = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local score = redis.call('ZSCORE', OWNERS, epoch)
+local score = redis.call('ZSCORE', OWNERS, generation)
 if not score then return false end
--- Of a command that was on its way when its sender had given it up: see 'stray' below.
-if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. epoch, 'from') or 0) then return {''} end
-local out, hash, index, due, size = {''}, {}, {}, false, 0
+local out, hash, index, due, size = {'', '0'}, {}, {}, false, 0
+-- Of a command that was on its way when its sender had given it up: see 'orphaned' below.
+if number < tonumber(redis.call('HGET', P .. 'qworker.owner.' .. generation, 'from') or 0) then return out end
 local function take(queue, step, payload, tail)
-  local field = 'qworker:' .. epoch .. ':' .. number .. ':' .. step .. ':' .. queue
+  local field = 'qworker:' .. generation .. ':' .. number .. ':' .. step .. ':' .. queue
   number = number + 1
   size = size + #payload
   hash[#hash + 1] = field
@@ -140,16 +142,16 @@ for i = 11 + steps, #ARGV do
   local delayed, tail = delayed_of(queue), tail_of(queue)
   local earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
   if earliest and tonumber(earliest) <= WALL then
-    local ripe = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[3], 'LIMIT', 0, 1000)
-    for _, member in ipairs(ripe) do
+    local promoted = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[3], 'LIMIT', 0, 1000)
+    for _, member in ipairs(promoted) do
       local step, payload = string.match(member, '^(%d+) %d+ (.*)$')
       redis.call('LPUSH', list_of(queue, step), payload)
     end
-    in_portions('ZREM', delayed, ripe)
+    in_portions('ZREM', delayed, promoted)
     earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
   end
-  if near > 0 and earliest and tonumber(earliest) <= horizon then
-    local soon = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[7], 'LIMIT', 0, near)
+  if delayed_limit > 0 and earliest and tonumber(earliest) <= tonumber(ARGV[7]) then
+    local soon = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[7], 'LIMIT', 0, delayed_limit)
     local taken = {}
     for _, member in ipairs(soon) do
       if size >= most then break end
@@ -157,7 +159,7 @@ for i = 11 + steps, #ARGV do
       take(queue, step, payload, tail)
       taken[#taken + 1] = member
     end
-    near = near - #taken
+    delayed_limit = delayed_limit - #taken
     in_portions('ZREM', delayed, taken)
     earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
   end
@@ -175,6 +177,7 @@ end
 in_portions('HSET', UNACKED, hash)
 in_portions('ZADD', INDEX, index)
 out[1] = due or ''
+out[2] = redis.call('GET', P .. 'qworker.revoked.number') or '0'
 return out
 """
 )
@@ -240,25 +243,24 @@ return lost
 """
 )
 
-ENLIST = Script(
+REGISTER = Script(
     PRELUDE
     + r"""
 -- ARGV: now (of the leases; '': the server's clock), lease seconds, number of queues, queues…, names and
--- values of
--- the owner's record. Returns the new epoch.
-local epoch = number_after(P .. 'qworker.epoch')
-redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), epoch)
+-- values of the owner's record. Returns the new generation.
+local generation = number_after(P .. 'qworker.epoch')
+redis.call('ZADD', OWNERS, exact(seconds(ARGV[4]) + tonumber(ARGV[5])), generation)
 local queues = tonumber(ARGV[6])
 for i = 7, 6 + queues do redis.call('SADD', P .. 'qworker.queues', ARGV[i]) end
-redis.call('HSET', P .. 'qworker.owner.' .. epoch, unpack(ARGV, 7 + queues))
-return epoch
+redis.call('HSET', P .. 'qworker.owner.' .. generation, unpack(ARGV, 7 + queues))
+return generation
 """
 )
 
 EXTEND = Script(
     PRELUDE
     + r"""
--- ARGV: epoch, now, lease seconds, fields…  Returns false for who was taken for dead.
+-- ARGV: generation, now, lease seconds, fields…  Returns false for who was taken for dead.
 if not redis.call('ZSCORE', OWNERS, ARGV[4]) then return false end
 local expires = exact(seconds(ARGV[5]) + tonumber(ARGV[6]))
 redis.call('ZADD', OWNERS, 'XX', expires, ARGV[4])
@@ -267,10 +269,10 @@ return 1
 """
 )
 
-MARK = Script(
+RUNNING = Script(
     PRELUDE
     + r"""
--- ARGV: epoch, the tags that it is running.
+-- ARGV: generation, the tags that it is running.
 if redis.call('ZSCORE', OWNERS, ARGV[4]) then
   redis.call('HSET', P .. 'qworker.owner.' .. ARGV[4], 'running', ARGV[5])
 end
@@ -282,18 +284,17 @@ GIVE_BACK = Script(
     PRELUDE
     + PUT_BACK
     + r"""
--- ARGV: epoch, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it holds
--- something
--- or has said nothing for a day), 'stray' (what it holds of the numbers from … up to …, and it stays), from,
--- up to, numbers that count as a delivery…
+-- ARGV: generation, now, whose: 'own' (it goes), 'dead' (it went), 'silent' (if its lease is over, and it
+-- holds something or has said nothing for a day), 'orphaned' (what it holds of the numbers from … up to …,
+-- and it stays), from, up to, numbers that count as a delivery…
 -- Returns false when nothing was to be done; else how many went back, and how many of them counted.
-local epoch, whose, from, to = ARGV[4], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
-local expires = redis.call('ZSCORE', OWNERS, epoch)
+local generation, whose, from, to = ARGV[4], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local expires = redis.call('ZSCORE', OWNERS, generation)
 if not expires then return false end
 if whose == 'silent' and tonumber(expires) >= seconds(ARGV[5]) then return false end
 local counts, counted = {}, 0
 for i = 9, #ARGV do counts[tonumber(ARGV[i])] = true end
-local start, held = 'qworker:' .. epoch .. ':', {}
+local start, held = 'qworker:' .. generation .. ':', {}
 for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
   if string.sub(field, 1, #start) == start then
     local number = parts_of(field)
@@ -315,12 +316,12 @@ for _, each in ipairs(held) do
 end
 in_portions('HDEL', UNACKED, gone)
 in_portions('ZREM', INDEX, gone)
-if whose == 'stray' then
-  local owner = P .. 'qworker.owner.' .. epoch
+if whose == 'orphaned' then
+  local owner = P .. 'qworker.owner.' .. generation
   redis.call('HSET', owner, 'from', math.max(to, tonumber(redis.call('HGET', owner, 'from') or 0)))
 else
-  redis.call('ZREM', OWNERS, epoch)
-  redis.call('DEL', P .. 'qworker.owner.' .. epoch)
+  redis.call('ZREM', OWNERS, generation)
+  redis.call('DEL', P .. 'qworker.owner.' .. generation)
 end
 return {#held, counted}
 """
@@ -334,7 +335,7 @@ RESTORE = Script(
 if redis.call('HDEL', UNACKED, ARGV[4]) == 0 then return 0 end
 redis.call('ZREM', INDEX, ARGV[4])
 redis.call('RPUSH', ARGV[5], ARGV[6])
-ring(ARGV[7])
+notify(ARGV[7])
 return 1
 """
 )
@@ -392,7 +393,7 @@ for _, member in ipairs(members) do
   redis.call('LPUSH', list_of(ARGV[4], step), payload)
 end
 in_portions('ZREM', delayed_of(ARGV[4]), members)
-if #members > 0 then ring(ARGV[4]) end
+if #members > 0 then notify(ARGV[4]) end
 return #members
 """
 )

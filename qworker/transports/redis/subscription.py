@@ -1,10 +1,10 @@
-"""The doorbell of a worker on Redis: told of a message without taking it.
+"""How a worker on Redis waits: told of a message without taking it.
 
 Comes from:  ``consumer.py``.
-Goes to:     a socket that is subscribed to the bells of the queues, which our own publishers ring; and
-             blocked ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when there is something in
-             that list: one for the list of each queue that stock publishers use, one for the list that ours
-             use.
+Goes to:     a socket that is subscribed to the channels of the queues, on which our own publishers announce;
+             and blocked ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when there is something
+             in that list: one for the list of each queue that stock publishers use, one for the list that
+             ours use.
 Thread:      the listener's, but for wake().
 
 Behind the latter a claim may wait on the same connection, which the server carries out as soon as the BLMOVE
@@ -16,11 +16,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 
 from qworker.errors import BrokerUnavailable
+from qworker.transports.redis.claims import Answer, Numbers
 from qworker.transports.redis.connection import Link, checked, pack
 from qworker.transports.redis.layout import USUAL, Layout
 from qworker.transports.redis.url import Endpoint
@@ -32,9 +33,6 @@ SILENCE_SECONDS = 10.0
 
 MOST_QUEUES = 8
 """A worker of more queues than these has no claims wait in the server, which would take a connection each."""
-
-Numbers = tuple[int, int]
-"""Those that a claim may give to what it takes: from, up to."""
 
 
 @dataclass(slots=True)
@@ -48,18 +46,26 @@ class Blocked:
     replies: list[Any] = field(default_factory=list)
 
 
-class Doorbell:
-    """revoked: whether a revocation may have come since this was last set to False."""
+class Prefetch(NamedTuple):
+    """A claim that may have been carried out while we waited. answer: None when none came, though it may have
+    taken something."""
+
+    queue: str
+    numbers: Numbers
+    answer: Answer | None
+
+
+class Subscription:
+    """drained: whether the queues were empty when they were last looked into, and nothing has been announced
+    since. Only then are BLMOVEs sent, which would end at once in a list that has something.
+    prefetches: what was claimed while we waited; whoever takes it clears the list."""
 
     def __init__(self, where: Endpoint, layout: Layout) -> None:
         self._where = where
         self._layout = layout
-        self._bell = Link(where)
+        self._link = Link(where)
         self._blocked: dict[tuple[str, int], Blocked] = {}
         """By queue and step."""
-        self.claims: list[tuple[Numbers, Any]] = []
-        """What the claims that were carried out have answered; None: they may have taken something, and no
-        answer came. Whoever reads them clears the list."""
         self._idle: list[Link] = []
         self._lists: tuple[tuple[str, int], ...] = ()
         self._channels: tuple[str, ...] = ()
@@ -67,26 +73,26 @@ class Doorbell:
         self._heard = self._asked = 0.0
         self.blocks = True
         """Whether the server lets us call BLMOVE (6.2 and later)."""
-        self.revoked = True
+        self.drained = False
+        self.prefetches: list[Prefetch] = []
 
     def open(self, queues: Sequence[str]) -> None:
         """Listen for *queues*; raises BrokerUnavailable."""
         steps = {0, self._layout.usual} if len(queues) <= MOST_QUEUES else {0}
         self._lists = tuple((queue, step) for queue in queues for step in sorted(steps))
-        self._channels = tuple(f"{self._layout.bell}{queue}" for queue in ("", *queues))
+        self._channels = tuple(f"{self._layout.channels}{queue}" for queue in ("", *queues))
         self._waker.open()
-        self._drop()
+        self.drop()
         self._subscribe()
 
     def _subscribe(self) -> None:
-        for reply in self._bell.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
-            checked(self._bell, reply)
+        for reply in self._link.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
+            checked(self._link, reply)
         self._heard = self._asked = time.monotonic()
-        self.revoked = True
 
     def arm(self, claim: Callable[[str], tuple[bytes, Numbers]] | None) -> None:
-        """Wait for what others publish, too: the last claim left nothing behind. claim: makes the packed
-        claim that is to be carried out when a queue has something, and its numbers."""
+        """Wait for what others publish, too: the queues are drained. claim: makes the packed claim that is to
+        be carried out when a queue has something, and its numbers."""
         if not self.blocks:
             return
         usual = self._layout.usual
@@ -104,7 +110,7 @@ class Doorbell:
                     raise
 
     def call_off(self) -> None:
-        """Have no claim carried out any more; what one may have taken meanwhile is in ``claims``."""
+        """Have no claim carried out any more; what one may have taken meanwhile is in ``prefetches``."""
         for place, blocked in list(self._blocked.items()):
             if blocked.numbers is not None:
                 blocked.link.close()
@@ -113,39 +119,41 @@ class Doorbell:
     def _unanswered(self, place: tuple[str, int], blocked: Blocked) -> None:
         del self._blocked[place]
         if blocked.numbers is not None:
-            self.claims.append((blocked.numbers, None))
+            self.prefetches.append(Prefetch(place[0], blocked.numbers, None))
 
     def wait(self, timeout: float) -> bool | None:
-        """Wait until it rings (then True), wake() is called (None) or *timeout* seconds have passed
-        (False)."""
+        """Wait until there is something to lease (then True), wake() is called (None) or *timeout* seconds
+        have passed (False)."""
         self._see_to_silence()
-        if self._bell.fileno() < 0:
+        if self._link.fileno() < 0:
+            self.drained = False
             return True
         files = (blocked.link.fileno() for blocked in self._blocked.values())
-        words, events = self._waker.sleep(timeout, self._bell.fileno(), *files)
-        rang = self._bell.fileno() in events and self._hear()
+        words, events = self._waker.sleep(timeout, self._link.fileno(), *files)
+        told = self._link.fileno() in events and self._hear()
         for place, blocked in list(self._blocked.items()):
             if blocked.link.fileno() in events:
-                rang = self._unblocked(place, blocked) or rang
+                told = self._unblocked(place, blocked) or told
         if words:
-            return True if rang else None
-        return rang
+            return True if told else None
+        return told
 
     def _hear(self) -> bool:
+        """Whether anything was announced of which no BLMOVE will tell."""
         try:
-            replies = self._bell.received()
+            replies = self._link.received()
         except BrokerUnavailable:
             self._reconnect()
             return True  # something may have been said meanwhile
         self._heard = time.monotonic()
-        rang = False
+        told = False
         for reply in replies:
             if reply[0] == b"message":
-                queue = reply[1].decode()[len(self._layout.bell) :]
-                self.revoked = self.revoked or not queue
-                usual = reply[2] == USUAL and (queue, self._layout.usual) in self._blocked
-                rang = rang or not usual  # else that will tell of it itself
-        return rang
+                queue = reply[1].decode()[len(self._layout.channels) :]
+                told = told or reply[2] != USUAL or (queue, self._layout.usual) not in self._blocked
+        if told:
+            self.drained = False
+        return told
 
     def _unblocked(self, place: tuple[str, int], blocked: Blocked) -> bool:
         """Whether the list at *place* has something, or had, now that something was said on its
@@ -154,30 +162,36 @@ class Doorbell:
             blocked.replies += blocked.link.received()
         except BrokerUnavailable:
             self._unanswered(place, blocked)
+            self.drained = False
             return True
         if len(blocked.replies) < (1 if blocked.numbers is None else 2):
             return False
         del self._blocked[place]
         self._idle.append(blocked.link)
         found, *claimed = blocked.replies
-        if isinstance(found, hiredis.ReplyError) and (
-            "unknown command" in str(found) or "NOPERM" in str(found)
-        ):
+        refused = isinstance(found, hiredis.ReplyError)
+        if refused and ("unknown command" in str(found) or "NOPERM" in str(found)):
             self.blocks = False  # who waits looks now and then instead
-        rang = found is not None and not isinstance(found, hiredis.ReplyError)
-        if blocked.numbers is None:
-            return rang
-        return self._claimed(blocked.numbers, claimed[0]) or rang
+        if blocked.numbers is not None:
+            return self._claimed(place[0], blocked.numbers, claimed[0])
+        if found is None or refused:
+            return False
+        self.drained = False
+        return True
 
-    def _claimed(self, numbers: Numbers, answer: Any) -> bool:
+    def _claimed(self, queue: str, numbers: Numbers, reply: Any) -> bool:
         """Note what a claim has answered; whether there is anything to be done about it."""
-        if isinstance(answer, hiredis.ReplyError):
-            if not str(answer).startswith("NOSCRIPT"):  # that one took nothing
-                self.claims.append((numbers, None))
-            return True
-        if answer is not None and len(answer) > 1:
-            self.claims.append((numbers, answer))
-        return answer is None or len(answer) > 1
+        if isinstance(reply, list):
+            answer = Answer.of(reply)
+            if not answer.fields:
+                return False
+            self.prefetches.append(Prefetch(queue, numbers, answer))
+            if len(answer.fields) < numbers[1] - numbers[0]:
+                return True  # it left nothing behind
+        elif reply is not None and not str(reply).startswith("NOSCRIPT"):  # that one took nothing
+            self.prefetches.append(Prefetch(queue, numbers, None))
+        self.drained = False
+        return True
 
     def _see_to_silence(self) -> None:
         now = time.monotonic()
@@ -190,35 +204,42 @@ class Doorbell:
         elif now - max(self._heard, self._asked) > SILENCE_SECONDS:
             self._asked = now
             try:
-                self._bell.send(pack(("PING",)))
+                self._link.send(pack(("PING",)))
             except BrokerUnavailable:
                 self._reconnect()
 
     def _reconnect(self) -> None:
-        self._bell.close()
+        self.drained = False  # what was announced meanwhile we have not heard
+        self._link.close()
         try:
             self._subscribe()
         except BrokerUnavailable:
-            self._bell.close()  # the next claim will say what is wrong
+            self._link.close()  # the next claim will say what is wrong
 
     def wake(self) -> None:
         """End a wait(). Safe in a signal handler."""
         self._waker.wake()
 
-    def _drop(self) -> None:
-        self._bell.close()
-        for link in (*(blocked.link for blocked in self._blocked.values()), *self._idle):
+    def drop(self) -> None:
+        """Let go of the connections; open() makes others."""
+        for link in self._links():
             link.close()
-        self._blocked, self._idle, self.claims = {}, [], []
+        self._forget()
+
+    def _links(self) -> list[Link]:
+        return [self._link, *(blocked.link for blocked in self._blocked.values()), *self._idle]
+
+    def _forget(self) -> None:
+        self._blocked, self._idle, self.prefetches, self.drained = {}, [], [], False
 
     def close(self) -> None:
         """Let go of everything. Safe to call twice."""
-        self._drop()
+        self.drop()
         self._waker.close()
 
     def abandon(self) -> None:
         """In a forked child."""
-        for link in (self._bell, *(blocked.link for blocked in self._blocked.values()), *self._idle):
+        for link in self._links():
             link.abandon()
-        self._blocked, self._idle, self.claims = {}, [], []
-        self.close()
+        self._forget()
+        self._waker.close()

@@ -1,0 +1,142 @@
+"""What people and tools ask of a Redis broker.
+
+Comes from:  the command line, health checks, ``app.control``, by ``Broker.admin``.
+Goes to:     the scripts of ``scripts.py`` and ``dead_letters.py``.
+Thread:      any; each use borrows a connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qworker.naming import task_id
+from qworker.transports.lease import Admin, Dead, Envelope, QueueInfo
+from qworker.transports.redis.connection import checked, pack
+from qworker.transports.redis.database import Database
+from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, SHOW, TAKE_IN
+from qworker.transports.redis.envelope import from_payload, route, to_payload
+from qworker.transports.redis.reclaim import Reclaimer, died, server_time
+from qworker.transports.redis.result_rows import TASK_PREFIX
+from qworker.transports.redis.scripts import FLUSH, PURGE, QUEUES
+
+
+class RedisAdmin(Admin):
+    """uptime: the clock of the leases, None: the server's."""
+
+    def __init__(self, database: Database, uptime: Callable[[], float] | None) -> None:
+        self._database = database
+        self._layout = database.layout
+        self._leases_on = uptime
+
+    def queues(self) -> list[QueueInfo]:
+        rows = self._database.run(QUEUES, *self._layout.scale.steps)
+        found = [
+            QueueInfo(name.decode(), ready, delayed, leased, dead, float(oldest) if oldest else None)
+            for name, ready, delayed, leased, dead, oldest in rows
+        ]
+        return sorted(info for info in found if info.ready or info.delayed or info.leased or info.dead)
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        first = self._ask(
+            [("ZRANGE", self._layout.key(f"delayed.{queue}"), 0, 0, "WITHSCORES") for queue in queues]
+        )
+        return min((float(due[1]) for due in first if due), default=None)
+
+    def purge(self, queue: str) -> int:
+        count: int = self._database.run(PURGE, queue, *self._layout.scale.steps)
+        return count
+
+    def flush_delayed(self, queue: str) -> int:
+        """Hand what waits in *queue* for its time to the plain lists, where stock consumers find it; return
+        how many messages that were."""
+        count = 0
+        while portion := self._database.run(FLUSH, queue):
+            count += portion
+        return count
+
+    def workers(self) -> list[dict[str, object]]:
+        with self._database.links.lent() as link:
+            owners = Reclaimer(self._layout).owners(link)
+            now = server_time(link) if self._leases_on is None else self._leases_on()
+        return [
+            {
+                "name": record["name"],
+                "pid": int(record["pid"]),
+                "queues": record["queues"].split("\n"),
+                "concurrency": int(record["concurrency"]),
+                "started": float(record["started"]),
+            }
+            for _, lease, record in owners
+            if int(record.get("concurrency", 0)) > 0
+            and not died(record)
+            and float(lease) + float(record["lease_seconds"]) > now
+        ]
+
+    # -- dead letters --
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        key = self._layout.key("dead" if queue is None else f"dead.{queue}")
+        found = []
+        for tag, name, reason, died_at, payload in self._database.run(SHOW, key, limit) if limit > 0 else ():
+            message = from_payload(payload, self._layout.scale)
+            found.append(
+                Dead(
+                    int(tag),
+                    name.decode(),
+                    reason.decode("utf-8", "replace"),
+                    float(died_at),
+                    message.deliveries,
+                    message.headers,
+                    message.properties,
+                    message.body,
+                )
+            )
+        return found
+
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        for start in range(0, len(letters), PORTION):
+            arguments: list[Any] = []
+            for letter in letters[start : start + PORTION]:
+                _, queue, reason, died_at, deliveries, headers, properties, body = letter
+                step, tail = route(queue, 0, self._layout.scale)
+                payload = to_payload(Envelope(queue, headers, properties, body), b"null", tail, task_id())
+                tag = from_payload(payload, self._layout.scale).tag
+                arguments += (tag, queue, step, reason, repr(float(died_at)), deliveries, payload)
+            self._database.run(TAKE_IN, *arguments)
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        count = 0
+        for portion in self._portions(tags):
+            payloads = self._ask([("HGET", self._layout.key(f"letter.{tag}"), "payload") for tag in portion])
+            arguments: list[str | int] = []
+            for tag, payload in zip(portion, payloads, strict=True):
+                arguments += (tag, self._result_key(payload))
+            count += self._database.run(RETRY, *arguments)
+        return count
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return sum(self._database.run(DISCARD, *portion) for portion in self._portions(tags))
+
+    def _portions(self, tags: Sequence[int] | None) -> list[Sequence[int]]:
+        if tags is None:
+            tags = [int(tag) for tag in self._ask([("ZRANGE", self._layout.key("dead"), 0, -1)])[0]]
+        return [tags[start : start + PORTION] for start in range(0, len(tags), PORTION)]
+
+    def _result_key(self, payload: bytes | None) -> str:
+        """Where the result of the message's task is kept, if it is here; '' for what has no id."""
+        if payload is None:
+            return ""
+        try:
+            headers = json.loads(from_payload(payload, self._layout.scale).headers)
+        except ValueError:
+            return ""
+        task_id = headers.get("id") if isinstance(headers, dict) else None
+        return f"{self._layout.results_prefix}{TASK_PREFIX}{task_id}" if isinstance(task_id, str) else ""
+
+    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The replies to *commands*."""
+        with self._database.links.lent() as link:
+            replies = link.ask(b"".join(map(pack, commands)), len(commands))
+            return [checked(link, reply) for reply in replies]

@@ -1,0 +1,32 @@
+"""A database of a Redis server as a broker: what its sender, its consumer and its administration share.
+
+Comes from:  ``broker.py``.
+Goes to:     ``sender.py``, ``consumer.py``, ``admin.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.transports.redis.connection import Links, Script
+from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.url import Endpoint
+
+
+@dataclass(frozen=True)
+class Database:
+    """where: the server. layout: which keys are ours. clock: of due times. links: connections for any
+    thread."""
+
+    where: Endpoint
+    layout: Layout
+    clock: Clock
+    links: Links
+
+    def run(self, script: Script, *arguments: Any) -> Any:
+        """What *script* returns. Raises BrokerUnavailable."""
+        with self.links.lent() as link:
+            return self.layout.run(link, script, self.clock.now(), *arguments)
