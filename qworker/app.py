@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
-from weakref import WeakKeyDictionary
 
 from qworker import signals
 from qworker.backends import Backend
@@ -35,7 +34,6 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
-from qworker.results import awaiting
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
 from qworker.tasks import registry
@@ -50,7 +48,6 @@ from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.message.signing import Signer
-    from qworker.results.awaiting import LoopWaiter, Watcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,8 +130,6 @@ class QWorker:
             broker if isinstance(broker, Broker) else None,
             backend if isinstance(backend, Backend) else None,
         )
-        self._waiters: WeakKeyDictionary[Any, LoopWaiter] = WeakKeyDictionary()  # by event loop
-        self._watcher: Watcher | None = None
         if config_source is not None:
             self.config_from_object(config_source, namespace=namespace)
         add_app(self)
@@ -350,10 +345,6 @@ class QWorker:
     def close(self) -> None:
         """Let go of the broker and the result store; the next use opens them again."""
         self.stores.close()
-        self._waiters.clear()
-
-    waiter = awaiting.waiter
-    watcher = property(awaiting.watcher)
 
     @property
     def signer(self) -> Signer | None:
@@ -417,7 +408,6 @@ class QWorker:
 def _after_fork() -> None:
     for app in all_apps():
         app.lock = threading.RLock()  # a thread that the child does not have may have held it
-        app._watcher = None  # the promises are the parent's to keep
         app.on_after_fork.send(app)
 
 

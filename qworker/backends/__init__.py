@@ -3,7 +3,7 @@
 Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``keyvalue``;
 the stores ``sqlite``, ``redis`` with ``redis_subscription``, ``sql`` with ``sql_tables``, ``sql_columns``,
 ``stored_pickle`` and ``sql_listen``, ``rpc``, ``filesystem``, ``memcached``, ``memory``, ``disabled``;
-``result_watcher`` (who waits is told), ``stores`` (those of an app).
+``result_watcher`` and ``waiters`` (the one way to wait for results), ``stores`` (those of an app).
 """
 
 from __future__ import annotations

@@ -14,20 +14,19 @@ A final state never goes back: ``store`` compares and sets by ``states.may_repla
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qworker import states
 from qworker.backends import by_hand
+from qworker.backends.result_watcher import ResultWatcher, Source, final, readable
+from qworker.backends.waiters import POLL_SECONDS
 from qworker.clock import Clock, isoformat
 from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
 from qworker.naming import import_object
+from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
     from qworker.context import Context
@@ -36,15 +35,9 @@ Meta = dict[str, Any]
 Found = Meta | DamagedResult
 """What is stored of a task, or the error that says why it cannot be read."""
 About = tuple[str, ...]
-Row = tuple[str, str, bytes, float | None]
-"""``(task_id, status, payload, expires)``: a state on its way from the process that ran the task to who
-stores it. The payload is what the store wants it to be; expires is an epoch second."""
 
 COMPRESSED = b"\x00celery-compressed\x00"
 """What a compressed payload begins with; the MIME name and a NUL follow."""
-
-POLL_SECONDS = 0.5
-"""The longest pause between two looks, also where a bell should have rung."""
 
 
 class Backend(ABC):
@@ -52,10 +45,8 @@ class Backend(ABC):
 
     persistent: ClassVar[bool] = True
     """Other processes see what is stored."""
-    supports_wait: ClassVar[bool] = False
-    """wait() is told of changes; it does not have to look for them."""
-    remote: ClassVar[bool] = False
-    """It is asked over a network, for which an event loop must not wait."""
+    listens = False
+    """What its source is told must be read, even while nobody waits."""
     supports_locks: ClassVar[bool] = True
     """add(), incr() and delete() work."""
 
@@ -67,7 +58,6 @@ class Backend(ABC):
         self._compression: str | None = conf.result_compression
         self._extended: bool = conf.result_extended
         self._max_bytes: int = conf.message_max_bytes
-        self._bells = threading.local()
         keys = conf.security_key
         # With OpenSSL, which only those who sign need.
         self._signer = None if keys is None else import_object("qworker.message.signing:Signer")(keys, clock)
@@ -207,7 +197,7 @@ class Backend(ABC):
         """Epoch second at which what is stored now expires; None: never."""
         return None if self.expires is None else self.clock.now() + self.expires
 
-    def row(self, task_id: str, meta: Meta) -> Row | None:
+    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
         """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep
         nothing.
 
@@ -240,7 +230,7 @@ class Backend(ABC):
         Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
         """
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         """Store what row() made, oldest first, each by the rule of store(); in one step where the store can.
 
         Raises BackendError when the store does not answer: then any of them may have been stored, and the
@@ -288,55 +278,23 @@ class Backend(ABC):
         be.
         on_interval: called before each pause, which lasts at most *interval* seconds.
         """
-        deadline = None if timeout is None else self.clock.monotonic() + timeout
-        longest = max(0.001, min(interval, POLL_SECONDS))
-        pause = longest if self.supports_wait else 0.001
-        with self.listening(ids) as listen:
-            while True:
-                if found := self.ended(ids):
-                    return found
-                left = longest if deadline is None else deadline - self.clock.monotonic()
-                if left <= 0:
-                    return {}
-                if on_interval is not None:
-                    on_interval()
-                listen(min(pause, left))
-                pause = min(pause * 2, longest)
+        if timeout is not None and timeout <= 0:
+            return self.ended(ids)
+        return self.watcher.wait(ids, timeout, on_interval, interval)
 
     def ended(self, ids: Collection[str]) -> dict[str, Meta]:
         """The metadata of those of *ids* that have ended. Raises as wait() does."""
-        ended: dict[str, Meta] = {}
-        damaged = None
-        for task_id, found in self.read_many(ids).items():
-            if isinstance(found, DamagedResult):
-                damaged = found
-            elif found["status"] in states.READY_STATES:
-                ended[task_id] = found
-        if damaged is not None and not ended:
-            raise damaged
-        return ended
+        return readable(final(self.read_many(ids)))
 
-    @contextmanager
-    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        """Give a function that pauses for some seconds, and less when one of *ids* was stored since the block
-        began."""
-        yield self.clock.sleep
+    @property
+    def watcher(self) -> ResultWatcher:
+        """What waits for results here, for all of this process."""
+        made: ResultWatcher | None = self.__dict__.get("_watcher")
+        return made or cast(ResultWatcher, self.__dict__.setdefault("_watcher", ResultWatcher(self)))
 
-    def bell(self) -> Any:
-        """Return what rings when something is stored, for an event loop; None: nothing does.
-
-        It has fileno(), close() and clear(); of a store that is remote, follow(ids) and rung() in place of
-        clear().
-        """
+    def open_source(self) -> Source | None:
+        """What tells of results; None: nothing does, and they are looked for."""
         return None
-
-    def _kept_bell(self) -> Any:
-        """A bell() of this thread, which stays: to hang one up costs more than to wait for it."""
-        bells = self._bells
-        if getattr(bells, "pid", None) != os.getpid():
-            bells.pid, bells.bell = os.getpid(), self.bell()
-            weakref.finalize(threading.current_thread(), bells.bell.close)
-        return bells.bell
 
     # -- by hand --
 
@@ -389,8 +347,10 @@ class Backend(ABC):
         """Delete what expired before epoch second *now*; return how many things went."""
         return 0
 
-    def close(self) -> None:  # noqa: B027 - a store that holds nothing open has nothing to do
+    def close(self) -> None:
         """Let go of connections; the next use opens new ones."""
+        if "_watcher" in self.__dict__:
+            self.watcher.close()
 
     def _unsupported(self, what: str) -> NotSupported:
         return NotSupported(

@@ -6,8 +6,9 @@ Thread:      any.
 
 from __future__ import annotations
 
-from qworker.backends.base import Backend, Meta, Row
+from qworker.backends.base import Backend, Meta
 from qworker.errors import NotSupported
+from qworker.transports.lease import ResultRow
 
 
 class DisabledBackend(Backend):
@@ -19,7 +20,7 @@ class DisabledBackend(Backend):
     def store(self, task_id: str, meta: Meta) -> bool:
         return True
 
-    def row(self, task_id: str, meta: Meta) -> Row | None:
+    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
         return None
 
     def get(self, task_id: str) -> Meta | None:

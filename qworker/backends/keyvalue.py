@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from qworker import states
-from qworker.backends.base import Backend, Meta, Row
+from qworker.backends.base import Backend, Meta
+from qworker.transports.lease import ResultRow
 
 TASK_PREFIX = "celery-task-meta-"
 GROUP_PREFIX = "celery-taskset-meta-"
@@ -42,7 +43,7 @@ class KeyValueBackend(Backend):
     def store(self, task_id: str, meta: Meta) -> bool:
         return self._store(task_id, meta["status"], self.encode(meta))
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         for task_id, status, payload, _ in rows:
             self._store(task_id, status, payload)
 

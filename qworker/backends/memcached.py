@@ -165,6 +165,7 @@ class MemcachedBackend(Backend):
         self._do(lambda client: client.delete(self._key(GROUP_PREFIX, group_id)))
 
     def close(self) -> None:
+        super().close()
         if self._client is not None and self._pid == os.getpid():
             self._client.close()
 

@@ -8,30 +8,60 @@ Thread:      any; one lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from queue import Empty, SimpleQueue
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
 from typing import Any
 
 from qworker.backends.base import Found
-from qworker.backends.keyvalue import KeyValueBackend
+from qworker.backends.keyvalue import TASK_PREFIX, KeyValueBackend
 from qworker.clock import Clock
 from qworker.transports.forked import forgetful
+from qworker.transports.wakeup import WakeupPipe
 
 _stores = forgetful()
+
+
+class StoringThreads:
+    """A Source: whoever stores tells it, in this process. tell() is for any thread."""
+
+    def __init__(self) -> None:
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
+        self._subscribed: frozenset[str] = frozenset()
+        self._told: SimpleQueue[str] = SimpleQueue()
+
+    def tell(self, task_id: str) -> None:
+        if task_id in self._subscribed:
+            self._told.put(task_id)
+            self._wakeup.wake()
+
+    def fileno(self) -> int:
+        return self._wakeup.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        self._subscribed = frozenset(ids)
+
+    def told(self) -> Collection[str]:
+        self._wakeup.clear()
+        return [self._told.get() for _ in range(self._told.qsize())]
+
+    def close(self) -> None:
+        self._subscribed = frozenset()
+        self._wakeup.close()
+
+    abandon = close
 
 
 class MemoryBackend(KeyValueBackend):
     """A dict with expiry. Who waits is woken by who stores."""
 
     persistent = False
-    supports_wait = True
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._lock = threading.RLock()
-        self._waiting: list[SimpleQueue[None]] = []
-        """Of those who wait. Any thread: append, remove and a copy are atomic."""
+        self._source: StoringThreads | None = None
         self._values: dict[str, tuple[bytes, float | None]] = {}  # under _lock
         _stores.add(self)
 
@@ -39,7 +69,7 @@ class MemoryBackend(KeyValueBackend):
         """In a forked child: another thread of the parent's may have held the lock, and will never let go of
         it here."""
         self._lock = threading.RLock()
-        self._waiting = []
+        self._source = None
 
     def locked(self, key: str) -> AbstractContextManager[Any]:
         return self._lock
@@ -52,29 +82,16 @@ class MemoryBackend(KeyValueBackend):
     def write(self, key: str, value: bytes, ttl: float | None) -> None:
         with self._lock:
             self._values[key] = (value, None if ttl is None else self.clock.now() + ttl)
-        for waiting in list(self._waiting):
-            waiting.put(None)
+        if self._source is not None:
+            self._source.tell(key.removeprefix(TASK_PREFIX))
 
     def remove(self, key: str) -> None:
         with self._lock:
             self._values.pop(key, None)
 
-    @contextmanager
-    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        stored: SimpleQueue[None] = SimpleQueue()
-
-        def listen(seconds: float) -> None:
-            with suppress(Empty):
-                stored.get(timeout=seconds)
-                while True:
-                    stored.get_nowait()
-
-        try:
-            self._waiting.append(stored)
-            yield listen
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(stored)
+    def open_source(self) -> StoringThreads:
+        self._source = StoringThreads()
+        return self._source
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         with self._lock:

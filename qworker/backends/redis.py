@@ -4,7 +4,7 @@ Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+
              ``sentinel://…``.
 Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them
              expire.
-Thread:      any: each use borrows a connection, who waits keeps one a thread. None crosses a fork.
+Thread:      any: each use borrows a connection, those who wait share another. None crosses a fork.
 
 A worker's batch is one script call. When the messages are in the same database of the same server, the broker
 stores the results itself, in the script that acks them.
@@ -13,16 +13,16 @@ stores the results itself, in the script that acks them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
+from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue import LOCK_PREFIX
-from qworker.backends.redis_subscription import RedisBell
+from qworker.backends.redis_subscription import RedisSubscription
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import deferred, let_pass
+from qworker.transports.lease import ResultRow
 from qworker.transports.redis.connection import Link, Links, Script, checked, pack
 from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
 from qworker.transports.redis.url import endpoint
@@ -40,9 +40,6 @@ return value
 
 class RedisBackend(Backend):
     """Results on one server, which is connected to at the first use."""
-
-    supports_wait = True
-    remote = True
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -100,10 +97,10 @@ class RedisBackend(Backend):
     def store(self, task_id: str, meta: Meta) -> bool:
         return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         self._store(rows)
 
-    def _store(self, rows: Sequence[Row]) -> int:
+    def _store(self, rows: Sequence[ResultRow]) -> int:
         now = self.clock.now()
         arguments = [part for row in rows for part in row_arguments(row, now, self._prefix)]
         return int(self._do(lambda link: _STORE.call(link, (), arguments)))
@@ -129,37 +126,8 @@ class RedisBackend(Backend):
         key = self._key(TASK_PREFIX, task_id)
         self._ask("DEL", key, f"{key}.status")
 
-    # -- waiting --
-
-    def wait(
-        self,
-        ids: Collection[str],
-        timeout: float | None,
-        on_interval: Callable[[], Any] | None = None,
-        interval: float = POLL_SECONDS,
-    ) -> dict[str, Meta]:
-        # What is there already is not worth a subscription.
-        return self.ended(ids) or super().wait(ids, timeout, on_interval, interval)
-
-    @contextmanager
-    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        bell: RedisBell = self._kept_bell()
-
-        def listen(seconds: float) -> None:
-            try:
-                bell.follow(ids)
-                bell.wait(seconds)
-            except BackendError:  # the next look tells whether the server answers at all
-                self.clock.sleep(min(seconds, 0.05))
-
-        try:
-            bell.follow(ids)
-            yield listen
-        finally:
-            bell.follow(())
-
-    def bell(self) -> RedisBell:
-        return RedisBell(self._where, self._key(TASK_PREFIX, ""))
+    def open_source(self) -> RedisSubscription:
+        return RedisSubscription(self._where, self._key(TASK_PREFIX, ""))
 
     # -- locks and counters --
 
@@ -194,6 +162,7 @@ class RedisBackend(Backend):
         self._ask("DEL", self._key(GROUP_PREFIX, group_id))
 
     def close(self) -> None:
+        super().close()
         if self._pid == os.getpid():
             self._links.close()
 

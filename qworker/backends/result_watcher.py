@@ -1,371 +1,357 @@
-"""Lookout: one looks for the results that anybody in this process waits for.
+"""ResultWatcher: the one way to wait for results, for threads, event loops and promises alike.
 
-Comes from:  ``sql.py``: a Bell for each thread that waits, and one for each event loop.
-Goes to:     an Ear, where the server tells of results; and one look for all who wait, twice a second, or
-             again and again with growing pauses where nothing is told. Whose result is there, their bell is
-             rung.
-Thread:      one of its own, from the first follow() until nobody has waited for a while; all else from any.
+Comes from:  ``Backend.watcher``: one for each result store of a process, made anew after a fork.
+Goes to:     a Source, where the store tells of results: a named pipe, pub/sub, LISTEN, the reply queue. And
+             the store itself, which is looked at twice a second besides; where nothing is told, it is looked
+             at again and again with growing pauses.
+Thread:      one of those that wait leads: it sleeps on the source, reads what has ended, and gives the others
+             theirs. Event loops and promises have an Attendant each, a thread that waits in their place.
+
+A thread that waits alone leads, so that nothing is handed over. Where a source must be read even while nobody
+waits (``Backend.listens``), only the Attendant of the event loops leads.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import select
-import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from qworker.backends.base import POLL_SECONDS
-from qworker.transports.sql.result_upserts import LOOK
+from qworker import states
+from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
+from qworker.errors import DamagedResult
+from qworker.interrupts import let_pass
+from qworker.transports.forked import forgetful
+from qworker.transports.wakeup import WakeupPipe
+
+if TYPE_CHECKING:
+    from qworker.backends.base import Backend, Found, Meta
 
 logger = logging.getLogger(__name__)
 
 QUICKEST, SLOWEST = 0.001, 0.25
 """Pauses between two looks where nothing is told."""
 LINGER = 10.0
+"""Seconds for which the thread of an Attendant stays when it has nothing to do."""
+STALLED = 1.5
+"""After so many seconds without a word from the thread that leads, the others look for themselves."""
 FIRST_RETRY, LAST_RETRY = 0.05, 30.0
-"""Seconds after which a server that does not let us listen is asked again."""
+"""Seconds after which a source that failed twice or more is opened again."""
 
 
-class Ear(Protocol):
-    """A connection on which the server tells of results; its methods raise what they like when it is
-    broken."""
+class Source(Protocol):
+    """Where a store tells of results. Owner: the thread that leads. A method of a broken source raises
+    whatever it likes; then another source is opened."""
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """What becomes readable when something is told; -1: nothing, as yet."""
 
-    def heard(self) -> list[str]:
-        """What was told since the last call, without waiting: ids, one a line, or LOOK."""
+    def subscribe(self, ids: Collection[str]) -> None:
+        """Tell of *ids* from now on; of others it need not. A look finds what was stored before."""
+
+    def told(self) -> Collection[str] | None:
+        """The ids that were told since the last call, without waiting; None: it may be any."""
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: let go of it without a word to the server."""
+        """In a forked child: let go without a word to the server or to others."""
 
 
-class Signal:
-    """Two sockets, by which one thread ends the sleep of another. Any thread."""
+class ResultWatcher:
+    """Watches *backend* for all who wait in this process. linger: seconds for which idle threads stay."""
 
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+    def __init__(self, backend: Backend, linger: float = LINGER) -> None:
+        self.backend = backend
+        self.linger = linger
+        self._start_anew()
+        _watchers.add(self)
 
-    def fileno(self) -> int:
-        """What can be read once it was given; -1 when it is closed."""
-        return self._reader.fileno()
-
-    def give(self) -> None:
-        try:
-            self._writer.send(b"!")
-        except OSError:
-            pass  # full: it is awake; closed: it has gone
-
-    def sleep(self, seconds: float, other: int = -1) -> bool:
-        """Sleep until it is given, the file *other* (-1: none) can be read, or so long; True when it was
-        given."""
-        ready = select.poll()
-        for file in (self.fileno(), other):
-            if file >= 0:
-                ready.register(file, select.POLLIN)
-        ready.poll(math.ceil(max(0.0, seconds) * 1000))
-        try:
-            return bool(self._reader.recv(4096))
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
-
-
-class Bell:
-    """Of one who waits. Owner: one thread, but for ring()."""
-
-    def __init__(self, lookout: Lookout) -> None:
-        self._lookout = lookout
-        self._signal = Signal()
-        self._followed: set[str] = set()
-        self._rung: set[str] = set()  # under the lookout's lock
-
-    def fileno(self) -> int:
-        """What becomes readable when it rings; -1 while it is closed."""
-        return self._signal.fileno()
-
-    def follow(self, ids: Collection[str]) -> list[str]:
-        """Ring from now on for *ids* and no others; return those of them that are new.
-
-        What is there already is not told of: look when this has returned.
-        """
-        wanted = set(ids)
-        new = list(wanted - self._followed)
-        if new and self.fileno() < 0:
-            self._signal = Signal()
-        self._lookout.follow(self, new, self._followed - wanted)
-        self._followed = wanted
-        return new
-
-    def ring(self, task_id: str) -> None:
-        """The lookout's, under its lock."""
-        if not self._rung:
-            self._signal.give()
-        self._rung.add(task_id)
-
-    def rung(self) -> list[str]:
-        """The ids that it rang for since the last call, without waiting."""
-        self._signal.sleep(0.0)
-        return self._lookout.taken(self._rung)
-
-    def wait(self, seconds: float) -> list[str]:
-        """The ids that it rang for; where there are none, it waits for one up to so many seconds."""
-        self._lookout.stay()
-        if self._signal.sleep(seconds):
-            return self._lookout.taken(self._rung)
-        return []
-
-    def close(self) -> None:
-        """Safe to call twice; the next follow() opens it again."""
-        self.follow(())
-        self._signal.close()
-
-
-class Lookout:
-    """look: returns those of some ids that have ended. listen: makes an Ear; None: this server tells nothing.
-
-    linger: seconds for which the thread stays when nobody waits any more.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[Collection[str]], Collection[str]],
-        listen: Callable[[], Ear] | None = None,
-        linger: float = LINGER,
-    ) -> None:
-        self.look = look
-        self.listen = listen
-        self._linger = linger
-        self._forget()
-        _lookouts.add(self)
-
-    def _forget(self) -> None:
-        # Bells may be closed by the collector of garbage, in the midst of whatever this thread does.
-        self._lock = threading.RLock()
-        self._waiting: dict[str, tuple[weakref.ref[Bell], ...]] = {}  # under _lock
-        """Whose owner was interrupted before he could close it, a bell goes by itself."""
-        self._watch: Watch | None = None  # under _lock
-        self._left_at = 0.0  # under _lock: when the last one went
+    def _start_anew(self) -> None:
+        self._waiters: dict[int, weakref.ref[Waiter]] = {}
+        """By id(). Any thread: what is done with it is atomic. A waiter that was interrupted before it could
+        leave goes by itself."""
+        self._opening = threading.Lock()
+        self._wakeup = WakeupPipe()
+        """Ends the sleep of the thread that leads. Opened under _opening."""
+        self._turn = threading.Lock()
+        """The thread that holds this leads."""
+        self._whole = True  # under _turn, as all below: nobody was interrupted while leading
+        self._source: Source | None = None
+        self._failures = 0
+        self._open_at = 0.0
+        self._look_at = 0.0
+        self._served_at = 0.0
+        self._pause = QUICKEST
+        self._closing: threading.Event | None = None
+        """Set by any thread: to be set when the source is closed."""
+        self.loops = Attendant(self, "qworker-results", reads=self.backend.listens)
+        self.promises = Attendant(self, "qworker-promises", patient=True)
 
     # -- those who wait --
 
-    def bell(self) -> Bell:
-        """A new bell, which rings for nothing yet."""
-        return Bell(self)
+    def wait(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> dict[str, Meta]:
+        """As Backend.wait()."""
+        clock = self.backend.clock
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        longest = max(0.001, min(interval, POLL_SECONDS))
+        waiter = Waiter(frozenset(ids), longest)
+        try:
+            while True:
+                left = longest if deadline is None else deadline - clock.monotonic()
+                if left <= 0:
+                    return {}
+                if on_interval is not None:
+                    on_interval()
+                found: dict[str, Found] = {}
+                for news in self.attend(waiter, min(longest, left)):
+                    # When the look of another thread has failed, our own tells why.
+                    found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
+                if not found and time.monotonic() - self._served_at > STALLED:
+                    found = self.backend.read_many(ids)
+                if ended := readable(final(found)):
+                    return ended
+        finally:
+            self.leave(waiter)
 
-    def follow(self, bell: Bell, new: Collection[str], old: Collection[str]) -> None:
-        """Ring *bell* for *new* ids, and for *old* ones no more."""
-        own = weakref.ref(bell)
-        with self._lock:
-            for task_id in new:
-                self._waiting[task_id] = (*self._waiting.get(task_id, ()), own)
-            for task_id in old:
-                others = tuple(each for each in self._waiting.get(task_id, ()) if each is not own)
-                if others:
-                    self._waiting[task_id] = others
-                else:
-                    self._waiting.pop(task_id, None)
-            if not self._waiting:
-                self._left_at = time.monotonic()
-            self.stay()
-            if new and self._watch is not None and not self._watch.hears:
-                self._watch.signal.give()  # it makes longer and longer pauses
+    def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
+        """The news of *waiter*, for which it waits up to so many seconds; it leads meanwhile, if nobody does.
 
-    def taken(self, rung: set[str]) -> list[str]:
-        """What is in *rung*, which is empty then."""
-        with self._lock:
-            ids = list(rung)
-            rung.clear()
-            return ids
+        Raises what the store raises when it is looked at. Whoever attends has to leave() in the end.
+        """
+        if id(waiter) not in self._waiters:
+            self._join(waiter)
+        if not self._may_lead(waiter):
+            self.loops.ensure()
+        elif self._in_turn(lambda: self._lead(waiter, seconds)):
+            self._pass_on(waiter)
+            return waiter.taken(0)
+        waiter.asleep = True
+        try:
+            # Who led may have looked for somebody asleep just before.
+            led = self._turn.locked() or not self._may_lead(waiter)
+            return waiter.taken(seconds if led else 0)
+        finally:
+            waiter.asleep = False
 
-    def stay(self) -> None:
-        """Start the thread if it is not there, and anybody waits."""
-        if self._watch is None or not self._watch.alive:
-            with self._lock:
-                if self._waiting and (self._watch is None or not self._watch.alive):
-                    self._watch = Watch(self)
-                    self._watch.start()
+    def _join(self, waiter: Waiter) -> None:
+        with self._opening:
+            self._wakeup.open()
+        key = id(waiter)
+        self._waiters[key] = weakref.ref(waiter, partial(self._waiters.pop, key))
+        self.stir()
 
-    # -- the watch --
+    def leave(self, waiter: Waiter) -> None:
+        """*waiter* does not wait any more. Safe to call twice."""
+        self._waiters.pop(id(waiter), None)
+        if self._in_turn(self._rest):
+            self._pass_on(waiter)
 
-    def needs(self, watch: Watch) -> bool:
-        """Tell *watch* whether to stay. Once it is told no, a new one may have begun."""
-        with self._lock:
-            if self._watch is watch and not self._waiting and time.monotonic() - self._left_at > self._linger:
-                self._watch = None
-            return self._watch is watch
+    def _in_turn(self, work: Callable[[], None]) -> bool:
+        """Do *work* unless another thread leads: then False. An interrupt does not keep the turn."""
+        turn, got = self._turn, list[bool]()  # a fork in between makes another lock
+        try:
+            got.extend(map(turn.acquire, (False,)))
+            if True in got:
+                work()
+        finally:
+            if True in got:
+                turn.release()
+        return True in got
 
-    def gone(self, watch: Watch) -> None:
-        """The thread of *watch* ends, for whatever reason."""
-        with self._lock:
-            if self._watch is watch:
-                self._watch = None
+    def _rest(self) -> None:
+        """When nobody waits any more, nothing is to be told."""
+        if not self._waiters and self._whole and self._source is not None:
+            self._whole = False
+            if self.backend.listens:
+                self._close_source()
+            else:
+                self._hear(set())
+            self._whole = True
 
-    def waited_for(self) -> list[str]:
+    def stir(self) -> None:
+        """Somebody waits for more than before: the thread that leads has to look for it."""
+        if self._turn.locked():
+            self._wakeup.wake()
+
+    def _may_lead(self, waiter: Waiter) -> bool:
+        return not self.backend.listens or waiter is self.loops.waiter
+
+    def _pass_on(self, leader: Waiter) -> None:
+        """*leader* leads no more: let another one."""
+        for waiter in self._all():
+            if waiter is not leader and waiter.asleep and self._may_lead(waiter):
+                waiter.news.put({})
+                return
+
+    def waited_for(self) -> set[str]:
         """All ids that anybody waits for."""
-        with self._lock:
-            for task_id, bells in list(self._waiting.items()):
-                if all(bell() is None for bell in bells):
-                    del self._waiting[task_id]
-            return list(self._waiting)
+        return set().union(*(waiter.ids for waiter in self._all()))
 
-    def ring(self, ids: Collection[str]) -> None:
-        """Ring for those of *ids* that anybody waits for."""
-        with self._lock:
-            for task_id in ids:
-                for reference in self._waiting.get(task_id, ()):
-                    if (bell := reference()) is not None:
-                        bell.ring(task_id)
+    def _all(self) -> list[Waiter]:
+        return [waiter for reference in list(self._waiters.values()) if (waiter := reference()) is not None]
+
+    # -- the thread that leads --
+
+    def _lead(self, leader: Waiter, seconds: float) -> None:
+        """Serve all who wait, until *leader* has news or so many seconds have passed."""
+        if not self._whole:  # who led was interrupted: what was told to him, others did not get
+            self._close_source()
+            self._look_at = 0.0
+        self._whole = False
+        until = time.monotonic() + seconds
+        try:
+            self._serve()
+            while leader.news.empty() and (now := time.monotonic()) < until:
+                file = -1 if self._source is None else self._source.fileno()
+                self._wakeup.sleep(min(until, self._look_at) - now, file)
+                self._serve()
+        except Exception as error:
+            let_pass(error)
+            self._look_at = time.monotonic() + SLOWEST
+            for waiter in self._all():
+                if waiter is not leader:
+                    waiter.news.put(error)
+            self._whole = True
+            raise
+        self._whole = True
+
+    def _serve(self) -> None:
+        """Look for what was told, for what was never looked for, and for everything when it is time to."""
+        new = {task_id for waiter in self._all() for task_id in waiter.taken_anew()}
+        ids = self.waited_for()
+        told = self._hear(ids)
+        everything = told is None or time.monotonic() >= self._look_at
+        wanted = ids if told is None or everything else ids.intersection(new.union(told))
+        began = time.monotonic()
+        if wanted:
+            self._look(wanted)
+        done = self._served_at = time.monotonic()
+        if self._source is not None:
+            if everything:
+                self._look_at = done + POLL_SECONDS
+            return
+        # Nothing is told. The pauses grow, and are never shorter than the looks are long.
+        slowest = min([SLOWEST, *(waiter.interval for waiter in self._all())])
+        if new:
+            self._pause = QUICKEST
+        elif everything:
+            self._pause = self._pause * 1.5
+        self._pause = min(self._pause, slowest)
+        look_at = done + max(self._pause, min(done - began, SLOWEST))
+        self._look_at = look_at if everything else min(self._look_at, look_at)
+
+    def _look(self, ids: set[str]) -> None:
+        ended = final(self.backend.read_many(ids))
+        for waiter in self._all() if ended else ():
+            if theirs := {task_id: found for task_id, found in ended.items() if task_id in waiter.ids}:
+                waiter.news.put(theirs)
+
+    def _hear(self, ids: set[str]) -> Collection[str] | None:
+        """What the source tells of *ids*; None: it may be any. Opens the source, if it is time to."""
+        self._obey()
+        source = self._source
+        try:
+            if source is None:
+                if not ids or time.monotonic() < self._open_at:
+                    return ()
+                source = self._source = self.backend.open_source()
+                if source is None:
+                    self._open_at = math.inf
+                    return ()
+                source.subscribe(ids)
+                self._failures = 0
+                return None
+            source.subscribe(ids)
+            return source.told()
+        except Exception as error:  # noqa: BLE001 - until there is another source, results are found by looking
+            let_pass(error)
+            self._failed(error)
+            if source is None:  # it has told nothing yet
+                return ()
+            self._pause = QUICKEST
+            return None
+
+    def _obey(self) -> None:
+        """Close the source if close() was called."""
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            self._close_source()
+            closing.set()
+
+    def _failed(self, error: Exception) -> None:
+        logger.log(
+            logging.INFO if self._failures == 3 else logging.DEBUG,
+            "results are looked for, since the server does not tell of them: %s",
+            error,
+        )
+        # A connection that was at rest may have been closed: the first time it is made anew at once.
+        delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY) if self._failures else 0.0
+        self._open_at = time.monotonic() + delay
+        self._failures += 1
+        self._close_source()
+
+    def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            try:
+                source.close()
+            except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
+                let_pass(error)
+                logger.debug("closing what told of results: %s", error)
+
+    # -- the end --
 
     def close(self) -> None:
-        """Let go of the connection; whoever waits goes on, with another."""
-        with self._lock:
-            watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.end()
+        """Let go of the source; whoever waits goes on, with another. Idle threads end. Safe to call twice."""
+        self.loops.dismiss()
+        self.promises.dismiss()
+        closed = threading.Event()
+        self._closing = closed
+        if not self._in_turn(self._obey):
+            self._wakeup.wake()
+            closed.wait(1.0)
 
-    def forked(self) -> None:
-        """In a forked child: the thread is not there, and its connection is the parent's."""
-        watch = self._watch
-        self._forget()
-        if watch is not None:
-            watch.abandon()
+    def _after_fork(self) -> None:
+        """In a forked child: those who wait, the thread that led and its connection are the parent's."""
+        source = self._source
+        self._start_anew()
+        if source is not None:
+            source.abandon()
 
 
-class Watch:
-    """One life of the lookout's thread. hears: whether the server tells it of results."""
+def final(found: Mapping[str, Found]) -> dict[str, Found]:
+    """Of *found*, what will not change any more: what has ended, and what cannot be read."""
+    return {
+        task_id: each
+        for task_id, each in found.items()
+        if isinstance(each, DamagedResult) or each["status"] in states.READY_STATES
+    }
 
-    def __init__(self, lookout: Lookout) -> None:
-        self._lookout = lookout
-        self.signal = Signal()
-        self.hears = False
-        self._ear: Ear | None = None  # this thread only, as all below
-        self._failures = 0
-        self._listen_at = 0.0
-        self._look_at = 0.0
-        self._pause = QUICKEST
-        self._thread = threading.Thread(target=self._run, name="qworker-results", daemon=True)
 
-    @property
-    def alive(self) -> bool:
-        """False when it has not begun, too, because who was to start it was interrupted."""
-        return self._thread.is_alive()
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Once the lookout does not need it: wait until its connection is closed."""
-        self.signal.give()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
-
-    def abandon(self) -> None:
-        """In a forked child."""
-        self.signal.close()
-        if self._ear is not None:
-            self._ear.abandon()
-
-    def _run(self) -> None:
-        try:
-            while self._lookout.needs(self):
-                self.step(time.monotonic())
-        finally:
-            self._lookout.gone(self)
-            self._hang_up()
-            self.signal.close()
-
-    def step(self, now: float) -> None:
-        """Listen, look if it is time to, and sleep until there is something to do."""
-        lookout = self._lookout
-        if self._ear is None and lookout.listen is not None and now >= self._listen_at:
-            self._begin_to_hear(lookout.listen)
-        told = self._hear()
-        lookout.ring(told)
-        if LOOK in told or now >= self._look_at:
-            self._look()
-        if self._ear is not None:
-            self.signal.sleep(self._look_at - time.monotonic(), self._ear.fileno())
-        elif self.signal.sleep(self._pause):
-            self._pause = QUICKEST
+def readable(ended: Mapping[str, Found]) -> dict[str, Meta]:
+    """The metadata in *ended*. Raises DamagedResult when there is none, and something that cannot be read."""
+    metadata = {}
+    damaged = None
+    for task_id, found in ended.items():
+        if isinstance(found, DamagedResult):
+            damaged = found
         else:
-            self._pause = min(self._pause * 1.5, SLOWEST)
-
-    def _look(self) -> None:
-        """One look for all. Where nothing is told, the pauses are never shorter than the looks are long."""
-        ids = self._lookout.waited_for()
-        began = time.monotonic()
-        try:
-            ended = self._lookout.look(ids) if ids else ()
-        except Exception as error:  # noqa: BLE001 - whatever the store says, who waits finds out by looking
-            logger.debug("looking for results: %s", error)
-            ended = ids
-            self._pause = SLOWEST
-        self._lookout.ring(ended)
-        done = time.monotonic()
-        self._pause = max(self._pause, min(done - began, SLOWEST))
-        self._look_at = done + POLL_SECONDS if self._ear is not None else 0.0
-
-    def _begin_to_hear(self, listen: Callable[[], Ear]) -> None:
-        """Listen, and look once more: what was stored before was not told to us."""
-        try:
-            self._ear = listen()
-        except Exception as error:  # noqa: BLE001 - until it works, results are found by looking
-            delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
-            logger.log(
-                logging.INFO if self._failures == 3 else logging.DEBUG,
-                "results are looked for, since the server does not let us listen: %s",
-                error,
-            )
-            self._failures += 1
-            self._listen_at = time.monotonic() + delay
-            return
-        self._failures = 0
-        self._look_at = 0.0
-        self.hears = True
-
-    def _hear(self) -> list[str]:
-        if self._ear is None:
-            return []
-        try:
-            return [line for told in self._ear.heard() for line in told.split("\n")]
-        except Exception as error:  # noqa: BLE001 - the connection is cut: until there is another we look
-            logger.debug("listening for results: %s", error)
-            self._hang_up()
-            self._listen_at = time.monotonic() + FIRST_RETRY
-            self._look_at = 0.0
-            self._pause = QUICKEST
-            return []
-
-    def _hang_up(self) -> None:
-        self.hears = False
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            try:
-                ear.close()
-            except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
-                logger.debug("closing the connection that listened: %s", error)
+            metadata[task_id] = found
+    if damaged is not None and not metadata:
+        raise damaged
+    return metadata
 
 
-_lookouts: weakref.WeakSet[Lookout] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for lookout in list(_lookouts):
-        lookout.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+_watchers = forgetful()

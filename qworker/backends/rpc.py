@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qworker.backends.base import Backend, Meta, Row
+from qworker.backends.base import Backend, Meta
 from qworker.backends.memory import MemoryBackend
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import apart
+from qworker.transports.lease import ResultRow
 from qworker.transports.tls import for_kombu
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class RpcBackend(MemoryBackend):
         meta["correlation_id"] = asked.get("correlation_id") or task_id
         return meta
 
-    def row(self, task_id: str, meta: Meta) -> Row | None:
+    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
         meta = dict(meta)
         queue, correlation = meta.pop("reply_to", None), meta.pop("correlation_id", None)
         if not queue:
@@ -199,10 +200,10 @@ class RpcBackend(MemoryBackend):
             self.store_rows([row])
         return row is not None
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         apart(lambda: self._send(rows))
 
-    def _send(self, rows: Sequence[Row]) -> None:
+    def _send(self, rows: Sequence[ResultRow]) -> None:
         with self._sender() as producer:
             for _, _, payload, _ in rows:
                 queue, correlation, body = marshal.loads(payload)
@@ -238,6 +239,7 @@ class RpcBackend(MemoryBackend):
     save_group, get_group, delete_group = Backend.save_group, Backend.get_group, Backend.delete_group
 
     def close(self) -> None:
+        super().close()
         self._stop.set()
         self._reply_to = None
         connection = getattr(self._senders, "connection", None)

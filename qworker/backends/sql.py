@@ -9,15 +9,13 @@ Each statement is a transaction of its own. Rows are stored by the batch in one 
 it stored a row, a row is only inserted after a look has found none; and a state is replaced by one UPDATE
 whose WHERE names the states that may not be, so two writers cannot pass each other.
 
-Who waits is rung by the ``Lookout`` of this process, which PostgreSQL tells of results; on other databases it
-looks.
+PostgreSQL tells those who wait of results; on other databases they look.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -25,15 +23,15 @@ import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
-from qworker.backends.base import POLL_SECONDS, Backend, Found, Meta, Row
-from qworker.backends.result_watcher import Bell, Lookout
+from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.sql_columns import Columns
-from qworker.backends.sql_listen import DRIVERS, SQLEar
+from qworker.backends.sql_listen import DRIVERS, ListenConnection
 from qworker.backends.sql_tables import Layout, connect, make_tables
 from qworker.clock import Clock, from_epoch, parse_iso
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import apart
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.lease import ResultRow
 from qworker.transports.sql.refusals import passing, refused
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
 from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
@@ -50,9 +48,6 @@ TRIES = 3
 class SQLBackend(Backend):
     """Results in SQL tables, which are made at the first use if they are not there."""
 
-    supports_wait = True
-    remote = True
-
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         self._engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
@@ -64,8 +59,7 @@ class SQLBackend(Backend):
         self._table = dialect.identifier_preparer.format_table(self._tables.task)
         self._upsert = UPSERTS.get(dialect.name)
         self._counts = dialect.name in COUNTING
-        tells = dialect.name == "postgresql" and dialect.driver in DRIVERS
-        self._lookout = Lookout(self._ended, self._listen if tells else None)
+        self.listens = dialect.name == "postgresql" and dialect.driver in DRIVERS
 
     def same_store(self, store_url: str) -> bool:
         place = place_of(self.url)
@@ -129,10 +123,10 @@ class SQLBackend(Backend):
         values = self._columns.of(task_id, meta)
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
-    def row(self, task_id: str, meta: Meta) -> Row:
+    def row(self, task_id: str, meta: Meta) -> ResultRow:
         return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry()
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         try:
             found = {task_id: unpack(status, payload) for task_id, status, payload, _ in latest(rows)}
             if self._upsert is not None:
@@ -225,48 +219,10 @@ class SQLBackend(Backend):
         task = self._tables.task
         self._execute(task.delete().where(task.c.task_id == key_of(task_id)))
 
-    # -- waiting --
-
-    def wait(
-        self,
-        ids: Collection[str],
-        timeout: float | None,
-        on_interval: Callable[[], Any] | None = None,
-        interval: float = POLL_SECONDS,
-    ) -> dict[str, Meta]:
-        deadline = None if timeout is None else self.clock.monotonic() + timeout
-        longest = max(0.001, min(interval, POLL_SECONDS))
-        if found := self.ended(ids):
-            return found  # what is there already needs no bell
-        with closing(self.bell()) as bell:
-            bell.follow(ids)
-            changed: Collection[str] = ids
-            while True:
-                if changed and (found := self.ended(changed)):
-                    return found
-                left = longest if deadline is None else deadline - self.clock.monotonic()
-                if left <= 0:
-                    return {}
-                if on_interval is not None:
-                    on_interval()
-                changed = bell.wait(min(longest, left))
-
-    def bell(self) -> Bell:
-        return self._lookout.bell()
-
-    def _ended(self, ids: Collection[str]) -> list[str]:
-        """Those of *ids* that have ended."""
-        task = self._tables.task
-        ended: list[str] = []
-        names = {key_of(task_id): task_id for task_id in ids}
-        for portion in _portions(names):
-            final = task.c.status.in_(states.READY_STATES)
-            rows = self._rows(sa.select(task.c.task_id).where(task.c.task_id.in_(portion), final))
-            ended += [names[row[0]] for row in rows if row[0] in names]
-        return ended
-
-    def _listen(self) -> SQLEar:
-        """A connection of its own that PostgreSQL tells of results on."""
+    def open_source(self) -> ListenConnection | None:
+        """A connection of its own on which PostgreSQL tells of results; other databases do not."""
+        if not self.listens:
+            return None
         self._known()
         connection = self._engine.connect()
         try:
@@ -278,7 +234,7 @@ class SQLBackend(Backend):
             # Who stored without telling us has committed when this returns, and the look that follows sees
             # it.
             connection.exec_driver_sql(f"SELECT pg_advisory_lock_shared({lock_of(self._table)})")
-            return SQLEar(driver, connection.close)
+            return ListenConnection(driver, connection.close)
         except BaseException:
             connection.close()
             raise
@@ -356,7 +312,7 @@ class SQLBackend(Backend):
         return count
 
     def close(self) -> None:
-        self._lookout.close()
+        super().close()
         self._engine.dispose(close=self._pid == os.getpid())
 
 

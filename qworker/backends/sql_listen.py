@@ -1,26 +1,27 @@
-"""SQLEar: a connection on which PostgreSQL tells of results, by psycopg or psycopg2.
+"""ListenConnection: a connection on which PostgreSQL tells of results, by psycopg or psycopg2.
 
 Comes from:  ``sql.py``, which has sent LISTEN on it.
-Goes to:     ``result_watcher.py``.
-Thread:      the lookout's.
+Goes to:     the ResultWatcher.
+Thread:      the one that leads.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 from qworker.transports.sql.link import blind
+from qworker.transports.sql.result_upserts import LOOK
 
 DRIVERS = ("psycopg", "psycopg2")
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-class SQLEar:
-    """connection: the driver's. close: lets go of it."""
+class ListenConnection:
+    """A Source. connection: the driver's. close: lets go of it."""
 
     def __init__(self, connection: Any, close: Callable[[], None]) -> None:
         self._connection = connection
@@ -31,7 +32,14 @@ class SQLEar:
     def fileno(self) -> int:
         return int(self._connection.fileno())
 
-    def heard(self) -> list[str]:
+    def subscribe(self, ids: Collection[str]) -> None:
+        """The server tells of all tasks."""
+
+    def told(self) -> Collection[str] | None:
+        told = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
+        return None if LOOK in told else told
+
+    def _payloads(self) -> list[str]:
         if hasattr(self._connection, "pgconn"):
             server = self._connection.pgconn
             server.consume_input()

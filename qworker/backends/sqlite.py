@@ -5,23 +5,24 @@ Goes to:     the tables ``result`` and ``key_value`` of ``embedded``.
 Thread:      any; one connection for the process, in turn, and none crosses a fork.
 
 When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
-only makes the row. Who waits for a result hangs up a bell, and looks every half second as well.
+only makes the row. A process that waits has a notification pipe beside the file.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from qworker import states
-from qworker.backends.base import Backend, Found, Meta, Row
+from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
+from qworker.transports.lease import ResultRow
 from qworker.transports.sqlite import (
     UPSERT_RESULT,
     Database,
@@ -52,10 +53,30 @@ SWEEP = (
 )
 
 
+class PipeSource:
+    """A Source: whoever stores a final state writes to all pipes, and does not say which task has ended."""
+
+    def __init__(self, pipe: NotificationPipe) -> None:
+        self._pipe = pipe
+        weakref.finalize(self, pipe.close)  # at the end of the process, too: nobody else removes its file
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        pass
+
+    def told(self) -> Collection[str] | None:
+        return None if self._pipe.clear() else ()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    abandon = close
+
+
 class SQLiteBackend(Backend):
     """Results in one SQLite file, which is opened at the first use, not before."""
-
-    supports_wait = True
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -80,10 +101,10 @@ class SQLiteBackend(Backend):
     def store(self, task_id: str, meta: Meta) -> bool:
         return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
 
-    def store_rows(self, rows: Sequence[Row]) -> None:
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
         self._store(rows)
 
-    def _store(self, rows: Sequence[Row]) -> int:
+    def _store(self, rows: Sequence[ResultRow]) -> int:
         def work(connection: sqlite3.Connection) -> int:
             return connection.executemany(UPSERT_RESULT, rows).rowcount
 
@@ -108,15 +129,10 @@ class SQLiteBackend(Backend):
     def forget(self, task_id: str) -> None:
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
 
-    @contextmanager
-    def listening(self, ids: Collection[str]) -> Iterator[Callable[[float], Any]]:
-        bell = self._kept_bell()  # to hang one up makes every writer look through the directory
-        bell.clear()
-        yield bell.wait
-
-    def bell(self) -> NotificationPipe:
-        self._read("SELECT 1", ())  # its directory is there, too
-        return NotificationPipe(self._database.pipes, "result")
+    def open_source(self) -> PipeSource | None:
+        self._read("SELECT 1", ())  # then its directory is there, too
+        pipe = NotificationPipe(self._database.pipes, "result")
+        return PipeSource(pipe) if pipe.fileno() >= 0 else None
 
     def add(self, key: str, ttl: float | None = None) -> bool:
         now = self.clock.now()
@@ -166,5 +182,6 @@ class SQLiteBackend(Backend):
         return total
 
     def close(self) -> None:
+        super().close()
         self._handle.close()
         self._notifier.close()

@@ -1,7 +1,7 @@
 """Promises: what is to be called with a result that is not there yet.
 
 Comes from:  ``AsyncResult``, of which ``then`` is a method.
-Goes to:     the callbacks, from the thread of ``awaiting.Watcher``, or from whoever finds out first.
+Goes to:     the callbacks, from a thread of the ResultWatcher, or from whoever finds out first.
 Thread:      any.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.message.exceptions import exception_of
 
 if TYPE_CHECKING:
-    from qworker.errors import DamagedResult
+    from qworker.backends.base import Found
     from qworker.results.result import AsyncResult
 
 logger = logging.getLogger(__name__)
@@ -52,13 +53,22 @@ def then(
             result._promises = []
         result._promises.append(kept)
     if meta is None:
-        result.app.watcher.watch(result)
+        result.backend.watcher.promises.call(result.id, partial(_ended, result))
     else:
         result.keep(meta)
     return chained
 
 
-def keep(result: AsyncResult[Any], found: dict[str, Any] | DamagedResult) -> None:
+def _ended(result: AsyncResult[Any], found: Found | Exception) -> None:
+    """Keep the promises of *result*, of which *found* is the final metadata, or why it cannot be read."""
+    if isinstance(found, Exception):
+        logger.error("a promise cannot be kept: %s", found)
+        keep(result, found)
+    else:
+        result.keep(found)
+
+
+def keep(result: AsyncResult[Any], found: dict[str, Any] | Exception) -> None:
     """Keep the promises made of *result*, of which *found* is the final metadata, or why it cannot be
     read."""
     while result._promises:

@@ -19,6 +19,7 @@ from qworker.context import get_current_app
 from qworker.errors import ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.results import callbacks, tree
+from qworker.results.awaiting import ended
 from qworker.results.waiting import (
     HINT_AFTER,
     all_of,
@@ -145,18 +146,16 @@ class AsyncResult(Generic[R]):
         if self.ignored:
             return cast(R, None)
         refuse_to_wait_in_a_task()
-        # A store on a network is asked in a thread, and once for all that are awaited together.
-        meta = self._meta if self.backend.remote else self._final_meta()
+        meta = self._meta
         if meta is None:
             import asyncio  # only for who uses it: it costs 30 ms
 
-            waiter = self.app.waiter()
             try:
                 async with asyncio.timeout(HINT_AFTER):
-                    found = await waiter.meta(self.id)
+                    found = await ended(self.backend, self.id)
             except TimeoutError:
                 await asyncio.to_thread(hint, self.app, self.id, self._queue)
-                found = await waiter.meta(self.id)
+                found = await ended(self.backend, self.id)
             meta = self.keep(found)
         return self._value(meta, True)
 

@@ -66,8 +66,7 @@ class Shop:
         backend.store_rows([row for row in rows if row is not None])
 
     def hears(self) -> bool:
-        watch = self.backend._lookout._watch
-        return watch is not None and watch.hears
+        return self.backend.watcher._source is not None
 
     @contextmanager
     def statements(self, app: QWorker | None = None) -> Iterator[list[str]]:
@@ -253,11 +252,8 @@ def test_one_look_serves_all_threads_that_wait(shop: Shop) -> None:
             thread.start()
         for thread in never:
             thread.join()
-    looks = [statement for statement in sent if statement.startswith("SELECT celery_taskmeta.task_id")]
-    # A few at the beginning by each: get(), and before and after its bell is there; one at the end. Then all
-    # by one.
-    assert len(sent) - len(looks) <= 5 * len(ids) + 5
-    assert 1 <= len(looks) < 60
+    # By each: get(), one when it is new, and one at the end. Then one for all.
+    assert len(sent) <= 3 * len(ids) + 60
 
 
 def _timeout(app: QWorker, task_id: str, seconds: float) -> None:
@@ -358,8 +354,8 @@ def test_threads_and_loops_of_a_process_share_one_connection(told: Shop) -> None
     threads = [threading.Thread(target=wait, args=(task_id,)) for task_id in ids[:10]]
     for thread in threads:
         thread.start()
-    until(lambda: len(told.backend._lookout.waited_for()) == 10 and told.hears())
-    later(lambda: (until(lambda: len(told.backend._lookout.waited_for()) == 20), store_all()))
+    until(lambda: len(told.backend.watcher.waited_for()) == 10 and told.hears())
+    later(lambda: (until(lambda: len(told.backend.watcher.waited_for()) == 20), store_all()))
 
     def store_all() -> None:
         assert listening(told) == 1
@@ -369,7 +365,7 @@ def test_threads_and_loops_of_a_process_share_one_connection(told: Shop) -> None
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted(ids[:10])
-    until(lambda: told.backend._lookout.waited_for() == [])
+    until(lambda: not told.backend.watcher.waited_for())
 
 
 def test_who_waits_is_told_and_does_not_find_it_by_looking(told: Shop) -> None:
@@ -413,7 +409,7 @@ def test_what_is_stored_while_somebody_begins_to_wait_is_not_missed(told: Shop) 
     """The look and LISTEN race with the store, on a connection that is made anew each time."""
     began = time.monotonic()
     for number, task_id in enumerate(new_ids(20)):
-        told.backend._lookout.close()
+        told.backend.watcher.close()
         timer = later(lambda task_id=task_id: told.store(task_id), number * 0.001)  # type: ignore[misc]
         assert told.backend.wait([task_id], 30)[task_id]["result"] == task_id
         timer.join()
@@ -428,7 +424,7 @@ def test_who_comes_to_listen_waits_for_those_who_did_not_tell(told: Shop) -> Non
 
 def _seconds_until_heard(told: Shop) -> float:
     """Of a result whose transaction had begun before anybody listened, after its commit."""
-    told.backend._lookout.close()
+    told.backend.watcher.close()
     until(
         lambda: listening(told) == 0
     )  # the server lets go of a lock a little after its connection was closed
@@ -467,7 +463,7 @@ def test_who_waits_hears_the_result_though_all_connections_were_cut(told: Shop) 
         task_id, found = f"x{number}", []
         waiting = threading.Thread(target=_collect, args=(told.app, task_id, found))
         waiting.start()
-        until(lambda: listening(told) == 1 and told.backend._lookout.waited_for())
+        until(lambda: listening(told) == 1 and told.backend.watcher.waited_for())
         told.place.end_connections()
         until(lambda: listening(told) == 1)
         began = time.monotonic()
@@ -497,28 +493,28 @@ def test_a_server_that_cannot_be_listened_to_is_looked_at(told: Shop) -> None:
     def refused() -> Any:
         raise OSError("no LISTEN here")
 
-    told.backend._lookout.listen = refused
+    told.backend.open_source = refused  # type: ignore[method-assign]
     later(lambda: told.store("x"))
     assert AsyncResult[Any]("x", told.app).get(timeout=30) == "x"
 
 
-def test_nothing_rings_any_more_for_what_nobody_awaits_any_more(shop: Shop) -> None:
+def test_nothing_is_watched_any_more_that_nobody_awaits_any_more(shop: Shop) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_await(shop.app, "never"), 0.1)
         async with asyncio.timeout(30):
-            while shop.backend._lookout.waited_for():
+            while shop.backend.watcher.waited_for():
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
 
-def test_a_loop_that_ends_leaves_nothing_that_rings(shop: Shop) -> None:
+def test_a_loop_that_ends_leaves_nothing_that_is_watched(shop: Shop) -> None:
     shop.store("x")
     gc.disable()  # it would let go of the loop, and of all that it has left
     try:
         for _ in range(10):
             assert asyncio.run(_await(shop.app, "x")) == "x"
-            until(lambda: not shop.backend._lookout.waited_for())
+            until(lambda: not shop.backend.watcher.waited_for())
     finally:
         gc.enable()

@@ -362,8 +362,9 @@ def test_an_order_that_nobody_knows() -> None:
 def test_a_forked_child_keeps_no_promises_of_its_parent() -> None:
     app, _, _ = make_app()
     app.send_task("work").then(print)
-    watcher = app.watcher
+    watcher = app.backend.watcher
+    assert watcher.promises.waiter.ids
     child = os.fork()
     if not child:
-        os._exit(0 if app.watcher is not watcher else 1)
+        os._exit(1 if watcher.promises.waiter.ids else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -218,6 +218,11 @@ class Never(Backend):
 
     def forget(self, task_id: str) -> None: ...
 
+    def wait(self, ids: Any, timeout: float | None, on_interval: Any = None, interval: float = 0) -> Any:
+        assert timeout is not None
+        self.clock.sleep(timeout)
+        return {}
+
 
 @pytest.mark.parametrize(
     ("alive", "expected"),

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qworker import states
-from qworker.backends.base import Row
+from qworker.transports.lease import ResultRow
 
 LONGEST_ID = 155
 """Characters of Celery's column."""
@@ -49,10 +49,10 @@ def unpack(status: str, payload: bytes) -> dict[str, Any]:
     return {"status": status, "result": payload, "traceback": None, "children": None, "date_done": None}
 
 
-def latest(rows: Sequence[Row]) -> list[Row]:
+def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Of *rows*, oldest first, the one that stands for each task in the end. In one order,
     against deadlocks."""
-    last: dict[str, Row] = {}
+    last: dict[str, ResultRow] = {}
     for row in rows:
         standing = last.get(row[0])
         if standing is None or states.may_replace(standing[1], row[1]):

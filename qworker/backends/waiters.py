@@ -1,0 +1,157 @@
+"""Waiters: those who wait for results, as the ResultWatcher knows them.
+
+Comes from:  ``get``, whose thread is a Waiter itself; ``await`` and ``then``, for which an Attendant waits.
+Goes to:     the ResultWatcher, which gives each what has ended of what it waits for.
+Thread:      a Waiter belongs to the thread that waits, but for its queue. An Attendant is called from any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qworker.backends.base import Found
+    from qworker.backends.result_watcher import ResultWatcher
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""The longest pause between two looks, also where a result should have been told."""
+
+
+class Waiter:
+    """A thread that waits. ids: of what, which may change; interval: its longest pause between two looks."""
+
+    __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "news")
+
+    def __init__(self, ids: Collection[str], interval: float = POLL_SECONDS) -> None:
+        self.ids = ids
+        self.interval = interval
+        self.anew = deque(ids)
+        """The ids that nobody has looked for since they were waited for. Any thread."""
+        self.asleep = False
+        """It waits while another thread leads."""
+        self.news: SimpleQueue[Mapping[str, Found] | Exception] = SimpleQueue()
+        """What has ended, or why it cannot be looked for; a mapping of nothing: lead from now on."""
+
+    def taken_anew(self) -> list[str]:
+        """All that is in anew, which is empty then."""
+        return [self.anew.popleft() for _ in range(len(self.anew))]
+
+    def taken(self, seconds: float) -> list[Mapping[str, Found] | Exception]:
+        """All its news; where there is none, wait for some up to so many seconds."""
+        news = []
+        try:
+            news.append(self.news.get(seconds > 0, seconds if seconds > 0 else None))
+            while True:
+                news.append(self.news.get_nowait())
+        except Empty:
+            return news
+
+
+class Attendant:
+    """A thread that waits in place of those who must not stand still, and calls them back.
+
+    patient: it goes on while the store is away; else it tells all of them why. reads: the source, for others
+    and for a while after them, too.
+    """
+
+    def __init__(self, watcher: ResultWatcher, name: str, patient: bool = False, reads: bool = False) -> None:
+        self._watcher = watcher
+        self._name = name
+        self._patient = patient
+        self._reads = reads
+        # Whoever waits may be let go of by the collector of garbage, in the midst of whatever a thread does.
+        self._lock = threading.RLock()
+        self._calls: dict[str, list[Callable[[Found | Exception], object]]] = {}  # under _lock
+        self.waiter = Waiter(self._calls)
+        self._thread: threading.Thread | None = None  # under _lock
+        self._idle = False  # under _lock
+        self._stay_until = 0.0  # under _lock
+
+    def call(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
+        """Call callback(metadata) when the task has ended, or callback(error) when that cannot be read."""
+        with self._lock:
+            self._calls.setdefault(task_id, []).append(callback)
+            self.waiter.anew.append(task_id)
+            self.ensure()
+            self._rouse()
+        self._watcher.stir()
+
+    def cancel(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
+        """Do not call it any more. Safe to call twice."""
+        with self._lock:
+            callbacks = self._calls.get(task_id, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if not callbacks:
+                self._calls.pop(task_id, None)
+
+    def ensure(self) -> None:
+        """Start the thread if it is not there."""
+        # It may not have begun to run, too, because whoever was to start it was interrupted.
+        if self._thread is None or not self._thread.is_alive():
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._stay_until = time.monotonic() + self._watcher.linger
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def dismiss(self) -> None:
+        """End the thread when it has nothing to do."""
+        with self._lock:
+            self._stay_until = 0.0
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._idle:
+            self._idle = False
+            self.waiter.news.put({})
+
+    def _run(self) -> None:
+        try:
+            while (idle := self._stays()) is not None:
+                if idle > 0:
+                    self._watcher.leave(self.waiter)
+                    self.waiter.taken(idle)
+                    continue
+                try:
+                    for news in self._watcher.attend(self.waiter, POLL_SECONDS):
+                        self._give(news)
+                except Exception as error:  # noqa: BLE001 - whatever the store says, those who wait are told
+                    self._give(error)
+        finally:
+            self._watcher.leave(self.waiter)
+
+    def _stays(self) -> float | None:
+        """For how long there is nothing to do, 0 if there is something; None: the thread ends, and another
+        may have begun."""
+        with self._lock:
+            now = time.monotonic()
+            if self._calls or (self._reads and self._watcher.waited_for()):
+                self._stay_until = now + self._watcher.linger
+                return 0.0
+            if now >= self._stay_until:
+                self._thread = None
+                return None
+            self._idle = not self._reads
+            return self._stay_until - now if self._idle else 0.0
+
+    def _give(self, news: Mapping[str, Found] | Exception) -> None:
+        if isinstance(news, Exception):
+            if self._patient:
+                logger.warning("promises wait for the result store: %s", news)
+                self._watcher.backend.clock.sleep(1.0)
+                return
+            news = dict.fromkeys(list(self._calls), news)  # type: ignore[arg-type]
+        for task_id, found in news.items():
+            with self._lock:
+                callbacks = self._calls.pop(task_id, [])
+            for callback in callbacks:
+                callback(found)
