@@ -14,9 +14,8 @@ from typing import Any
 
 from qworker.conf import Settings
 from qworker.transports import open_broker
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.consumer import DEAD
-from qworker.transports.sqs.broker import SqsBroker
+from qworker.transports.kombu.broker import KombuBroker, kombu_broker
+from qworker.transports.kombu.server import DEAD
 from tests.acceptance.sqs_server import REGION, Sqs
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
@@ -39,7 +38,7 @@ class KombuPlace:
         self.opened: list[KombuBroker] = []
 
     def open(self, **options: Any) -> KombuBroker:
-        store = KombuBroker("memory://", **options)
+        store = kombu_broker("memory://", **options)
         store.admin.purge(DEAD)
         self.opened.append(store)
         return store
@@ -60,9 +59,9 @@ class SqsPlace(KombuPlace):
         self.server = server
         server.reset()
 
-    def open(self, **options: Any) -> SqsBroker:
+    def open(self, **options: Any) -> KombuBroker:
         store = open_broker(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
-        assert isinstance(store, SqsBroker)
+        assert isinstance(store, KombuBroker)
         self.opened.append(store)
         return store
 

@@ -17,7 +17,7 @@ from qworker.conf import Settings
 from qworker.errors import ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.transports import open_broker
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.kombu.broker import KombuBroker, kombu_broker
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 
 pytestmark = pytest.mark.integration
@@ -44,14 +44,14 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
 
     def open_one(**more: Any) -> KombuBroker:
         given = options if request.param == "filesystem" else {}
-        store = KombuBroker(f"{request.param}://", options=dict(given), clock=clock, **more)
+        store = kombu_broker(f"{request.param}://", options=dict(given), clock=clock, **more)
         opened.append(store)
         return store
 
     (tmp_path / "messages").mkdir()
     yield open_one
     for store in opened:
-        for name in {*store._declared, "qworker.dead"}:
+        for name in {*store.sender._declared, "qworker.dead"}:
             store.admin.purge(name)
         store.close()
 

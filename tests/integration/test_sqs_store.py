@@ -22,14 +22,14 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.messages import of_envelope
+from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
-from qworker.transports.sqs.broker import SqsBroker
 from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 
 pytestmark = pytest.mark.integration
 PATIENCE_SECONDS = 20.0
-Open = Callable[..., SqsBroker]
+Open = Callable[..., KombuBroker]
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,14 @@ def queue() -> str:
 
 @pytest.fixture
 def open_(server: Sqs) -> Iterator[Open]:
-    opened: list[SqsBroker] = []
+    opened: list[KombuBroker] = []
     server.reset()
 
-    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> SqsBroker:
+    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> KombuBroker:
         transport = {"region": REGION, "wait_time_seconds": 2, **options}
         conf = Settings({"broker_transport_options": transport, "worker_lease_seconds": lease})
         store = open_broker(url or server.url, conf)
-        assert isinstance(store, SqsBroker)
+        assert isinstance(store, KombuBroker)
         opened.append(store)
         return store
 
@@ -72,7 +72,7 @@ def names(messages: list[Leased]) -> list[str]:
     return [json.loads(leased.headers)["id"] for leased in messages]
 
 
-def leased(store: SqsBroker, queue: str, count: int) -> list[Leased]:
+def leased(store: KombuBroker, queue: str, count: int) -> list[Leased]:
     """Wait for *count* messages."""
     found: list[Leased] = []
     end = time.monotonic() + PATIENCE_SECONDS
@@ -170,7 +170,7 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
         return Envelope(queue, json.dumps({"id": "a", "noise": text[:size]}), None, b"[]")
 
     def bytes_sent(size: int) -> int:
-        return len(store._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
+        return len(store.sender._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
 
     store.sender.push([message(0)])
     store.consumer.settle(own, [Ack(leased(store, queue, 1)[0].tag)])
@@ -252,12 +252,12 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     assert server.counts(queue) == (0, 2, 0)
     # As it comes after 15 minutes:
     early = of_envelope(envelope(queue, "again", due=now + 800.0), now)
-    KombuBroker._send(store, [early])
+    KombuSender.send(store.sender, [early])
     (soon,) = leased(store, queue, 1)
     assert names([soon]) == ["soon"]
     assert SYSTEM_CLOCK.now() >= now + 6.0
     assert server.counts(queue) == (0, 2, 1)
-    store.consumer.settle(store._epoch, [Ack(soon.tag)])
+    store.consumer.settle(store.consumer._generation, [Ack(soon.tag)])
     assert server.counts(queue) == (0, 2, 0)
 
 
@@ -375,5 +375,5 @@ def test_keys_that_are_refused(open_: Open, queue: str) -> None:
 
 def test_tls_is_said_by_the_scheme() -> None:
     store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
-    assert isinstance(store, SqsBroker)
-    assert (store.url, store._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)
+    assert isinstance(store, KombuBroker)
+    assert (store.url, store.sender._server._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)

@@ -20,7 +20,7 @@ from qworker.transports.amqp.codec import Delivery
 from qworker.transports.amqp.inbox import Inbox, Prefetch
 from qworker.transports.amqp.table import table
 from qworker.transports.delivery_fields import LATEST, MOST_COUNT
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.kombu.messages import dead, leased, read
 from qworker.transports.lease import Bury, Envelope, Leased, Release
 
@@ -231,7 +231,7 @@ def test_anything_in_the_fields_of_a_message_of_kombus(fields: dict[str, Any], o
 )
 def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -> None:
     queue = f"q{uuid.uuid4().hex[:8]}"
-    store = KombuBroker("memory://", options={})
+    store = kombu_broker("memory://", options={})
     epoch = store.consumer.register("w", [queue], 1)
     with Connection("memory://") as connection:
         connection.default_channel._put(queue, payload)

@@ -1,1 +1,5 @@
-"""Amazon's SQS, and servers that speak as it does. Modules: ``queue`` (one queue's calls), ``broker``."""
+"""Amazon's SQS, and servers that speak as it does.
+
+Modules, in reading order: ``queue`` (one queue's calls), ``server`` (connecting), ``sender``, ``consumer``,
+``admin``, ``broker``.
+"""

@@ -1,0 +1,106 @@
+"""Publishing by one of kombu's transports.
+
+Comes from:  any thread, by ``Broker.sender``; the consumer and the administration, for what they send anew.
+Goes to:     kombu's producer, on a connection of its own.
+Thread:      any, in turn; neither the connection nor the turn crosses a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import kombu as untyped_kombu
+
+from qworker.clock import Clock
+from qworker.errors import BrokerUnavailable, NotSupported
+from qworker.interrupts import apart
+from qworker.transports.kombu.messages import Outgoing, of_envelope
+from qworker.transports.kombu.server import Server, close
+from qworker.transports.lease import Envelope, Sender
+
+kombu: Any = untyped_kombu
+
+
+class KombuSender(Sender):
+    """notify: called when something was sent, for a consumer of this process that waits."""
+
+    def __init__(self, server: Server, clock: Clock, notify: Callable[[], None]) -> None:
+        self._server = server
+        self._clock = clock
+        self._notify = notify
+        self._turn = threading.Lock()
+        self._connection: Any = None  # under the turn, as all below
+        self._producer: Any = None
+        self._declared: dict[str, Any] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's connection is not ours."""
+        self._turn = threading.Lock()
+        self._connection = self._producer = None
+
+    @property
+    def known(self) -> set[str]:
+        """The queues that were published to on this connection."""
+        return set(self._declared)
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        now = self._clock.now()
+        messages = [of_envelope(envelope, now) for envelope in envelopes]
+        apart(lambda: self.send(messages, timeout))  # what kombu's transports lock is not ours to give back
+
+    def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
+        """Send *messages*. Raises BrokerUnavailable when some did not go out within *timeout* seconds."""
+        if not messages:
+            return
+        deadline = time.monotonic() + timeout
+        with self._publishing(timeout):
+            for message in messages:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise BrokerUnavailable(
+                        f"{self._server.shown} took not all messages within {timeout:g} s"
+                    )
+                if message.queue not in self._declared:
+                    self._declared[message.queue] = self._server.declare(self._connection, message.queue)
+                self._producer.publish(
+                    message.body, exchange="", routing_key=message.queue, serializer=None, **message.options
+                )
+        self._notify()
+
+    @contextmanager
+    def _publishing(self, timeout: float) -> Iterator[None]:
+        """The turn to publish, with a producer that is connected."""
+        if not self._turn.acquire(timeout=timeout):
+            raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s")
+        try:
+            if self._connection is None:
+                self._connection = self._server.connect()
+                self._producer = kombu.Producer(self._connection.channel())
+                self._declared = {}
+            try:
+                with self._server.errors(self._connection):
+                    yield
+            except BaseException:
+                self._drop()
+                raise
+        finally:
+            self._turn.release()
+
+    def _drop(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            close(connection)
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        raise NotSupported(
+            f"{self._server.shown} has no way to tell all workers: tasks cannot be revoked with this broker"
+        )
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another."""
+        with self._turn:
+            self._drop()

@@ -1,0 +1,86 @@
+"""Server: how one of kombu's transports is connected to, what its errors are, and how its queues are made.
+
+Comes from:  the URL of the broker and ``broker_transport_options``.
+Goes to:     kombu; the sender, the consumer and the administration each open a connection of their own by it.
+Thread:      any; it holds nothing that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kombu as untyped_kombu
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
+from qworker.transports.kombu.messages import take_anything
+
+kombu: Any = untyped_kombu
+
+DEAD = "qworker.dead"
+"""The queue of dead letters."""
+
+
+class Server:
+    """url: with a scheme of kombu's. options: transport_options for kombu. timeout: seconds for connecting.
+    use_ssl: as the setting broker_use_ssl."""
+
+    def __init__(self, url: str, options: dict[str, Any], timeout: float, use_ssl: Any = None) -> None:
+        self.url = url
+        self.shown = mask_urls(url)
+        self.timeout = timeout
+        self._options = options
+        self._use_ssl = use_ssl
+
+    def connect(self) -> Any:
+        """A connection of kombu's; ConfigurationError when the transport's library is missing."""
+        scheme = self.url.partition(":")[0]
+        try:
+            connection = kombu.Connection(
+                self.url,
+                transport_options=self._options,
+                connect_timeout=self.timeout,
+                ssl=self._use_ssl or False,
+            )
+            with self.errors(connection):
+                connection.ensure_connection(max_retries=1, timeout=self.timeout)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"broker_url: {scheme}:// needs a library that is not installed ({error}): "
+                f'pip install "kombu[{scheme.partition("+")[0]}]"',
+                setting="broker_url",
+            ) from None
+        return connection
+
+    @contextmanager
+    def errors(self, connection: Any) -> Iterator[None]:
+        """Makes BrokerUnavailable of the transport's own errors."""
+        try:
+            yield
+        except (
+            *connection.connection_errors,
+            *connection.channel_errors,
+            kombu.exceptions.OperationalError,
+            OSError,
+        ) as error:
+            raise BrokerUnavailable(f"{self.shown}: {type(error).__name__}: {error}") from error
+
+    def declare(self, connection: Any, queue: str) -> Any:
+        """The queue, which there is from now on, on a channel of its own."""
+        bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(
+            connection.default_channel
+        )
+        bound.queue_declare()
+        take_anything(connection.default_channel)
+        return bound
+
+
+def close(connection: Any) -> None:
+    """Let go of *connection*, in whatever state it is."""
+    try:
+        connection.release()
+    except Exception as error:  # noqa: BLE001 - whatever the transport raises: it is given up
+        let_pass(error)

@@ -1,0 +1,46 @@
+"""What a message looks like that goes back changed, or to the dead letters.
+
+Comes from:  the consumer, with a settlement.
+Goes to:     the sender.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qworker.transports.kombu.holdings import Held
+from qworker.transports.kombu.messages import Outgoing
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.lease import Bury, Release
+from qworker.transports.own_headers import DELIVERIES, DIED, DUE, PARKED, QUEUE, REASON, REDELIVERED
+
+
+def released(held: Held, release: Release) -> Held:
+    """*held* as it goes on after *release*."""
+    own, old = dict(held.own), held.leased
+    if release.counted:
+        own[DELIVERIES] = old.deliveries + 1
+    if release.parked:
+        own[PARKED] = old.parked + 1
+    if release.counted or release.redelivered or old.redelivered:
+        own[REDELIVERED] = True
+    own.pop(DUE, None)
+    after = old._replace(
+        due=release.due,
+        deliveries=own.get(DELIVERIES, 0),
+        parked=own.get(PARKED, 0),
+        redelivered=REDELIVERED in own,
+    )
+    return Held(held.message, after, own, held.message_id)
+
+
+def buried(held: Held, bury: Bury, now: float, make: Callable[..., Outgoing]) -> Outgoing:
+    """*held* as a dead letter. make: ``messages.of_leased`` or ``messages.packed``."""
+    own = {
+        QUEUE: held.leased.queue,
+        REASON: bury.reason,
+        DIED: now,
+        DELIVERIES: held.leased.deliveries + bury.counted,
+    }
+    return make(held.leased, own, held.message_id, DEAD)
