@@ -65,8 +65,8 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
 or after many minutes; and what we can rely on."""
 
 _CONNECTIONS = {
-    "psycopg": ("qworker.transports.sql.timeout_connection", "PatientConnection.connect"),
-    "pymysql": ("qworker.transports.sql.limited_connection", "MeasuredConnection"),
+    "psycopg": ("qworker.transports.sql.timeout_connection", "TimeoutConnection.connect"),
+    "pymysql": ("qworker.transports.sql.limited_connection", "LimitedConnection"),
 }
 """What makes a connection in the place of the driver's own, by the driver."""
 

@@ -121,7 +121,9 @@ def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
         assert isinstance(backend, SQLBackend)
         if shop.place.server == "postgresql":
             sa.event.listen(
-                backend._engine, "connect", lambda connection, record: setattr(connection, "patience", 0.5)
+                backend._engine,
+                "connect",
+                lambda connection, record: setattr(connection, "answer_seconds", 0.5),
             )
         backend.store("a", backend.meta("a", "SUCCESS", 1))
         proxy.down.open = False
@@ -170,8 +172,8 @@ def test_the_broker_stores_a_batch_by_one_statement_too(shop: Shop, first: str) 
         own = store.consumer.register("w@test", ["q"], 1)
         store.sender.push([message(task_id) for task_id in ids])
         tags = [leased.tag for leased in store.consumer.lease(["q"], 100).messages]
-        counted = Counting(store._handle.open())
-        store._handle._link = counted  # type: ignore[assignment]
+        counted = Counting(store.consumer._handle.open())
+        store.consumer._handle._link = counted  # type: ignore[assignment]
         store.consumer.settle(own, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)])
         assert sum(TABLE in statement and "INSERT" in statement for statement in counted.sent()) == 1
     assert shop.backend.get_many(ids).keys() == set(ids)

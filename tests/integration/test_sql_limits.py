@@ -136,14 +136,14 @@ def test_what_a_key_is() -> None:
 
 
 def longest_of(store: SQLBroker) -> int:
-    link: Any = store._handle.open()
+    link: Any = store.consumer._handle.open()
     return int(link._connection.longest)
 
 
 def test_a_packet_of_just_that_size_is_taken_and_one_more_is_refused(mysql: SQLPlace) -> None:
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
-        link: Any = store._handle.open()
+        link: Any = store.consumer._handle.open()
         start = "SELECT length('"
         text = "x" * (longest_of(store) - 2 - len(start) - len("')"))
         assert link.ask(f"{start}{text}')") == [(len(text),)]
@@ -156,18 +156,20 @@ def test_a_result_over_the_packet_is_a_failure_and_the_worker_goes_on(mysql: SQL
     app = QWorker("limits", broker=mysql.url, backend=f"db+{mysql.url}", set_as_current=False)
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
-        epoch = store.consumer.register("w@test", ["q"], 2)
+        generation = store.consumer.register("w@test", ["q"], 2)
         store.sender.push([message(str(number)) for number in range(3)])
         tags = [leased.tag for leased in store.consumer.lease(["q"], 3).messages]
         large = pack({"status": "SUCCESS", "result": b"'" * (longest_of(store) * 2 // 3), "traceback": None,
                       "children": None, "date_done": None})  # fmt: skip
         good = [app.backend.row(name, app.backend.meta(name, "SUCCESS", name)) for name in ("one", "two")]
-        generation = store._handle.generation
+        connections = store.consumer._handle.connections
         Settlements(app, store.consumer).carry_out(
-            epoch,
+            generation,
             [Ack(tags[0], good[0]), Ack(tags[1], ("large", "SUCCESS", large, None)), Ack(tags[2], good[1])],
         )
-        assert store._handle.generation == generation, "nothing was sent at which the server hangs up"
+        assert store.consumer._handle.connections == connections, (
+            "nothing was sent at which the server hangs up"
+        )
         assert store.admin.queues() == []
     meta = app.backend.get("large")
     assert meta is not None
@@ -209,8 +211,8 @@ def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str
     otherwise."""
     with closing(mysql.open()) as store:
         assert isinstance(store, SQLBroker)
-        epoch = store.consumer.register("w@test", ["q"], 2)
-        for link in (store._handle.open(), store._publisher.open()):
+        own = store.consumer.register("w@test", ["q"], 2)
+        for link in (store.consumer._handle.open(), store._shared.open()):
             (found,) = link.ask("SELECT @@sql_mode")[0]
             assert "STRICT_ALL_TABLES" in found
             assert "NO_BACKSLASH_ESCAPES" not in found
@@ -220,9 +222,9 @@ def test_values_are_escaped_as_the_session_reads_them(mysql: SQLPlace, mode: str
         store.sender.push([message(headers, body=body, properties=headers) for _ in range(50)])
         for leased in store.consumer.lease(["q"], 100).messages:
             assert (leased.headers, leased.properties, leased.body) == (headers, headers, body)
-            store.consumer.settle(epoch, [Ack(leased.tag, (f"id-{leased.tag}'\\", "SUCCESS", body, None))])
+            store.consumer.settle(own, [Ack(leased.tag, (f"id-{leased.tag}'\\", "SUCCESS", body, None))])
         assert store.admin.queues() == []
-        ((count,),) = store._handle.open().ask(
+        ((count,),) = store.consumer._handle.open().ask(
             "SELECT count(*) FROM celery_taskmeta WHERE result = %s", (body,)
         )
         assert count == 50

@@ -22,6 +22,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
 from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
 from qworker.transports.sql.broker import SQLBroker
+from qworker.transports.sql.link import ClaimOrder
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import mark, message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
@@ -52,7 +53,7 @@ def stores(place: SQLPlace) -> Iterator[Any]:
 def test_many_make_the_tables_at_once(stores: Any, place: SQLPlace) -> None:
     several = [stores() for _ in range(6)]
     threads = [
-        threading.Thread(target=each.push, args=([message(str(n))],)) for n, each in enumerate(several)
+        threading.Thread(target=each.sender.push, args=([message(str(n))],)) for n, each in enumerate(several)
     ]
     for thread in threads:
         thread.start()
@@ -95,7 +96,7 @@ def test_a_wait_on_a_connection_that_ended_does_not_last(stores: Any, place: SQL
     assert store.consumer.wait(30) is True
 
 
-def test_marks_are_known_where_their_file_is_not(stores: Any) -> None:
+def test_what_runs_is_known_where_the_running_file_is_not(stores: Any) -> None:
     now = [1000.0]
     lost, well = (stores(lease_seconds=15.0, uptime=lambda: now[0]) for _ in range(2))
     lost.consumer.register("lost@test", ["q"], 1)
@@ -113,7 +114,7 @@ def test_marks_are_known_where_their_file_is_not(stores: Any) -> None:
     }
 
 
-def test_publishers_do_not_ring_for_a_worker_that_has_enough(stores: Any) -> None:
+def test_publishers_do_not_notify_a_worker_that_has_enough(stores: Any) -> None:
     busy, other = stores(), stores()
     own = busy.consumer.register("busy@test", ["q"], 1)
     other.sender.push([message(str(number)) for number in range(10)])
@@ -148,18 +149,20 @@ def test_what_one_queue_gave_is_not_forgotten_when_the_next_has_trouble(
     store, queues = stores(), ["q", "r"]
     store.consumer.register("w@test", queues, 1)
     store.sender.push([message("a", "q"), message("b", "r")])
-    link = store._handle.open()
+    link = store.consumer._handle.open()
     claim, calls = link.claim, []
 
-    def fails_second(epoch: int, queue: str, *rest: Any) -> Any:
-        calls.append(queue)
+    def fails_second(order: ClaimOrder) -> Any:
+        calls.append(order.queue)
         if 1 < len(calls) <= 1 + times:
             raise deadlock(place)
-        return claim(epoch, queue, *rest)
+        return claim(order)
 
     monkeypatch.setattr(link, "claim", fails_second)
-    found = [leased.headers for leased in store.consumer.lease(queues, 10).messages]
+    first = store.consumer.lease(queues, 10)
+    found = [leased.headers for leased in first.messages]
     assert len(found) == (2 if times == 1 else 1)
+    assert (first.next_due is None) == (times == 1), "what the queue with trouble has is to be looked for"
     monkeypatch.undo()
     found += [leased.headers for leased in store.consumer.lease(queues, 10).messages]
     assert sorted(found) == ["a", "b"]
@@ -170,12 +173,12 @@ def test_what_falls_due_soon_is_only_looked_for_when_there_is_some(
 ) -> None:
     store, other = stores(), stores()
     store.consumer.register("w@test", ["q"], 1)
-    link = store._handle.open()
+    link = store.consumer._handle.open()
     take, looked = link._claim, []
 
-    def watched(*given: Any) -> Any:
-        looked.append(given[-1])
-        return take(*given)
+    def watched(order: ClaimOrder) -> Any:
+        looked.append(order.delayed_limit)
+        return take(order)
 
     monkeypatch.setattr(link, "_claim", watched)
     assert store.consumer.lease(["q"], 10, 10, 5.0).messages == []
@@ -403,7 +406,7 @@ def test_an_ack_that_the_server_forgot_is_given_again(stores: Any, place: SQLPla
     assert place.result("one") == ("SUCCESS", b"1")
 
 
-def test_what_a_holder_knows_nothing_of_goes_back(stores: Any, place: SQLPlace) -> None:
+def test_what_a_consumer_knows_nothing_of_goes_back(stores: Any, place: SQLPlace) -> None:
     store = stores()
     own = store.consumer.register("w@test", ["q"], 1)
     store.sender.push([message("a"), message("b")])

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from qworker.transports.sql.claim import CLAIM, CLAIM_AFTER, LONG_DRAIN, RIPEN, Claims
+from qworker.transports.sql.claim import CLAIM, CLAIM_AFTER, LONG_DRAIN, PROMOTE_DUE, Claims
+from qworker.transports.sql.link import ClaimOrder
 
 BATCH = LONG_DRAIN // 2
 
@@ -26,7 +27,7 @@ class FakeServer:
     def execute(self, statement: str, values: Sequence[Any]) -> FakeServer:
         assert statement.count("%s") == len(values)
         self.asked.append(statement)
-        if statement != RIPEN:
+        if statement != PROMOTE_DUE:
             self.answer = self.answers.pop(0)
             if isinstance(self.answer, psycopg.Error):
                 raise self.answer
@@ -43,7 +44,8 @@ class FakeServer:
 
 
 def claim(claims: Claims, server: FakeServer, due: float | None = None) -> list[int]:
-    return [leased.tag for leased in claims.claim(server, 1, "q", 100.0, BATCH, 105.0, 0, due).ready]
+    order = ClaimOrder(1, "q", 100.0, BATCH, 0, 105.0)
+    return [leased.tag for leased in claims.claim(server, order, due).ready]
 
 
 def drained(server: FakeServer) -> Claims:
@@ -74,7 +76,8 @@ def test_what_was_taken_is_given_when_the_look_at_the_front_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("due", "asked"), [(None, [CLAIM]), (100.1, [CLAIM]), (100.0, [RIPEN, CLAIM]), (5.0, [RIPEN, CLAIM])]
+    ("due", "asked"),
+    [(None, [CLAIM]), (100.1, [CLAIM]), (100.0, [PROMOTE_DUE, CLAIM]), (5.0, [PROMOTE_DUE, CLAIM])],
 )
 def test_what_is_known_to_be_due_is_made_ready_first(due: float | None, asked: list[str]) -> None:
     server = FakeServer((3, None))

@@ -9,8 +9,8 @@ import pymysql
 import pytest
 
 from qworker.backends.sql_tables import connect
-from qworker.transports.sql.limited_connection import MeasuredConnection
-from qworker.transports.sql.timeout_connection import PatientConnection
+from qworker.transports.sql.limited_connection import LimitedConnection
+from qworker.transports.sql.timeout_connection import TimeoutConnection
 
 
 class Asked(Exception):
@@ -41,7 +41,7 @@ def test_libpq_gives_up_on_a_server_of_which_nothing_is_heard(monkeypatch: pytes
     monkeypatch.setattr(psycopg.Connection, "connect", classmethod(look))
     with pytest.raises(Asked):
         connect("db+postgresql+psycopg://me@nowhere/results", {}, short_lived=True).connect()
-    assert found["by"] is PatientConnection
+    assert found["by"] is TimeoutConnection
     assert (found["connect_timeout"], found["tcp_user_timeout"]) == (10, 30_000)
 
 
@@ -51,7 +51,7 @@ def test_pymysql_gives_up_on_a_server_of_which_nothing_is_heard(
 ) -> None:
     found = asked_of(monkeypatch, f"db+{dialect}+pymysql://me@nowhere/results", {})
     assert (found["connect_timeout"], found["read_timeout"], found["write_timeout"]) == (10, 30, 30)
-    assert found["by"] is MeasuredConnection
+    assert found["by"] is LimitedConnection
     assert "STRICT_ALL_TABLES" in found["sql_mode"]
     assert "NO_BACKSLASH_ESCAPES" not in found["sql_mode"]
 

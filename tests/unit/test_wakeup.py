@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qworker.transports.sql.poll_backoff import QUICKEST, SLOWEST, Looker
+from qworker.transports.sql.poll_backoff import QUICKEST, SLOWEST, PollBackoff
 from qworker.transports.wakeup import WakeupPipe
 
 ROUNDS = 3000
@@ -105,18 +105,18 @@ def test_a_late_call_never_reaches_a_file_that_is_not_its_own() -> None:
 
 
 def test_where_nothing_is_said_the_pauses_grow() -> None:
-    looker = Looker()
-    looker.open()
+    backoff = PollBackoff()
+    backoff.open()
     try:
         pauses = []
         for _ in range(30):
-            pauses.append(looker.pause)
-            looker.wake()
-            assert looker.rest(-1, 60) is True
+            pauses.append(backoff.pause)
+            backoff.wake()
+            assert backoff.rest(-1, 60) is True
         assert pauses[0] == QUICKEST
         assert pauses == sorted(pauses)
-        assert looker.pause == SLOWEST
-        looker.pause = QUICKEST
-        assert looker.rest(-1, 60) is False  # after a pause of its own, and not of a minute
+        assert backoff.pause == SLOWEST
+        backoff.found()
+        assert backoff.rest(-1, 60) is False  # after a pause of its own, and not of a minute
     finally:
-        looker.close()
+        backoff.close()

@@ -2,8 +2,8 @@
 
 Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
 ``postgresql`` and ``mysql`` with ``timeout_connection`` and ``limited_connection``, ``refusals`` (what a
-database will never take), ``broker`` (what any thread asks), ``transactional`` (messages in the caller's
-transaction), ``consumer`` (what a worker asks), ``claim``, ``settle``, ``recent_settlements``, ``reclaim``
-(from dead workers), ``poll_backoff``, ``results`` with ``result_rows`` and ``result_upserts`` (results beside
-the ack).
+database will never take), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``transactional``
+(messages in the caller's transaction), ``claim``, ``settle``, ``recent_settlements``, ``reclaim`` (from dead
+workers), ``subscription`` (to notifications), ``poll_backoff``, ``results`` with ``result_rows`` and
+``result_upserts`` (results beside the ack).
 """

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import psycopg
 
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.sql.link import Claimed, Row, leased
+from qworker.transports.sql.link import Claimed, ClaimOrder, Row, leased
 from qworker.transports.sql.schema import COLUMNS, LAST_REVOKED
 
 # An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever
-# takes this holder for dead deletes its row first, and so waits until what is taken here can be seen.
+# takes this consumer for dead deletes its row first, and so waits until what is taken here can be seen.
 _TAKE = f"""WITH me AS (SELECT id FROM qworker_owner WHERE id = %s FOR KEY SHARE),
 $selection,
 fitting AS (SELECT tag FROM (SELECT tag, sum(size) OVER (ORDER BY place,
@@ -36,16 +36,16 @@ claimed AS (UPDATE qworker_message SET state = 2, owner = (SELECT id FROM me)
 WHERE tag = ANY(ARRAY(SELECT tag FROM fitting)) AND EXISTS (SELECT 1 FROM me) RETURNING {COLUMNS})
 SELECT {COLUMNS} FROM claimed"""
 _DELAYED = "FROM qworker_message WHERE queue = %s AND state = 1"
-_NEAR = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED}
+_SOON = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED}
 AND due <= %s
 ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED)"""
-# What fell due since the last claim is ripe, and not many; what the last claim saw was made ready by RIPEN.
+# What fell due since the last claim is not much; what the last claim saw was made ready by PROMOTE_DUE.
 _READY = f"""ready AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size
 FROM qworker_message
 WHERE queue = %s AND state = 0 $after ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED),
-ripe AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
+fallen_due AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size {_DELAYED} AND due <= %s
 ORDER BY due LIMIT 100 FOR UPDATE SKIP LOCKED),
-taken AS (SELECT * FROM ready UNION ALL SELECT * FROM ripe ORDER BY place, tag LIMIT %s)"""
+taken AS (SELECT * FROM ready UNION ALL SELECT * FROM fallen_due ORDER BY place, tag LIMIT %s)"""
 _AFTER = """AND (urgency, tag) > (%s, %s) AND NOT EXISTS
 (SELECT 1 FROM qworker_message WHERE queue = %s AND state = 0 AND urgency < %s)"""
 _NEXT = f"""UNION ALL SELECT NULL, NULL, NULL, (SELECT due {_DELAYED} AND tag <> ALL(ARRAY(SELECT tag
@@ -53,9 +53,9 @@ FROM fitting))
 ORDER BY due LIMIT 1), ({LAST_REVOKED}), NULL, NULL, NULL, NULL, NULL"""
 CLAIM = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", ""))
 CLAIM_AFTER = f"{_TAKE} {_NEXT}".replace("$selection", _READY.replace("$after", _AFTER))
-CLAIM_NEAR = _TAKE.replace("$selection", _NEAR)
-RIPEN = f"""UPDATE qworker_message SET state = 0 WHERE tag = ANY(ARRAY(SELECT tag {_DELAYED} AND due <= %s
-ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED))"""
+CLAIM_DELAYED = _TAKE.replace("$selection", _SOON)
+PROMOTE_DUE = f"""UPDATE qworker_message SET state = 0 WHERE tag = ANY(ARRAY(SELECT tag {_DELAYED}
+AND due <= %s ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED))"""
 LONG_DRAIN = 2000
 """Messages taken in a row without running dry."""
 FRONT_SECONDS = 0.25
@@ -71,26 +71,17 @@ class _Drain(NamedTuple):
 
 
 class Claims:
-    """Remembers how far each queue has been drained."""
+    """What a connection remembers of its claims: how far each queue has been drained."""
 
     def __init__(self) -> None:
         self._drains: dict[str, _Drain] = {}
 
-    def claim(
-        self,
-        connection: Any,
-        epoch: int,
-        queue: str,
-        now: float,
-        limit: int,
-        until: float,
-        near: int,
-        due: float | None,
-    ) -> Claimed:
-        """due: when the first of the delayed messages falls due, going by the last claim."""
+    def claim(self, connection: Any, order: ClaimOrder, next_due: float | None) -> Claimed:
+        """next_due: when the first of the delayed messages falls due, going by the last claim."""
+        generation, queue, now, limit, delayed_limit, until = order
         limit = max(0, limit)
-        if due is not None and due <= now:
-            connection.execute(RIPEN, (queue, now))
+        if next_due is not None and next_due <= now:
+            connection.execute(PROMOTE_DUE, (queue, now))
         drain = self._drains.get(queue)
         clock = time.monotonic()
         after = limit > 0 and drain is not None and drain.taken >= LONG_DRAIN and clock < drain.front_at
@@ -98,27 +89,29 @@ class Claims:
         place: Row = ()
         if after and drain:
             statement, place = CLAIM_AFTER, (drain.urgency, drain.tag, queue, drain.urgency)
-        values = (epoch, queue, *place, limit, queue, now, limit, queue)
+        values = (generation, queue, *place, limit, queue, now, limit, queue)
         early: list[Row] = []
-        if near > 0:
+        if delayed_limit > 0:
             with connection.pipeline():  # one transaction: what the first has taken, a retry must not forget
-                ahead = connection.execute(CLAIM_NEAR, (epoch, queue, until, near))
+                soon = connection.execute(CLAIM_DELAYED, (generation, queue, until, delayed_limit))
                 ready = connection.execute(statement, values)
-            early = ahead.fetchall()
+            early = soon.fetchall()
         else:
             ready = connection.execute(statement, values)
-        rows, due, revoked = _parted(ready)
+        rows, following, last_revocation = _parted(ready)
         if after and len(rows) < limit and sum(len(row[-1]) for row in rows) < MAX_LEASE_BYTES:
             after = False
             rest = limit - len(rows)
             try:
-                front = connection.execute(CLAIM, (epoch, queue, rest, queue, now, rest, queue))
+                front = connection.execute(CLAIM, (generation, queue, rest, queue, now, rest, queue))
                 rows += _parted(front)[0]
             except psycopg.Error:  # nor must we; who asks next will hear of it
                 if not rows and not early:
                     raise
         self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)
-        return Claimed([leased(row) for row in rows], [leased(row) for row in early], due, revoked)
+        return Claimed(
+            [leased(row) for row in rows], [leased(row) for row in early], following, last_revocation
+        )
 
     def _note(
         self, queue: str, rows: Sequence[Row], limit: int, drain: _Drain | None, front_at: float

@@ -1,7 +1,8 @@
 """A connection to the database that is the broker, whatever its kind; and who keeps one open.
 
 Comes from:  ``postgresql.py`` and ``mysql.py``, which make a Link each.
-Goes to:     ``broker.py`` (publishing, under its turn) and ``consumer.py`` (the listener's).
+Goes to:     ``sender.py`` and ``admin.py``, which take turns at one connection, and ``consumer.py``, which
+             has its own.
 Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
 """
 
@@ -28,6 +29,8 @@ MessageRow = tuple[Any, ...]
 
 TRIES = 8
 """How often a transaction is tried that another one stood in the way of."""
+TURN_SECONDS = 30.0
+"""For how long a thread waits for another that uses the same connection."""
 
 
 class Trouble(NamedTuple):
@@ -39,14 +42,29 @@ class Trouble(NamedTuple):
     broken: bool = False
 
 
+class ClaimOrder(NamedTuple):
+    """What to take of one queue: up to *limit* messages due *now*, and up to *delayed_limit* that fall due by
+    *until*; for the consumer with this generation, if it still has one."""
+
+    generation: int
+    queue: str
+    now: float
+    limit: int
+    delayed_limit: int
+    until: float
+
+
 class Claimed(NamedTuple):
-    """Messages that are due, and some that will be; when the first of those that wait for their time is due;
-    and the highest number of a revocation (0: there is none)."""
+    """What was taken of one queue: what is due, and what will be.
+
+    next_due: epoch second at which the first of those that stay falls due; None when none is delayed.
+    last_revocation: the highest number of a revocation, 0 when there is none.
+    """
 
     ready: list[Leased]
     early: list[Leased]
-    due: float | None
-    revoked: int
+    next_due: float | None
+    last_revocation: int
 
 
 def earliest(dues: Sequence[float | None]) -> float | None:
@@ -56,15 +74,16 @@ def earliest(dues: Sequence[float | None]) -> float | None:
 
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few
-    words that differ. now: the server's clock, as an expression in epoch seconds."""
+    words that differ."""
 
     errors: tuple[type[Exception], ...]
     table: str = ""
     """What tells this broker from others in the same server."""
 
     def __init__(self) -> None:
-        self._dues: dict[str, float | None] = {}
-        """By queue: what the last claim saw of it."""
+        self._next_dues: dict[str, float | None] = {}
+        """By queue: the ``next_due`` that the last claim on this connection saw. It spares a claim the look
+        for delayed messages where there are none; a message that is delayed later, the next claim sees."""
 
     @staticmethod
     @abstractmethod
@@ -134,43 +153,42 @@ class Link(ABC):
             self.create()
 
     @abstractmethod
-    def place(self) -> tuple[str, str]:
-        """The full name of the table of messages, and the channel to ring on ('': there is none)."""
+    def table_and_channel(self) -> tuple[str, str]:
+        """The full name of the table of messages, and the channel for notifications ('': there is none)."""
 
     @abstractmethod
     def insert(self, rows: Sequence[MessageRow]) -> None:
-        """Store messages in one transaction, and ring for them."""
+        """Store messages in one transaction, and notify of them."""
 
     @abstractmethod
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Within a transaction: wake those who wait, once it is committed."""
 
     @abstractmethod
     def listen(self) -> None:
-        """From now on heard() tells of rings."""
+        """From now on notified() tells of notifications."""
 
     @abstractmethod
-    def heard(self) -> bool:
-        """Whether there was a ring since the last call."""
+    def notified(self) -> bool:
+        """Whether a notification came since the last call."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """What to poll for rings; -1: heard() must be asked again and again."""
+        """What to poll for notifications; -1: notified() must be asked again and again."""
 
-    def claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        """Take up to *limit* messages due *now*, and up to *near* that fall due by *until*, for a holder that
-        lives.
-
-        The latter are only looked for when the last claim saw that there are some.
-        """
-        due = self._dues.get(queue, until)
-        found = self._claim(epoch, queue, now, limit, until, near if due is not None and due <= until else 0)
-        self._dues[queue] = found.due
+    def claim(self, order: ClaimOrder) -> Claimed:
+        """Carry out *order*. Delayed messages are only looked for when the last claim saw that there are
+        some."""
+        due = self._next_dues.get(order.queue, order.until)
+        if due is None or due > order.until:
+            order = order._replace(delayed_limit=0)
+        found = self._claim(order)
+        self._next_dues[order.queue] = found.next_due
         return found
 
     @abstractmethod
-    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        """claim(), with no thought of what was seen before."""
+    def _claim(self, order: ClaimOrder) -> Claimed:
+        """Carry out *order* as it is."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, bool]:
@@ -202,18 +220,27 @@ class Link(ABC):
         """In a forked child: close it without a word, since the parent goes on talking."""
 
 
-class Handle:
-    """Keeps a Link open, and opens it again. turn: held by the thread that uses it, where several may."""
+def _nothing(link: Link) -> None:
+    pass
 
-    def __init__(self, connect: Callable[[], Link], url: str) -> None:
+
+class Handle:
+    """Keeps a Link open, and opens it again. turn: held by the thread that uses it, where several may.
+
+    on_connect: what has to be done first on each new connection."""
+
+    def __init__(
+        self, connect: Callable[[], Link], url: str, on_connect: Callable[[Link], None] = _nothing
+    ) -> None:
         self.turn = threading.Lock()
         self._connect = connect
+        self._on_connect = on_connect
         self._url = url
         self._link: Link | None = None  # who has the turn
         self._whole = True
         """Nobody was interrupted in the midst of using it."""
-        self.generation = 0
-        """Counts the connections: what was set up on an older one is gone."""
+        self.connections = 0
+        """How many there were, with the one that is open."""
 
     def open(self) -> Link:
         """The connection, made if need be, with the tables in place."""
@@ -228,14 +255,15 @@ class Handle:
                 for attempt in range(TRIES):
                     try:
                         link.prepare()
+                        self._on_connect(link)
                         break
                     except link.errors as error:
-                        self._settle_trouble(link, error, attempt)
+                        self._may_try_again(link, error, attempt)
             except BaseException:
                 link.close()
                 raise
             self._link, self._whole = link, True
-            self.generation += 1
+            self.connections += 1
         return self._link
 
     def run(self, work: Callable[[Link], T]) -> T:
@@ -251,7 +279,7 @@ class Handle:
                 self._whole = True
                 return found
             except link.errors as error:
-                self._settle_trouble(link, error, attempt)
+                self._may_try_again(link, error, attempt)
             except QWorkerError:
                 self._undo(link)
                 raise
@@ -267,8 +295,8 @@ class Handle:
             self._drop(self._link)
         return self.run(work)
 
-    def _settle_trouble(self, link: Link, error: Exception, attempt: int) -> None:
-        """Return when it is worth another try; raise what is wrong otherwise."""
+    def _may_try_again(self, link: Link, error: Exception, attempt: int) -> None:
+        """Return when another try may succeed, a little later; raise what is wrong otherwise."""
         trouble = link.trouble(error)
         if trouble.broken:
             self._drop(link)
@@ -280,7 +308,7 @@ class Handle:
 
     def _waited_out(self, error: QWorkerError) -> QWorkerError:
         """What is wrong with a configuration that was right before: the server's side may be mended."""
-        if isinstance(error, ConfigurationError) and self.generation:
+        if isinstance(error, ConfigurationError) and self.connections:
             return BrokerUnavailable(str(error))
         return error
 
@@ -296,13 +324,24 @@ class Handle:
             self._link = None
         link.close()
 
-    def run_in_turn(self, work: Callable[[Link], T], timeout: float) -> T:
-        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for so
-        long."""
+    def run_in_turn(self, work: Callable[[Link], T]) -> T:
+        """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for
+        TURN_SECONDS."""
         try:
-            return in_turn(self.turn, timeout, self.run_at_rest, work)
+            return in_turn(self.turn, TURN_SECONDS, self.run_at_rest, work)
         except NotOurTurn:
-            raise BrokerUnavailable(f"{self._url} was kept busy by other threads for {timeout:g} s") from None
+            raise BrokerUnavailable(
+                f"{self._url} was kept busy by other threads for {TURN_SECONDS:g} s"
+            ) from None
+
+    def transact(self, work: Callable[[Link], T]) -> T:
+        """run_in_turn(), in one transaction."""
+
+        def whole(link: Link) -> T:
+            with link.transaction():
+                return work(link)
+
+        return self.run_in_turn(whole)
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another. Safe to call twice."""

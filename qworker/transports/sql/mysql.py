@@ -7,18 +7,16 @@ Thread:      one at a time.
 What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and
 one of ours, which cost more than what most of the statements do.
 
-These servers tell nobody of news. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and
-who waits looks at the sum: often when there was traffic lately, rarely when not.
+These servers notify nobody. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
+waits looks at the sum: often when there was traffic lately, rarely when not.
 """
 
 from __future__ import annotations
 
 import random
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ssl import SSLSocket, SSLWantReadError
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -27,7 +25,7 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.connect_errors import explained
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.sql.link import Claimed, Link, MessageRow, Row, Trouble, blind, leased
+from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, leased
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
@@ -41,38 +39,40 @@ from qworker.transports.sql.schema import (
     SQL_MODE,
     VERSION,
 )
+from qworker.transports.sql.schema import NOW as POSTGRESQL_NOW
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
     import pymysql
     from pymysql.constants import CLIENT, SERVER_STATUS
 
-    from qworker.transports.sql.limited_connection import MeasuredConnection
+    from qworker.transports.sql.limited_connection import LimitedConnection
 except ImportError as error:
     raise ConfigurationError(
         f"{error.name or 'pymysql'} is not installed, which mysql:// needs: {install_command('mysql')}",
         setting="broker_url",
     ) from error
 
-PATIENCE = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds after which a server that says nothing is given up."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
-ARMED = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
-# Whoever takes this holder for dead deletes its row first, and so waits until what is taken here can be seen.
+SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
+# Whoever takes this consumer for dead deletes its row first, and so waits until what is taken here can be
+# seen.
 ALIVE = "SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE"
 CLAIM = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 0
 ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED"""
 LATER = """SELECT tag, length(body), due FROM qworker_message WHERE queue = %s AND state = 1 AND due <= %s
 ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED"""
-RIPEN = "UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)"
-RIPE_AT_ONCE = 1000
+PROMOTE_DUE = "UPDATE qworker_message SET state = 0 WHERE tag = ANY(%s)"
+PROMOTED_AT_ONCE = 1000
 TAKE = "UPDATE qworker_message SET state = 2, owner = %s WHERE tag = ANY(%s)"
 OUTLOOK = f"SELECT ({NEXT_DUE}), ({LAST_REVOKED})"
 TAKEN = f"SELECT {COLUMNS} FROM qworker_message WHERE tag = ANY(%s)"
 FROM_HELD = "FROM qworker_message WHERE tag = ANY(%s) AND owner = %s"
 INSERT = f"INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES"
 PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
-RING = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {ARMED}"
+NOTIFY = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {SOMEBODY_LISTENS}"
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
 ONE_PACKET = 32
 """So many messages, and so many bytes of them, are stored in one packet with all that belongs to it."""
@@ -115,7 +115,7 @@ class MySQLLink(Link):
             )
         seconds = max(1, round(connect_timeout))
         try:
-            self._connection: Any = MeasuredConnection(
+            self._connection = LimitedConnection(
                 autocommit=True,
                 client_flag=CLIENT.MULTI_STATEMENTS,
                 connect_timeout=seconds,
@@ -135,23 +135,17 @@ class MySQLLink(Link):
                 ) from error
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
-        self._rest = select.poll()
-        self._rest.register(self._connection._sock, select.POLLIN)
-        self._wait_at_most(PATIENCE)
+        self._connection.answer_within(ANSWER_SECONDS)
         self._texts: dict[str, str] = {}
-        self._rung = 0
-
-    def _wait_at_most(self, seconds: float) -> None:
-        """For each answer from now on. PyMySQL has no public name for it once it is connected."""
-        self._connection._read_timeout = self._connection._write_timeout = seconds
+        self._notifications = 0
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
-        self._wait_at_most(min(PATIENCE, max(0.05, deadline - time.monotonic())))
+        self._connection.answer_within(min(ANSWER_SECONDS, max(0.05, deadline - time.monotonic())))
         try:
             yield
         finally:
-            self._wait_at_most(PATIENCE)
+            self._connection.answer_within(ANSWER_SECONDS)
 
     @staticmethod
     def check(url: str) -> None:
@@ -183,7 +177,7 @@ class MySQLLink(Link):
         text = self._texts.get(statement)
         if text is None:
             text = statement.replace("= ANY(%s)", "IN %s")
-            text = text.replace("extract(epoch FROM clock_timestamp())", NOW)
+            text = text.replace(POSTGRESQL_NOW, NOW)
             self._texts[statement] = text
         return text
 
@@ -245,7 +239,7 @@ class MySQLLink(Link):
 
     # -- publishing --
 
-    def place(self) -> tuple[str, str]:
+    def table_and_channel(self) -> tuple[str, str]:
         database = str(self.ask("SELECT database()")[0][0]).replace("`", "``")
         return f"`{database}`.qworker_message", ""
 
@@ -254,58 +248,63 @@ class MySQLLink(Link):
         if len(rows) <= ONE_PACKET and sum(map(_size, rows)) <= PACKET_BYTES:
             values = ", ".join([PLACES] * len(rows))
             stored = (f"{INSERT} {values}", [value for row in rows for value in row])
-            self._together(BEGIN, stored, self._bell(), COMMIT)
+            self._together(BEGIN, stored, self._notification(), COMMIT)
             return
         with self.transaction():
             self.copy(rows)
-            self.ring()
+            self.notify()
 
     def copy(self, rows: Sequence[MessageRow]) -> None:
         _check(rows)
         with self._connection.cursor() as cursor:
             cursor.executemany(f"{INSERT} {PLACES}", rows)
 
-    def ring(self) -> None:
-        self.do(*self._bell())
+    def notify(self) -> None:
+        self.do(*self._notification())
 
-    def _bell(self) -> tuple[str, Sequence[Any]]:
-        return RING, (random.randrange(BELLS),)
+    def _notification(self) -> tuple[str, Sequence[Any]]:
+        return NOTIFY, (random.randrange(BELLS),)
 
-    # -- hearing --
+    # -- notifications --
 
     def listen(self) -> None:
-        self.heard()
+        self.notified()
 
-    def heard(self) -> bool:
-        before, self._rung = self._rung, int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0])
-        return self._rung != before
+    def notified(self) -> bool:
+        before, self._notifications = (
+            self._notifications,
+            int(self.ask("SELECT sum(rung) FROM qworker_bell")[0][0]),
+        )
+        return self._notifications != before
 
     def fileno(self) -> int:
         return -1
 
     # -- leasing --
 
-    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
+    def _claim(self, order: ClaimOrder) -> Claimed:
+        generation, queue, now, limit, delayed_limit, until = order
+        delayed_limit = max(0, delayed_limit)
         claim = (CLAIM, (queue, max(0, limit)))
-        later = (LATER, (queue, until if near > 0 else now, RIPE_AT_ONCE + max(0, near)))
+        later = (LATER, (queue, until if delayed_limit else now, PROMOTED_AT_ONCE + delayed_limit))
         outlook = (OUTLOOK, (queue,))
-        _, alive, waiting, free = self._together(BEGIN, (ALIVE, (epoch,)), later, claim)
+        _, alive, waiting, free = self._together(BEGIN, (ALIVE, (generation,)), later, claim)
         if not alive:
             self.rollback()
             return Claimed([], [], *self.ask(*outlook)[0])
-        ripe = [tag for tag, _, due in waiting if due <= now]
-        if ripe:
-            _, free = self._together((RIPEN, (ripe,)), claim)
-        del waiting[: len(ripe)]
+        due_now = [tag for tag, _, due in waiting if due <= now]
+        if due_now:
+            _, free = self._together((PROMOTE_DUE, (due_now,)), claim)
+        del waiting[: len(due_now)]
         ready = _fitting(free)
-        early = _fitting([row[:2] for row in waiting[: max(0, near)]])
+        early = _fitting([row[:2] for row in waiting[:delayed_limit]])
         tags = [*ready, *early]
         if not tags:
-            ahead, _ = self._together(outlook, COMMIT)
-            return Claimed([], [], *ahead[0])
-        _, rows, ahead, _ = self._together((TAKE, (epoch, tags)), (TAKEN, (tags,)), outlook, COMMIT)
+            seen, _ = self._together(outlook, COMMIT)
+            return Claimed([], [], *seen[0])
+        _, rows, seen, _ = self._together((TAKE, (generation, tags)), (TAKEN, (tags,)), outlook, COMMIT)
         found = {row[0]: leased(row) for row in rows}
-        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *ahead[0])
+        return Claimed([found[tag] for tag in ready], [found[tag] for tag in early], *seen[0])
 
     # -- results --
 
@@ -333,21 +332,7 @@ class MySQLLink(Link):
     # -- trouble --
 
     def gone(self) -> bool:
-        if not self._rest.poll(0):
-            return False
-        sock = self._connection._sock
-        if isinstance(sock, SSLSocket):
-            patience = sock.gettimeout()
-            sock.setblocking(False)
-            try:
-                sock.recv(1)
-            except SSLWantReadError:
-                return False  # TLS itself had something to say
-            except OSError:
-                pass
-            finally:
-                sock.settimeout(patience)
-        return True  # it says something, though nothing was asked: good-bye
+        return bool(self._connection.gone())
 
     def trouble(self, error: Exception) -> Trouble:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
@@ -371,9 +356,7 @@ class MySQLLink(Link):
             pass
 
     def abandon(self) -> None:
-        socket = getattr(self._connection, "_sock", None)
-        if socket is not None:
-            blind(socket.fileno())
+        self._connection.abandon()
 
 
 def _check(rows: Sequence[MessageRow]) -> None:

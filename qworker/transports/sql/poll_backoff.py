@@ -1,8 +1,8 @@
-"""Sleeping until the database says something; looking again and again where it says nothing without being
-asked.
+"""PollBackoff: sleeping until the database says something, and looking again and again where it says nothing
+without being asked.
 
 Comes from:  ``consumer.py``.
-Goes to:     the connection's socket where news come by that, and the WakeupPipe.
+Goes to:     the connection's socket where notifications come by that, and the WakeupPipe.
 Thread:      the listener's, but for wake().
 """
 
@@ -11,14 +11,18 @@ from __future__ import annotations
 from qworker.transports.wakeup import WakeupPipe
 
 QUICKEST, SLOWEST = 0.001, 0.25
-"""Pauses between two looks where nothing is said without being asked."""
+"""Seconds between two looks where nothing is said without being asked."""
 
 
-class Looker(WakeupPipe):
-    """pause: the next pause between two looks; it grows while nothing is found."""
+class PollBackoff(WakeupPipe):
+    """pause: seconds until the next look; it grows while nothing is found."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.pause = QUICKEST
+
+    def found(self) -> None:
+        """A look has found something: more may come soon."""
         self.pause = QUICKEST
 
     def rest(self, file: int, seconds: float) -> bool:

@@ -5,9 +5,9 @@ Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
 Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it
-only when some worker says in ``qworker_owner.armed_until`` that it listens. The worker's own commits need not
-reach the disk at once (``synchronous_commit = off``): losing the last of them only means running a task
-again.
+only when some worker has a subscription in ``qworker_owner.armed_until`` (``subscription.py``). The worker's
+own commits need not reach the disk at once (``synchronous_commit = off``): losing the last of them only means
+running a task again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import POSTGRESQL as TLS
 from qworker.transports.connect_errors import check_libpq, explained
 from qworker.transports.sql.claim import Claims
-from qworker.transports.sql.link import Claimed, Link, MessageRow, Row, Trouble, blind
+from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
-from qworker.transports.sql.schema import NEW_COLUMNS, POSTGRESQL, VERSION
+from qworker.transports.sql.schema import NEW_COLUMNS, NOW, POSTGRESQL, VERSION
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    from qworker.transports.sql.timeout_connection import PATIENCE, PatientConnection
+    from qworker.transports.sql.timeout_connection import ANSWER_SECONDS, TimeoutConnection
 except ImportError as error:
     raise ConfigurationError(
         f"{error.name or 'psycopg'} is not installed, which postgresql:// needs: "
@@ -43,7 +43,7 @@ except ImportError as error:
 COPY_FROM = 32
 """From so many messages on, COPY is faster than INSERT."""
 SCHEMA_LOCK = 7_291_406_110
-ARMED = "EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > extract(epoch FROM clock_timestamp()))"
+SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 REMOVE = "DELETE FROM qworker_message WHERE tag = ANY(%s) AND owner = %s RETURNING tag"
 BY_INDEX = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"
 BROKEN_CLASSES = ("08", "57P", "58", "XX")
@@ -59,7 +59,7 @@ class PostgreSQLLink(Link):
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
-        self._rung = False
+        self._notified = False
         self._claims = Claims()
         try:
             fields: dict[str, Any] = {
@@ -67,11 +67,11 @@ class PostgreSQLLink(Link):
                 "keepalives_idle": 30,
                 "keepalives_interval": 10,
                 "keepalives_count": 3,
-                "tcp_user_timeout": int(PATIENCE * 1000),
+                "tcp_user_timeout": int(ANSWER_SECONDS * 1000),
                 "application_name": "qworker",
                 **conninfo_to_dict(url),
             }
-            self._connection = PatientConnection.connect(
+            self._connection = TimeoutConnection.connect(
                 autocommit=True, prepare_threshold=options.get("prepare_threshold", 2), **fields
             )
         except psycopg.ProgrammingError as error:
@@ -98,11 +98,11 @@ class PostgreSQLLink(Link):
         check_libpq(dict(parse_qsl(urlsplit(url).query)), "broker_url")
 
     def _note(self, notification: Any) -> None:
-        self._rung = True
+        self._notified = True
 
     def prepare(self) -> None:
         self._connection.execute(
-            f"SET statement_timeout = '{PATIENCE:g}s'; SET lock_timeout = '10s'; "
+            f"SET statement_timeout = '{ANSWER_SECONDS:g}s'; SET lock_timeout = '10s'; "
             "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read "
             "committed'" + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
             # All that a worker asks has an index. What was planned while a table was small must do when it is
@@ -148,7 +148,7 @@ class PostgreSQLLink(Link):
 
     # -- publishing --
 
-    def place(self) -> tuple[str, str]:
+    def table_and_channel(self) -> tuple[str, str]:
         where = (
             "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('qworker_message')"
         )
@@ -160,13 +160,13 @@ class PostgreSQLLink(Link):
             places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
             self.do(
                 f"WITH stored AS (INSERT INTO qworker_message ({NEW_COLUMNS}) VALUES {places}) "
-                f"SELECT pg_notify(%s, '') WHERE {ARMED}",
+                f"SELECT pg_notify(%s, '') WHERE {SOMEBODY_LISTENS}",
                 [*(value for row in rows for value in row), self.table],
             )
             return
         with self.transaction():
             self.copy(rows)
-            self.ring()
+            self.notify()
 
     def copy(self, rows: Sequence[MessageRow]) -> None:
         statement = f"COPY qworker_message ({NEW_COLUMNS}) FROM STDIN (FORMAT BINARY)"
@@ -176,31 +176,31 @@ class PostgreSQLLink(Link):
             for row in rows:
                 write(row)
 
-    def ring(self) -> None:
-        self.do(f"SELECT pg_notify(%s, '') WHERE {ARMED}", (self.table,))
+    def notify(self) -> None:
+        self.do(f"SELECT pg_notify(%s, '') WHERE {SOMEBODY_LISTENS}", (self.table,))
 
-    # -- hearing --
+    # -- notifications --
 
     def listen(self) -> None:
         self.do(f"LISTEN {self.table}")
-        self.heard()
+        self.notified()
 
-    def heard(self) -> bool:
+    def notified(self) -> bool:
         server = self._connection.pgconn
         server.consume_input()
         while server.notifies() is not None:
-            self._rung = True
-        rung, self._rung = self._rung, False
-        return rung
+            self._notified = True
+        notified, self._notified = self._notified, False
+        return notified
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     # -- leasing --
 
-    def _claim(self, epoch: int, queue: str, now: float, limit: int, until: float, near: int) -> Claimed:
-        due = self._dues.get(queue, now)
-        return self._claims.claim(self._connection, epoch, queue, now, limit, until, near, due)
+    def _claim(self, order: ClaimOrder) -> Claimed:
+        next_due = self._next_dues.get(order.queue, order.now)
+        return self._claims.claim(self._connection, order, next_due)
 
     # -- results --
 

@@ -1,11 +1,11 @@
-"""What a holder did lately, in case that the server forgets it.
+"""What a consumer settled lately, in case that the server forgets it.
 
 Comes from:  ``consumer.py``.
 Goes to:     the new connection, after the old one broke.
 Thread:      the listener's.
 
 The worker's commits need not reach the disk at once, and a server that takes over may lack the last of them.
-An ack that is lost so leaves a message with a holder who lives and will never settle it again: so it is
+An ack that is lost so leaves a message with a consumer who lives and will never settle it again: so it is
 settled again.
 """
 
@@ -21,25 +21,25 @@ SECONDS = 3.0
 s."""
 
 
-class Memory:
+class RecentSettlements:
     """held: the tags of what is on lease and not settled."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()
         self._recent: Recent[Settlement] = Recent(SECONDS)
 
-    def took(self, messages: Iterable[Leased]) -> None:
+    def leased(self, messages: Iterable[Leased]) -> None:
         self.held.update([message.tag for message in messages])
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
         self.held.difference_update([each.tag for each in settlements if not isinstance(each, Store)])
         self._recent.add(settlements)
 
-    def all_recent(self) -> list[Settlement]:
+    def all(self) -> list[Settlement]:
         """What was settled lately."""
         return [each for settlements in self._recent for each in settlements]
 
-    def recent(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
+    def of(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
         """What was settled lately of *tags*, and the results stored beside, oldest first."""
         for settlements in self._recent:
             found = [each for each in settlements if isinstance(each, Store) or each.tag in tags]

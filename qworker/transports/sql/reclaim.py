@@ -4,9 +4,9 @@ Comes from:  ``consumer.py``, about once a second.
 Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
 Thread:      the listener's.
 
-On one machine the lock of a dead holder tells at once (``transports/owner_files.py``); elsewhere its lease
+On one machine the lock of a dead consumer tells at once (``transports/owner_files.py``); elsewhere its lease
 must run out, on the clock of the database. Only what it was running when it died counts as a delivery: its
-file of marks says so, or where that is not to be had, the copy of it in its row.
+running file says so, or where that is not to be had, the copy of it in its row.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from qworker.transports import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sql.link import Link, Row
 from qworker.transports.sql.results import PORTION, ResultTable
+from qworker.transports.sql.schema import NOW
 
-NOW = "extract(epoch FROM clock_timestamp())"
 OWNERS = (
     f"SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW} FROM qworker_owner WHERE id <> %s"
 )
 HELD = "SELECT tag FROM qworker_message WHERE owner = %s AND state = 2"
 SILENT_SECONDS = 3600.0
-"""After so long without a word, the row of a holder of nothing goes as well."""
+"""After so long without a word, the row of a consumer that holds nothing goes as well."""
 
 
-def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
-    """Put back what dead holders other than *epoch* held. now: on the clock of the leases, None: the
-    database's.
-    silent_too: see Broker."""
+def reclaim(link: Link, generation: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
+    """Put back what dead consumers other than that of *generation* held. now: on the clock of the leases,
+    None: the database's. silent_too: as in ``Consumer.reclaim()``."""
     found = []
     began = time.monotonic()
-    owners = link.ask(OWNERS, (epoch,))
+    owners = link.ask(OWNERS, (generation,))
     silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
     for owner in owners:
-        id, lock, marks, lease_until = owner[0], owner[3], owner[4], owner[6]
+        id, lock, running_file, lease_until = owner[0], owner[3], owner[4], owner[6]
         current = float(owner[7]) if now is None else now
         dead = owner_files.died(lock, owner[2])
         silent = silent_too and lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
@@ -52,21 +51,21 @@ def reclaim(link: Link, epoch: int, now: float | None, silent_too: bool) -> list
                 continue
             reclaimed = _put_back(link, owner)
             if reclaimed.returned:
-                link.ring()
+                link.notify()
         found.append(reclaimed)
         if dead:
             owner_files.forget(lock)
-            owner_files.forget(marks)
+            owner_files.forget(running_file)
     return found
 
 
 def _put_back(link: Link, owner: Row) -> Reclaimed:
-    id, name, boot, _, marks, copied, *_ = owner
+    id, name, boot, _, running_file, copied, *_ = owner
     tags = {tag for (tag,) in link.ask(f"{HELD} FOR UPDATE", (id,))}
-    marked = owner_files.running_tags(marks) if boot == boot_id() else None
-    if marked is None:
-        marked = {int(tag) for tag in copied.split()}
-    running = tags & marked
+    running = owner_files.running_tags(running_file) if boot == boot_id() else None
+    if running is None:
+        running = {int(tag) for tag in copied.split()}
+    running &= tags
     if running:
         link.do(
             "UPDATE qworker_message SET deliveries = deliveries + 1 WHERE tag = ANY(%s)", (list(running),)
@@ -79,7 +78,7 @@ def _put_back(link: Link, owner: Row) -> Reclaimed:
 
 
 def forget_silent(link: Link) -> int:
-    """Delete rows of holders that ended elsewhere, holding nothing, and could not say so."""
+    """Delete rows of consumers that ended elsewhere, holding nothing, and could not say so."""
     return link.do(
         f"DELETE FROM qworker_owner WHERE lease_until + %s < {NOW} AND lease_until > 1e9 AND NOT EXISTS "
         "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)",

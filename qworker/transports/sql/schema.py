@@ -1,4 +1,4 @@
-"""The tables of the SQL broker, and the statements of whoever holds leases in them.
+"""The tables of the SQL broker, and the statements of consumers on them.
 
 Comes from:  ``postgresql.py`` and ``mysql.py``, at their first use of a database.
 Goes to:     the database.
@@ -7,7 +7,9 @@ Thread:      any; constants.
 What waits, what is delayed and what is held have an index each, so that taking a message costs the same
 however many wait. PostgreSQL's indexes hold only the rows in question; MySQL's begin with the state. urgency
 is the priority,
-negated: then the most urgent come first in a plain index.
+negated: then the most urgent come first in a plain index. Names that are stored stay as they are, since
+workers of several versions share the tables: an ``owner`` is a consumer, its ``id`` the generation, ``marks``
+its running file, ``armed_until`` until when it wants notifications, and ``bell`` counts them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 cut, and a backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
 
+NOW = "extract(epoch FROM clock_timestamp())"
+"""The server's clock."""
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
 """Of ``qworker_message``, as link.leased() reads them."""
 LAST_REVOKED = "SELECT coalesce(max(seq), 0) FROM qworker_revoked"
@@ -93,11 +97,11 @@ MYSQL = (
     f"{MYSQL_TABLE}",
 )
 BELLS = 16
-"""Rows of MySQL's ``qworker_bell``, so that those who ring at the same time rarely wait for each other."""
+"""Rows of MySQL's ``qworker_bell``, so that those who notify at the same time rarely wait for each other."""
 
 NEXT_NUMBER = """SELECT greatest(coalesce(max({column}), 0) + 1,
 floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
-"""The number of a new owner or revocation; see ``lease.py``."""
+"""The number of a new consumer or revocation; see ``lease.py``."""
 NEW_OWNER = """INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency,
 started, lease_until,
 armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""

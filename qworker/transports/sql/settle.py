@@ -1,15 +1,18 @@
-"""The ends of a message that is not simply acknowledged: back to its queue, or among the dead letters.
+"""How messages end: they are deleted, go back to their queue, or among the dead letters.
 
-Comes from:  ``consumer.py``, within its transaction.
-Goes to:     the tables ``qworker_message`` and ``qworker_dead``.
+Comes from:  ``consumer.py``.
+Goes to:     the tables ``qworker_message`` and ``qworker_dead``; results by ``results.py``.
 Thread:      the listener's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Bury, Release
+from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
+from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import DELAYED, READY
 
 RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
@@ -21,23 +24,73 @@ SELECT %s, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FR
 WHERE tag = %s AND owner = %s"""
 
 
-def release(link: Link, epoch: int, order: Release, now: float) -> bool:
-    """Give a message back to its queue; False when *epoch* does not hold it."""
+def settle(
+    link: Link, generation: int, settlements: Sequence[Settlement], results: ResultTable, now: float
+) -> set[int]:
+    """Carry out *settlements* in one step; return the tags that *generation* does not hold."""
+    acks = {each.tag for each in settlements if type(each) is Ack and each.row is None}
+    if len(acks) == len(settlements):
+        return acks - link.remove(list(acks), generation)
+    results.prepare(link, settlements)
+    with link.transaction():
+        return settle_within(link, generation, settlements, results, now)
+
+
+def settle_within(
+    link: Link, generation: int, settlements: Sequence[Settlement], results: ResultTable, now: float
+) -> set[int]:
+    """settle(), within a transaction and after ``results.prepare()``."""
+    acks: dict[int, Ack] = {}
+    others: list[Settlement] = []
+    rows: list[ResultRow] = []
+    lost: set[int] = set()
+    for each in settlements:
+        if type(each) is not Ack:
+            others.append(each)
+        elif acks.setdefault(each.tag, each) is not each:
+            lost.add(each.tag)  # it comes twice
+    gone = link.remove(list(acks), generation) if acks else set()
+    if CRASHING:
+        crash_point("acking")
+    lost |= acks.keys() - gone
+    rows += [ack.row for tag, ack in acks.items() if ack.row is not None and tag in gone]
+    for each in others:
+        if isinstance(each, Store):
+            if CRASHING:
+                crash_point("storing")
+            rows.append(each.row)
+        elif isinstance(each, Release):
+            if not _release(link, generation, each, now):
+                lost.add(each.tag)
+        elif isinstance(each, Bury):
+            if not _bury(link, generation, each, now):
+                lost.add(each.tag)
+            elif each.row is not None:
+                rows.append(each.row)
+    results.store(link, rows)
+    if any(isinstance(each, Release) for each in others):
+        link.notify()
+    return lost
+
+
+def _release(link: Link, generation: int, order: Release, now: float) -> bool:
+    """Give a message back to its queue; False when *generation* does not hold it."""
     if CRASHING:
         crash_point("releasing")
     due = order.due
     state = DELAYED if due is not None and due > now else READY
     again = int(order.counted or order.redelivered)
-    return link.do(RELEASE, (state, due, int(order.counted), int(order.parked), again, order.tag, epoch)) > 0
+    values = (state, due, int(order.counted), int(order.parked), again, order.tag, generation)
+    return link.do(RELEASE, values) > 0
 
 
-def bury(link: Link, epoch: int, order: Bury, now: float) -> bool:
-    """Make a dead letter of a message; False when *epoch* does not hold it."""
+def _bury(link: Link, generation: int, order: Bury, now: float) -> bool:
+    """Make a dead letter of a message; False when *generation* does not hold it."""
     # Of a message table that was made anew, tags come again that older dead letters have.
     taken = link.ask("SELECT 1 FROM qworker_dead WHERE tag = %s", (order.tag,))
     tag = link.new_tag() if taken else order.tag
-    if not link.do(BURY, (tag, order.reason, now, int(order.counted), order.tag, epoch)):
+    if not link.do(BURY, (tag, order.reason, now, int(order.counted), order.tag, generation)):
         return False
     if CRASHING:
         crash_point("burying")
-    return bool(link.remove([order.tag], epoch))
+    return bool(link.remove([order.tag], generation))

@@ -1,4 +1,4 @@
-"""PatientConnection: psycopg's connection, which gives up on a server that says nothing.
+"""TimeoutConnection: psycopg's connection, which gives up on a server that says nothing.
 
 Comes from:  ``postgresql.py``, for the broker; ``backends/sql_tables.py``, for the result store.
 Goes to:     PostgreSQL.
@@ -15,20 +15,23 @@ from typing import Any
 
 import psycopg
 
-PATIENCE = 30.0
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+
+ANSWER_SECONDS = 30.0
 """Seconds after which a server that says nothing is given up."""
 
 
-class PatientConnection(psycopg.Connection[Any]):
-    """Raises psycopg.OperationalError when an answer is not whole after *patience* seconds, or when
-    *deadline* (monotonic seconds) has come."""
+class TimeoutConnection(psycopg.Connection[Any]):
+    """Raises psycopg.OperationalError when an answer is not whole after *answer_seconds*, or when *deadline*
+    (monotonic seconds) has come."""
 
-    patience = PATIENCE
+    answer_seconds = ANSWER_SECONDS
     deadline: float | None = None
 
     def wait(self, gen: Any, interval: float = 0.1, *args: Any, **options: Any) -> Any:
-        last = time.monotonic() + self.patience if self.deadline is None else self.deadline
-        return super().wait(_until(gen, last), interval)
+        last = time.monotonic() + self.answer_seconds if self.deadline is None else self.deadline
+        return super().wait(_until(gen, last), interval, *args, **options)
 
 
 def _until(gen: Generator[Any, Any, Any], last: float) -> Generator[Any, Any, Any]:
@@ -41,3 +44,18 @@ def _until(gen: Generator[Any, Any, Any], last: float) -> Generator[Any, Any, An
             wanted = gen.send(ready)
     except StopIteration as end:
         return end.value
+
+
+def check_wait(connection: type) -> None:
+    """Raise ConfigurationError unless wait() of this class of psycopg's comes back at intervals, with or
+    without an answer; before 3.2 it did not."""
+    code = getattr(getattr(connection, "wait", None), "__code__", None)
+    if code is None or "interval" not in code.co_varnames:
+        raise ConfigurationError(
+            f"psycopg {psycopg.__version__} is made otherwise than qworker expects: it does not wait at "
+            f"intervals, so a silent server would never be given up. Install a release that fits: "
+            f"{install_command('postgresql')}"
+        )
+
+
+check_wait(psycopg.Connection)

@@ -1,6 +1,6 @@
 """Publishing within the caller's own transaction: the message is there exactly if the caller's data is.
 
-Comes from:  ``app.publishing_in(connection)``, by ``SQLBroker.join``.
+Comes from:  ``app.publishing_in(connection)``, by ``SQLSender.join()``.
 Goes to:     ``qworker_message``, by the caller's connection: of SQLAlchemy, Django, or the driver itself.
 Thread:      the caller's; its connection is neither committed nor rolled back here.
 """
@@ -23,21 +23,21 @@ _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql
 Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
-class Joined(Sender):
-    """What ``publishing_in`` publishes to. table: of the messages. bell: of PostgreSQL, '' elsewhere: a
-    worker that waits finds the message at its next look, since ringing would make other publishers wait for
-    this transaction."""
+class TransactionalSender(Sender):
+    """What ``publishing_in`` publishes to. table: of the messages. channel: of PostgreSQL's notifications, ''
+    elsewhere: a worker that waits finds the message at its next look, since a notification would make other
+    publishers wait for this transaction."""
 
     def __init__(
         self,
         execute: Execute,
         table: str,
-        bell: str,
+        channel: str,
         rows_of: Callable[[Sequence[Envelope]], list[MessageRow]],
     ) -> None:
         self._execute = execute
         self._table = table
-        self._bell = bell
+        self._channel = channel
         self._rows_of = rows_of
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -49,8 +49,8 @@ class Joined(Sender):
             values = tuple(value for row in portion for value in row)
             places = ", ".join([_PLACES] * len(portion))
             self._execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
-        if self._bell and rows:
-            self._execute("SELECT pg_notify(%s, '')", (self._bell,))
+        if self._channel and rows:
+            self._execute("SELECT pg_notify(%s, '')", (self._channel,))
 
 
 def executor(connection: Any, family: str) -> Execute:

@@ -1,0 +1,95 @@
+"""Publishing to a database, and calling tasks off.
+
+Comes from:  ``publishing/publisher.py``, by ``SQLBroker.sender``.
+Goes to:     ``qworker_message`` and ``qworker_revoked``; in the caller's transaction by ``transactional.py``.
+Thread:      any; they take turns at one connection, and those that wait together share one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.group_commit import GroupCommit
+from qworker.transports.lease import Envelope, Sender
+from qworker.transports.sql.link import Handle, Link, MessageRow
+from qworker.transports.sql.schema import DELAYED, NEXT_NUMBER, READY
+from qworker.transports.sql.transactional import TransactionalSender, executor
+
+REVOKE = (
+    "INSERT INTO qworker_revoked (seq, task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s, %s)"
+)
+
+
+class SQLSender(Sender):
+    """family: ``postgresql`` or ``mysql``. revoke_expires: seconds for which a revocation stands. name: of
+    the database, for messages."""
+
+    def __init__(self, handle: Handle, family: str, clock: Clock, revoke_expires: float, name: str) -> None:
+        self._handle = handle
+        self._family = family
+        self._clock = clock
+        self._revoke_expires = revoke_expires
+        self._commits = GroupCommit(handle, self._store, name)
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent's threads were about to publish is theirs."""
+        self._commits.forget()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        if envelopes:
+            self._commits.push(self._rows(envelopes), timeout)
+
+    def _rows(self, envelopes: Sequence[Envelope]) -> list[MessageRow]:
+        """The rows that *envelopes* are stored as."""
+        now = self._clock.now()
+        return [
+            (
+                message.queue,
+                -message.priority,
+                message.due,
+                DELAYED if message.due is not None and message.due > now else READY,
+                now,
+                message.headers,
+                message.properties,
+                message.body,
+            )
+            for message in envelopes
+        ]
+
+    def _store(self, rows: Sequence[MessageRow], deadline: float) -> Exception | None:
+        """Store *rows* in one transaction; return the error for which nothing of it was stored."""
+
+        def work(link: Link) -> None:
+            with link.within(deadline):
+                link.insert(rows)
+
+        try:
+            if CRASHING:
+                crash_point("publishing")
+            self._handle.run_at_rest(work)
+        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+            return error
+        if CRASHING:
+            crash_point("published")
+        return None
+
+    def join(self, connection: Any) -> Sender:
+        execute = executor(connection, self._family)
+        table, channel = self._handle.run_in_turn(lambda link: link.table_and_channel())
+        return TransactionalSender(execute, table, channel, self._rows)
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        until = self._clock.now() + self._revoke_expires
+
+        def work(link: Link) -> None:
+            # One after another: a number that is committed after a higher one would never be seen.
+            link.ask("SELECT version FROM qworker_schema WHERE id = 1 FOR UPDATE")
+            first = int(link.ask(NEXT_NUMBER.format(table="qworker_revoked", column="seq"))[0][0])
+            for number, task_id in enumerate(ids, first):
+                link.do(REVOKE, (number, task_id, int(terminate), signal, until))
+            link.notify()
+
+        self._handle.transact(work)
