@@ -79,6 +79,7 @@ class Listener(ThreadComponent):
         self._give_up_at = 0.0  # set by stop()
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
+        """Whether the broker may have told of something since the last turn."""
         self._backlog = True
         """Whether the broker may have something for us."""
         self._look_at: float | None = None
