@@ -111,20 +111,12 @@ def room(module: str) -> str:
     return inside(module, "qworker")
 
 
-OPEN = {
-    ("qworker.transports.sql.result_rows", "qworker.backends.base"),
-}
-"""Imports that still have to go."""
-
-
 def own(module: str, *, typing_only: bool = False) -> list[Import]:
     """Imports of our own modules that happen at run time (or only for the type checker)."""
     return [
         found
         for found in imports(module)
-        if found.name.split(".")[0] == "qworker"
-        and found.typing_only == typing_only
-        and (module, found.name) not in OPEN
+        if found.name.split(".")[0] == "qworker" and found.typing_only == typing_only
     ]
 
 
