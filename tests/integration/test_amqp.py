@@ -19,6 +19,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import open_broker
+from qworker.transports.amqp import link as link_module
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.consumer import GATHER_SECONDS
 from qworker.transports.amqp.link import Link, address_of
@@ -339,6 +340,15 @@ def test_each_portion_of_a_large_push_has_the_time_that_is_given(prefix: str) ->
     publisher.send(messages, 1.2)
     assert time.monotonic() - started > 1.2
     publisher.close()
+
+
+@pytest.mark.parametrize("name", ["Transport", "blocking_read"])
+def test_a_version_of_py_amqp_that_connects_by_another_way_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(link_module._Connection, name, getattr(amqp.Connection, name))
+    with pytest.raises(ConfigurationError, match=r"py-amqp.*another way"):
+        Link(address_of(require("rabbitmq")), 5.0)
 
 
 # -- sharing --

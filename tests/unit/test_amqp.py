@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import ssl
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import amqp
 import pytest
 from amqp.basic_message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qworker.errors import ConfigurationError
 from qworker.transports.amqp.codec import (
     Delivery,
     content_header,
@@ -25,7 +28,7 @@ from qworker.transports.amqp.codec import (
 )
 from qworker.transports.amqp.delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
 from qworker.transports.amqp.inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
-from qworker.transports.amqp.link import address_of
+from qworker.transports.amqp.link import AMQP_VERSIONS, Link, address_of
 from qworker.transports.amqp.queues import DEAD, Queues
 from qworker.transports.amqp.table import short
 from qworker.transports.own_headers import is_apart
@@ -275,6 +278,20 @@ def test_prefetch_follows_what_is_asked_for() -> None:
     assert prefetch.paused is True
     assert prefetch.ask(0, 8) is False
     assert (prefetch.ask(3, 8), prefetch.paused, prefetch.size) == (True, False, 3)
+
+
+# -- the insides of py-amqp --
+
+
+def test_a_version_of_py_amqp_without_what_is_used_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(amqp.transport.SSLTransport, "_wrap_socket")
+    with pytest.raises(ConfigurationError, match=rf"SSLTransport has no _wrap_socket.*{AMQP_VERSIONS}"):
+        Link(address_of("amqp://127.0.0.1:1/"), 1.0)
+
+
+def test_the_versions_of_py_amqp_that_are_known_are_those_that_are_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert f"amqp{AMQP_VERSIONS}" in project["dependencies"]
 
 
 # -- addresses, queues --

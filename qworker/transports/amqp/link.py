@@ -38,6 +38,15 @@ RECEIVE_BYTES = 64 * 1024
 _RETURN, _ACK, _NACK, _CANCEL = (
     b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
 )  # fmt: skip
+AMQP_VERSIONS = ">=5.1.1,<6"
+"""Of py-amqp: those whose insides are known here, as ``pyproject.toml`` says."""
+_INSIDES = (
+    (amqp.Connection, ("Transport", "blocking_read", "collect", "heartbeat_tick")),
+    (transport.TCPTransport, ("having_timeout",)),
+    (transport.SSLTransport, ("_wrap_socket", "_shutdown_transport")),
+    (method_framing, ("frame_handler",)),
+)
+"""What is replaced or called here of it that is not documented."""
 CLIENT = {"product": "qworker", "connection_name": "qworker"}
 
 
@@ -82,12 +91,31 @@ def address_of(url: str, use_ssl: Any = None) -> Address:
     )
 
 
+def _unknown(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"this version of py-amqp ({amqp.__version__}) is another one inside than qworker knows: {what}. "
+        f'Install one that fits: pip install "amqp{AMQP_VERSIONS}"'
+    )
+
+
+def _check_insides() -> None:
+    for owner, names in _INSIDES:
+        for name in names:
+            if not hasattr(owner, name):
+                raise _unknown(f"{owner.__name__} has no {name}")
+
+
 class Frames:
     """Frames, taken out of what was read in one go."""
 
     def __init__(self) -> None:
         self._data = b""
         self._at = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was ever read."""
+        return bool(self._data)
 
     def whole(self) -> bool:
         """Whether a frame can be taken without reading."""
@@ -145,7 +173,7 @@ class _Connection(amqp.Connection):  # type: ignore[misc]
         return self.carrier
 
     def blocking_read(self, timeout: float | None = None) -> Any:
-        with self.carrier.having_timeout(timeout) as sock:
+        with self.transport.having_timeout(timeout) as sock:
             while not self.frames.whole():
                 self.frames.fill(sock)
         return self.on_inbound_frame(self.frames.pop())
@@ -154,6 +182,8 @@ class _Connection(amqp.Connection):  # type: ignore[misc]
 class Link:
     """Connects at once. connect_timeout: seconds. heartbeat: seconds; 0: none. timeout: seconds for each
     answer.
+
+    Raises BrokerUnavailable, and ConfigurationError when py-amqp is not one that is known here.
 
     on_message: called with each Delivery. on_return: with the routing key of a message that no queue took.
     on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose
@@ -171,6 +201,9 @@ class Link:
         self.on_return: Callable[[str], None] = _ignore
         self.on_confirm: Callable[[int, bool, bool], None] = _ignore
         self.on_cancel: Callable[[str], None] = _ignore
+        _check_insides()
+        self._framed = False
+        """py-amqp has asked for what handles frames."""
         self._pid = os.getpid()
         self._poll = select.poll()
         self.connection: Any = None
@@ -194,6 +227,9 @@ class Link:
         self.connection = connection
         with self._guarded(connecting=True):
             connection.connect()
+            if connection.carrier is None or not connection.frames.used or not self._framed:
+                self.drop()
+                raise _unknown("it connects by another way")
             connection.carrier.sock.settimeout(timeout)
             self._poll.register(connection.carrier.sock.fileno(), select.POLLIN)
 
@@ -288,6 +324,7 @@ class Link:
 
     def _frame_handler(self, connection: Any, callback: Any) -> Callable[[tuple[int, int, bytes]], bool]:
         """What py-amqp calls with each frame: messages and confirms are ours, the rest is its own."""
+        self._framed = True
         usual = method_framing.frame_handler(connection, callback)
         partial: dict[int, list[Any]] = {}  # channel → [method, header, body still missing, *pieces]
 
