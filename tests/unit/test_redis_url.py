@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.redis.connection import Link
+from qworker.transports.redis.connection import REQUIRED, Link
 from qworker.transports.redis.layout import layout
-from qworker.transports.redis.url import endpoint
+from qworker.transports.redis.url import Endpoint, endpoint
 from tests.certificates import Certificates
+from tests.conftest import REPOSITORY
 
 
 def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, dict[str, Any]]:
@@ -85,6 +88,26 @@ def test_a_file_that_went_away_is_told_at_the_next_connect(
     certificates.authority.unlink()
     with pytest.raises(BrokerUnavailable, match=f"ssl_ca_certs names {certificates.authority}"):
         Link(where).ask(b"", 1, 1.0)
+
+
+def test_a_redis_py_with_another_inside_is_refused_with_what_to_install() -> None:
+    class Stranger:
+        closed = False
+
+        def disconnect(self) -> None:
+            self.closed = True
+
+    stranger = Stranger()
+    link = Link(Endpoint("redis://host", 0, (), lambda timeout: stranger))
+    with pytest.raises(ConfigurationError, match=re.escape(REQUIRED)):
+        link.ask(b"", 1, 1.0)
+    assert stranger.closed
+
+
+def test_what_it_says_to_install_is_what_is_installed_with_us() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["optional-dependencies"]["redis"][0] == REQUIRED
+    assert REQUIRED in project["optional-dependencies"]["test"]
 
 
 def test_passwords_are_masked() -> None:

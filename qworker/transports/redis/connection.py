@@ -34,6 +34,8 @@ except ImportError as error:
         setting="broker_url",
     ) from error
 
+REQUIRED = "redis[hiredis]>=5.0,<9"
+"""What is installed with us: redis-py says nowhere how to reach the socket of its connections."""
 _CODE = re.compile("[A-Z]{3,}")
 LONGEST = "proto-max-bulk-len"
 SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
@@ -167,7 +169,13 @@ class Link:
 
     def _connect(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
         self._connection = apart(lambda: self._where.connect(max(timeout, 0.001)))
-        connected: socket.socket = self._connection._sock
+        connected = getattr(self._connection, "_sock", None)
+        if not isinstance(connected, socket.socket):
+            raise ConfigurationError(
+                f"the socket of a connection of redis-py {redis.__version__} is not where qworker looks for "
+                f'it: pip install "{REQUIRED}"',
+                setting="broker_url",
+            )
         self._socket, self._reader, self._timeout = connected, hiredis.Reader(), 0.0
         self._ready = select.poll()
         self._ready.register(connected, select.POLLIN)
