@@ -29,7 +29,7 @@ from qworker.cli.main import ALIASES, COMMANDS  # noqa: E402
 from qworker.cli.start import start  # noqa: E402
 from qworker.conf.compat import understand  # noqa: E402
 from qworker.errors import NotAvailable  # noqa: E402
-from tests.unit.stores import make_app  # noqa: E402
+from tests.support.stores import make_app  # noqa: E402
 
 pytestmark = pytest.mark.compat
 

@@ -13,7 +13,6 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -27,10 +26,9 @@ from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.support.waiting import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0
-"""Seconds that a condition may take on a busy machine."""
 
 
 class Place(Protocol):
@@ -163,7 +161,8 @@ class Other:
 PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tests.contract.lease_places import PLACES, mark, message
+from tests.contract.lease_places import PLACES, mark
+from tests.support.messages import message
 from qworker.errors import LeaseLost
 from qworker.transports.lease import *
 place = PLACES[sys.argv[1]](Path(sys.argv[2]))
@@ -172,25 +171,9 @@ def hear(): return sys.stdin.readline().strip()
 """
 
 
-def message(name: str, queue: str = "q", **fields: Any) -> Any:
-    """An Envelope whose headers are just *name*, by which tests know it again."""
-    from qworker.transports.lease import Envelope
-
-    return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
-
-
 def mark(store: Broker, *tags: int) -> bool:
     """Mark *tags* as running, as the children of a worker do; False where such marks are not kept."""
     path = store.consumer.running_path()
     if path is not None:
         Path(path).write_bytes(b"".join(struct.pack("=q", tag) for tag in (0, *tags, 0)))
     return path is not None
-
-
-def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is true; return it."""
-    deadline = time.monotonic() + patience
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not within {patience:g} s"
-        time.sleep(0.005)
-    return answer

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -37,7 +36,8 @@ from qworker.message.protocol import Body
 from qworker.results.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.servers import URLS, require
-from tests.unit.stores import KeepingStore
+from tests.support.stores import KeepingStore
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -305,13 +305,6 @@ def test_what_cannot_be_read_breaks_no_other_promise(open_: Open, signed: dict[s
     assert torn.id in str(error)
     with pytest.raises(DamagedResult, match=torn.id):
         torn.then(print)
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 STRANGE = {

@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Ack, Broker, Bury, Release, Settlement
-from tests.contract.lease_places import PLACES, mark, message
+from tests.contract.lease_places import PLACES, mark
+from tests.support.messages import message
 
 LEASE_SECONDS = 15.0
 QUEUES = ("q", "r")

@@ -32,7 +32,9 @@ from qworker.transports.lease import (
     Revocation,
     Store,
 )
-from tests.contract.lease_places import FOR_ONE_PROCESS, PLACES, Other, Place, mark, message, until
+from tests.contract.lease_places import FOR_ONE_PROCESS, PLACES, Other, Place, mark
+from tests.support.messages import message, names
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -96,10 +98,6 @@ def other(kind: str, tmp_path: Path) -> Iterator[Callable[[str], Other]]:
     yield start
     for process in started:
         process.close()
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [leased.headers for leased in messages]
 
 
 def epoch(store: Broker) -> int:

@@ -3,9 +3,7 @@ break."""
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pymemcache
@@ -17,6 +15,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError, ConfigurationError, EncodeError
 from tests.servers import require
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -31,13 +30,6 @@ def make(url: str | None = None, **values: Any) -> MemcachedBackend:
 
 def store(backend: MemcachedBackend, task_id: str, result: Any = None) -> bool:
     return backend.store(task_id, backend.meta(task_id, "SUCCESS", result))
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def test_results_locks_and_counters_expire() -> None:

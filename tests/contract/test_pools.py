@@ -30,22 +30,13 @@ from qworker.message.protocol import TaskMessage, encode
 from qworker.tasks.outcome import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Outcome
 from qworker.testing import InlinePool
 from qworker.transports.lease import Leased
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.contract,
     # The zygote is forked from the test's process, which has threads; a worker has none yet.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
-PATIENCE = 30.0
-
-
-def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is true; return it."""
-    deadline = time.monotonic() + patience
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not within {patience:g} s"
-        time.sleep(0.002)
-    return answer
 
 
 def make_app(directory: Path) -> QWorker:

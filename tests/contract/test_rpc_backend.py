@@ -24,7 +24,7 @@ from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
-from tests.unit.stores import KeepingStore
+from tests.support.stores import KeepingStore
 
 pytestmark = [
     pytest.mark.contract,

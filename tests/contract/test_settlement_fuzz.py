@@ -25,8 +25,9 @@ from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
 from tests.acceptance.sqs_server import Sqs
-from tests.contract.lease_places import PLACES, Place, message
+from tests.contract.lease_places import PLACES, Place
 from tests.contract.place_kombu import KombuPlace, SqsPlace, sqs_server
+from tests.support.messages import message
 
 pytestmark = pytest.mark.contract
 

@@ -26,8 +26,9 @@ from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_upserts import channel_of, lock_of
 from tests.acceptance.proxy import Proxy
-from tests.contract.lease_places import message, until
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.support.messages import message
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.contract
 

@@ -29,6 +29,7 @@ from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 from tests.servers import require
+from tests.support.messages import envelope, ids
 
 pytestmark = pytest.mark.integration
 PATIENCE = 30.0
@@ -61,14 +62,6 @@ def open_(prefix: str) -> Iterator[Open]:
     yield open_one
     for store in opened:
         store.close()
-
-
-def envelope(name: str, queue: str = "q", **fields: Any) -> Envelope:
-    return Envelope(queue, json.dumps({"id": name}), None, fields.pop("body", b"[]"), **fields)
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [json.loads(leased.headers)["id"] for leased in messages]
 
 
 def receive(store: AMQPBroker, count: int, *queues: str, **options: Any) -> list[Leased]:
@@ -141,8 +134,8 @@ def test_delays_are_never_early_and_hardly_late(open_: Open) -> None:
         next_due = consuming.admin.next_due(["q"])
         consuming.consumer.wait(0.05 if next_due is None else max(0.0, min(0.05, next_due - time.time())))
         for leased in consuming.consumer.lease(["q"], 100).messages:
-            late.append(time.time() - dues[names([leased])[0]])
-            assert leased.due in (None, dues[names([leased])[0]])  # None: it was due before it came
+            late.append(time.time() - dues[ids([leased])[0]])
+            assert leased.due in (None, dues[ids([leased])[0]])  # None: it was due before it came
             assert consuming.consumer.settle(own, [Ack(leased.tag)]) == set()
         assert time.time() < now + PATIENCE
     assert min(late) >= 0
@@ -156,8 +149,8 @@ def test_a_delay_stands_in_no_other_messages_way(open_: Open) -> None:
     store.sender.push(
         [envelope("in an hour", due=now + 3600), envelope("soon", due=now + 0.2), envelope("plain")]
     )
-    assert names(receive(store, 1)) == ["plain"]
-    assert names(receive(store, 1)) == ["soon"]
+    assert ids(receive(store, 1)) == ["plain"]
+    assert ids(receive(store, 1)) == ["soon"]
     nothing_comes(store)
 
 
@@ -228,7 +221,7 @@ def test_publishing_goes_on_after_the_connection_was_cut(open_: Open) -> None:
     link.connection.carrier.sock.shutdown(socket.SHUT_RDWR)
     store.sender.push([envelope("b")])
     store.consumer.register("w", ["q"], 1)
-    assert names(receive(store, 2)) == ["a", "b"]
+    assert ids(receive(store, 2)) == ["a", "b"]
 
 
 def test_no_server_is_said_within_the_deadline(open_: Open) -> None:
@@ -260,7 +253,7 @@ def test_a_deleted_queue_is_made_anew(open_: Open, prefix: str) -> None:
     link.call(link.channel().queue_delete, prefix + "q")
     link.close()
     store.sender.push([envelope("b"), envelope("c", "r")])
-    assert names(receive(store, 1)) == ["b"]
+    assert ids(receive(store, 1)) == ["b"]
 
 
 def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
@@ -276,7 +269,7 @@ def test_an_alarm_is_said_within_the_deadline(open_: Open) -> None:
     link._set_unblocked()
     store.sender.push([envelope("c")])
     store.consumer.register("w", ["q"], 1)
-    assert names(receive(store, 2)) == ["a", "c"]
+    assert ids(receive(store, 2)) == ["a", "c"]
 
 
 def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
@@ -296,7 +289,7 @@ def test_a_silent_server_is_noticed_before_the_deadline(open_: Open) -> None:
     theirs.close()
     store.sender.push([envelope("b")])
     store.consumer.register("w", ["q"], 1)
-    assert names(receive(store, 2)) == ["a", "b"]
+    assert ids(receive(store, 2)) == ["a", "b"]
 
 
 def test_what_a_full_queue_refuses_is_not_published(open_: Open) -> None:
@@ -367,7 +360,7 @@ def test_queues_are_taken_as_they_are(open_: Open, prefix: str) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
-    assert names(receive(store, 1)) == ["a"]
+    assert ids(receive(store, 1)) == ["a"]
 
 
 def test_wrong_options_of_a_queue_are_said(open_: Open) -> None:
@@ -382,14 +375,14 @@ def test_the_server_keeps_priorities_apart(open_: Open) -> None:
         [envelope(f"{priority}", priority=priority) for priority in (0, 9, 4) for _ in range(20)]
     )
     store.consumer.register("w", ["q"], 1)
-    assert names(receive(store, 60)) == ["9"] * 20 + ["4"] * 20 + ["0"] * 20
+    assert ids(receive(store, 60)) == ["9"] * 20 + ["4"] * 20 + ["0"] * 20
 
 
 def test_no_queue_waits_for_another(open_: Open) -> None:
     store = open_()
     store.sender.push([envelope(queue, queue) for queue in "qrs" for _ in range(30)])
     store.consumer.register("w", ["q", "r", "s"], 8)
-    first = [names(receive(store, 5, "q", "r", "s"))[0] for _ in range(6)]
+    first = [ids(receive(store, 5, "q", "r", "s"))[0] for _ in range(6)]
     assert set(first) == {"q", "r", "s"}
 
 
@@ -403,7 +396,7 @@ def test_quorum_queues(open_: Open) -> None:
         == set()
     )
     (again,) = receive(store, 1)
-    assert (names([again]), again.deliveries, again.tag) == (["0"], 0, messages[0].tag)
+    assert (ids([again]), again.deliveries, again.tag) == (["0"], 0, messages[0].tag)
 
 
 def test_a_worker_full_of_long_tasks_leaves_the_others_to_others(open_: Open) -> None:
@@ -460,7 +453,7 @@ def test_what_is_taken_goes_to_one_only(open_: Open) -> None:
         for store, own in zip(stores, owns, strict=True):
             store.consumer.wait(0.001)
             taken = store.consumer.lease(["q"], 50).messages
-            seen += names(taken)
+            seen += ids(taken)
             # In any order, so that not all can be acknowledged together.
             assert store.consumer.settle(own, [Ack(leased.tag) for leased in sorted(taken)]) == set()
     assert sorted(seen, key=int) == [str(number) for number in range(3000)]
@@ -507,7 +500,7 @@ def test_a_forked_child_shares_no_connection(open_: Open) -> None:
     assert os.waitpid(child, 0)[1] == 0
     store.consumer.extend()
     assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
-    assert names(receive(store, 1)) == ["from the child"]
+    assert ids(receive(store, 1)) == ["from the child"]
 
 
 def test_threads_share_their_confirms(open_: Open) -> None:
@@ -524,7 +517,7 @@ def test_threads_share_their_confirms(open_: Open) -> None:
         thread.join()
     own = store.consumer.register("w", ["q"], 100)
     messages = receive(store, 800)
-    assert len(set(names(messages))) == 800
+    assert len(set(ids(messages))) == 800
     assert store.consumer.settle(own, [Ack(leased.tag) for leased in messages]) == set()
 
 

@@ -19,9 +19,10 @@ from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
+from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
+from tests.support.messages import envelope, ids
 
 pytestmark = pytest.mark.integration
 PATIENCE = 30.0
@@ -76,14 +77,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def envelope(name: str, queue: str = "q", **fields: Any) -> Envelope:
-    return Envelope(queue, json.dumps({"id": name, **fields.pop("headers", {})}), None, b"[]", **fields)
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [json.loads(leased.headers)["id"] for leased in messages]
-
-
 def receive(store: AMQPBroker, count: int) -> list[Leased]:
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
@@ -100,14 +93,14 @@ def comes_again(store: AMQPBroker) -> list[str]:
     store.sender.push([envelope("marker")])
     found: list[Leased] = []
     deadline = time.monotonic() + PATIENCE
-    while "marker" not in names(found):
-        assert time.monotonic() < deadline, f"only {names(found)} came"
+    while "marker" not in ids(found):
+        assert time.monotonic() < deadline, f"only {ids(found)} came"
         found += store.consumer.lease(["q"], 1000).messages
         store.consumer.wait(0.05)
     store.consumer.settle(
-        store.consumer._generation, [Ack(leased.tag) for leased in found if names([leased]) == ["marker"]]
+        store.consumer._generation, [Ack(leased.tag) for leased in found if ids([leased]) == ["marker"]]
     )
-    return [name for name in names(found) if name != "marker"]
+    return [name for name in ids(found) if name != "marker"]
 
 
 def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlement]) -> None:
@@ -148,11 +141,11 @@ def test_what_was_acknowledged_when_the_connection_broke_is_not_run_again(
     held = receive(store, 8)
     lose_what_is_said(store, proxy, [Ack(leased.tag) for leased in held[:5]])
     register_again(store, 4)
-    assert sorted(comes_again(store)) == names(held[5:]), "what was not settled is run; what was is not"
+    assert sorted(comes_again(store)) == ids(held[5:]), "what was not settled is run; what was is not"
     store.consumer.deregister()
     beside = open_()
     beside.consumer.register("v", ["q"], 4)
-    assert sorted(comes_again(beside)) == sorted(names(held[5:])), "and the server has heard of it by now"
+    assert sorted(comes_again(beside)) == sorted(ids(held[5:])), "and the server has heard of it by now"
 
 
 def test_a_connection_may_break_twice(open_: Open, proxy: Proxy) -> None:
@@ -197,7 +190,7 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     inbox.prefetch.ask(100)
     assert sorted(comes_again(store)) == ["counted", "twice"]
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
-    by_name = {names([held.leased])[0]: held.leased for held in inbox.leased.values()}
+    by_name = {ids([held.leased])[0]: held.leased for held in inbox.leased.values()}
     assert (by_name["counted"].deliveries, by_name["twice"].parked) == (1, 1)
 
 
@@ -245,7 +238,7 @@ def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, direc
     store.sender.push([envelope("poison"), *(envelope(str(number)) for number in range(5))])
     assert [dies(prefix, 6) for _ in range(3)] == ["0", "1", "2"]
     store.consumer.register("w", ["q"], 4)
-    found = {names([leased])[0]: leased for leased in receive(store, 6)}
+    found = {ids([leased])[0]: leased for leased in receive(store, 6)}
     assert {name: leased.deliveries for name, leased in found.items()} == {
         "poison": 3, **{str(number): 0 for number in range(5)}
     }  # fmt: skip

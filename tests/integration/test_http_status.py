@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -17,6 +16,7 @@ from qworker.errors import ConfigurationError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Envelope
 from qworker.worker import Worker
+from tests.support.waiting import until
 
 parser = pytest.importorskip("prometheus_client.parser", reason="pip install prometheus_client")
 
@@ -71,13 +71,6 @@ def watched() -> Iterator[Watched]:
     watched = Watched()
     yield watched
     watched.worker.stop()
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_worker_that_consumes_is_alive_and_ready(watched: Watched) -> None:

@@ -19,6 +19,7 @@ from qworker.testing.clock import FakeClock
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker, kombu_broker
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from tests.support.messages import envelope, ids
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -54,14 +55,6 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
         for name in {*store.sender._declared, "qworker.dead"}:
             store.admin.purge(name)
         store.close()
-
-
-def envelope(queue: str, name: str, **fields: Any) -> Envelope:
-    return Envelope(queue, json.dumps({"id": name}), None, fields.pop("body", b"[]"), **fields)
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [json.loads(leased.headers)["id"] for leased in messages]
 
 
 def test_messages_come_as_they_were_sent(open_: Open, queue: str) -> None:
@@ -101,7 +94,7 @@ def test_headers_that_begin_with_x_arrive(open_: Open, queue: str) -> None:
 def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> None:
     store = open_()
     store.consumer.register("w", [queue, queue + "r"], 1)
-    store.sender.push([envelope(name, str(number)) for number in range(10) for name in (queue, queue + "r")])
+    store.sender.push([envelope(str(number), name) for number in range(10) for name in (queue, queue + "r")])
     taken = [store.consumer.lease([queue, queue + "r"], 5).messages for _ in range(4)]
     assert [len(messages) for messages in taken] == [5, 5, 5, 5]
     assert Counter(leased.queue for leased in taken[0] + taken[1]) == {queue: 5, queue + "r": 5}
@@ -110,7 +103,7 @@ def test_no_more_than_the_limit_is_taken_of_each(open_: Open, queue: str) -> Non
 def test_a_release_comes_back_with_its_counts(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     (leased,) = store.consumer.lease([queue], 1).messages
     store.consumer.settle(own, [Release(leased.tag)])
     (leased,) = store.consumer.lease([queue], 1).messages
@@ -128,27 +121,27 @@ def test_delays_are_kept_by_the_worker(open_: Open, queue: str, clock: FakeClock
     now = clock.now()
     store.sender.push(
         [
-            envelope(queue, "later", due=now + 60),
-            envelope(queue, "near", due=now + 3),
-            envelope(queue, "plain"),
+            envelope("later", queue, due=now + 60),
+            envelope("near", queue, due=now + 3),
+            envelope("plain", queue),
         ]
     )
     claim = store.consumer.lease([queue], 10)
     (plain,) = claim.messages
-    assert (names([plain]), claim.next_due) == (["plain"], now + 3)
+    assert (ids([plain]), claim.next_due) == (["plain"], now + 3)
     store.consumer.settle(own, [Release(plain.tag, now + 10, parked=True)])
-    assert names(store.consumer.lease([queue], 0, delayed_limit=5, eta_window=5.0).messages) == ["near"]
+    assert ids(store.consumer.lease([queue], 0, delayed_limit=5, eta_window=5.0).messages) == ["near"]
     clock.advance(10)
     (again,) = store.consumer.lease([queue], 10).messages
-    assert (names([again]), again.parked, again.due) == (["plain"], 1, now + 10)
+    assert (ids([again]), again.parked, again.due) == (["plain"], 1, now + 10)
     clock.advance(50)
-    assert names(store.consumer.lease([queue], 10).messages) == ["later"]
+    assert ids(store.consumer.lease([queue], 10).messages) == ["later"]
 
 
 def test_too_many_delays_go_back_to_their_queue(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_(eta_limit=2)
     store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, str(number), due=clock.now() + 60) for number in range(3)])
+    store.sender.push([envelope(str(number), queue, due=clock.now() + 60) for number in range(3)])
     assert store.consumer.lease([queue], 10).messages == []
     clock.advance(60)
     found: list[Leased] = []
@@ -156,26 +149,26 @@ def test_too_many_delays_go_back_to_their_queue(open_: Open, queue: str, clock: 
     while len(found) < 3 and time.monotonic() < deadline:
         found += store.consumer.lease([queue], 10).messages
         time.sleep(0.01)
-    assert sorted(names(found)) == ["0", "1", "2"]
+    assert sorted(ids(found)) == ["0", "1", "2"]
 
 
 def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     store = open_()
     store.admin.dead_discard()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, name) for name in "abc"])
+    store.sender.push([envelope(name, queue) for name in "abc"])
     taken = store.consumer.lease([queue], 3).messages  # files come in no order
     for leased in taken:
         clock.advance(1)
-        store.consumer.settle(own, [Bury(leased.tag, f"why {names([leased])[0]}", counted=True)])
+        store.consumer.settle(own, [Bury(leased.tag, f"why {ids([leased])[0]}", counted=True)])
     letters = store.admin.dead()
-    first, second, third = names(taken)
+    first, second, third = ids(taken)
     assert [letter.reason for letter in letters] == [f"why {name}" for name in (third, second, first)]
     assert (letters[0].queue, letters[0].died_at, letters[0].deliveries) == (queue, clock.now(), 1)
     assert [(info.queue, info.dead) for info in store.admin.queues() if info.queue == queue] == [(queue, 3)]
     assert store.admin.dead_retry([letters[0].tag, 5]) == 1
     (again,) = store.consumer.lease([queue], 5).messages
-    assert (names([again]), again.deliveries, again.redelivered) == ([third], 0, True)
+    assert (ids([again]), again.deliveries, again.redelivered) == ([third], 0, True)
     assert store.admin.dead_discard([letters[1].tag]) == 1
     assert [letter.reason for letter in store.admin.dead()] == [f"why {first}"]
     assert store.admin.dead_discard() == 1
@@ -186,7 +179,7 @@ def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: 
     store = open_()
     store.admin.dead_discard()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, name) for name in "abcd"])
+    store.sender.push([envelope(name, queue) for name in "abcd"])
     ran, bad, counted, odd = (leased.tag for leased in store.consumer.lease([queue], 4).messages)
     batch = [Ack(ran), Bury(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
     for _ in range(2):
@@ -202,7 +195,7 @@ def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: 
 def test_what_an_epoch_held_goes_back_at_its_end(open_: Open, queue: str) -> None:
     store = open_()
     old = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     (leased,) = store.consumer.lease([queue], 1).messages
     new = store.consumer.register("w", [queue], 1)
     (again,) = store.consumer.lease([queue], 1).messages
@@ -220,7 +213,7 @@ def test_waiting_ends_by_a_push_or_a_call(open_: Open, queue: str) -> None:
     store.consumer.register("w", [queue], 1)
     started = time.monotonic()
     assert store.consumer.wait(0.01) is False
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     assert store.consumer.wait(10) is True
     store.consumer.wake()
     assert store.consumer.wait(10) is False
@@ -243,7 +236,7 @@ def test_every_scheme_of_kombus_is_a_broker() -> None:
         open_broker("amqpx://", conf)
     missing = open_broker("zookeeper://127.0.0.1/", conf)
     with pytest.raises(ConfigurationError, match=r"pip install .kombu\[zookeeper\]"):
-        missing.sender.push([envelope("q", "a")])
+        missing.sender.push([envelope("a", "q")])
 
 
 def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
@@ -264,5 +257,5 @@ def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
 
 def test_depths_tell_what_is_ready(open_: Open, queue: str) -> None:
     store = open_()
-    store.sender.push([envelope(queue, "a"), envelope(queue, "b")])
+    store.sender.push([envelope("a", queue), envelope("b", queue)])
     assert [(info.queue, info.ready) for info in store.admin.depths([queue])] == [(queue, 2)]

@@ -15,7 +15,7 @@ from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack
 from qworker.transports.redis.broker import RedisBroker
 from tests.acceptance.private_servers import Redis, serving
-from tests.contract.lease_places import message
+from tests.support.messages import message
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -21,12 +21,14 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
-from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Leased, Release, Store  # noqa: E402
+from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Release, Store  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
-from tests.contract.lease_places import mark, message, until  # noqa: E402
+from tests.contract.lease_places import mark  # noqa: E402
 from tests.contract.place_redis import RedisPlace  # noqa: E402
+from tests.support.messages import message, names  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -75,10 +77,6 @@ def opened(server: Redis, **options: Any) -> Iterator[RedisBroker]:
             store.close()
         except BrokerUnavailable:
             pass
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [leased.headers for leased in messages]
 
 
 # -- results --

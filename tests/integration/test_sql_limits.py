@@ -18,8 +18,8 @@ from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
-from tests.contract.lease_places import message
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.support.messages import message
 
 pytestmark = pytest.mark.integration
 

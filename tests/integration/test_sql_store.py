@@ -24,8 +24,10 @@ from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import ClaimOrder
 from tests.acceptance.proxy import Proxy
-from tests.contract.lease_places import mark, message, until
+from tests.contract.lease_places import mark
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.support.messages import message
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

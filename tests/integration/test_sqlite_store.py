@@ -11,7 +11,8 @@ import pytest
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack
 from qworker.transports.sqlite.broker import SQLiteBroker
-from tests.contract.lease_places import message, until
+from tests.support.messages import message
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

@@ -26,6 +26,7 @@ from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
 from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
+from tests.support.messages import envelope, ids
 
 pytestmark = pytest.mark.integration
 PATIENCE_SECONDS = 20.0
@@ -62,14 +63,6 @@ def open_(server: Sqs) -> Iterator[Open]:
     yield open_one
     for store in opened:
         store.close()
-
-
-def envelope(queue: str, name: str, **fields: Any) -> Envelope:
-    return Envelope(queue, json.dumps({"id": name}), None, fields.pop("body", b"[]"), **fields)
-
-
-def names(messages: list[Leased]) -> list[str]:
-    return [json.loads(leased.headers)["id"] for leased in messages]
 
 
 def leased(store: KombuBroker, queue: str, count: int) -> list[Leased]:
@@ -118,7 +111,7 @@ def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> N
         assert message.body == b"[1]"
         store.consumer.settle(own, [Ack(message.tag)])
         store.consumer.deregister()
-        store.sender.push([envelope(queue, "b", body=b"[2]")])
+        store.sender.push([envelope("b", queue, body=b"[2]")])
         found = kombu.Queue(queue)(connection.default_channel).get()
         assert (found.headers["id"], found.body, found.content_type) == ("b", b"[2]", "application/json")
         found.ack()
@@ -148,12 +141,12 @@ def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None
 def test_many_and_large_messages(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, str(number), body=b"x" * 60_000) for number in range(23)])
+    store.sender.push([envelope(str(number), queue, body=b"x" * 60_000) for number in range(23)])
     found = leased(store, queue, 23)
-    assert sorted(map(int, names(found))) == list(range(23))
+    assert sorted(map(int, ids(found))) == list(range(23))
     assert store.consumer.settle(own, [Ack(message.tag) for message in found]) == set()
     with pytest.raises(PublishError):
-        store.sender.push([envelope(queue, "large", body=b"x" * 2_000_000)])
+        store.sender.push([envelope("large", queue, body=b"x" * 2_000_000)])
 
 
 @pytest.mark.parametrize("large", ["body", "headers"])
@@ -166,7 +159,7 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
 
     def message(size: int) -> Envelope:
         if large == "body":
-            return envelope(queue, "a", body=noise[:size])
+            return envelope("a", queue, body=noise[:size])
         return Envelope(queue, json.dumps({"id": "a", "noise": text[:size]}), None, b"[]")
 
     def bytes_sent(size: int) -> int:
@@ -196,7 +189,7 @@ def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, serve
     text = base64.b64encode(random.Random(1).randbytes(780_000)).decode()
     client = server.client()
     client.send_message(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], MessageBody=text)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     large, small = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
     with pytest.raises(PublishError):
         store.consumer.settle(own, [Ack(small.tag), Bury(large.tag, "no task")])
@@ -211,7 +204,7 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
 ) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, str(number)) for number in range(3)])
+    store.sender.push([envelope(str(number), queue) for number in range(3)])
     buried, back, ran = (message.tag for message in leased(store, queue, 3))
     batch = [Bury(buried, "why"), Release(back), Ack(ran)]
 
@@ -237,10 +230,10 @@ def test_one_of_a_batch_that_is_refused(
     store = open_()
     answer = {"Failed": [{"Id": "0", "Code": code, "Message": "it says", "SenderFault": True}]}
     client = SimpleNamespace(send_message_batch=lambda **given: answer)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     monkeypatch.setattr(SqsQueue, "client", client)
     with pytest.raises(expected, match="it says"):
-        store.sender.push([envelope(queue, "b")])
+        store.sender.push([envelope("b", queue)])
 
 
 def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
@@ -248,13 +241,13 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     store.consumer.register("w", [queue], 1)
     now = SYSTEM_CLOCK.now()
-    store.sender.push([envelope(queue, "hours", due=now + 9000.0), envelope(queue, "soon", due=now + 6.0)])
+    store.sender.push([envelope("hours", queue, due=now + 9000.0), envelope("soon", queue, due=now + 6.0)])
     assert server.counts(queue) == (0, 2, 0)
     # As it comes after 15 minutes:
-    early = of_envelope(envelope(queue, "again", due=now + 800.0), now)
+    early = of_envelope(envelope("again", queue, due=now + 800.0), now)
     KombuSender.send(store.sender, [early])
     (soon,) = leased(store, queue, 1)
-    assert names([soon]) == ["soon"]
+    assert ids([soon]) == ["soon"]
     assert SYSTEM_CLOCK.now() >= now + 6.0
     assert server.counts(queue) == (0, 2, 1)
     store.consumer.settle(store.consumer._generation, [Ack(soon.tag)])
@@ -264,7 +257,7 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
 def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     (message,) = leased(store, queue, 1)
     store.consumer.settle(own, [Release(message.tag)])
     (message,) = leased(store, queue, 1)
@@ -279,7 +272,7 @@ def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
 def test_what_others_have_is_ours_no_more(open_: Open, queue: str) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
     own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
-    slow.sender.push([envelope(queue, "a")])
+    slow.sender.push([envelope("a", queue)])
     (message,) = leased(slow, queue, 1)
     (again,) = leased(quick, queue, 1)
     assert again.tag == message.tag
@@ -293,11 +286,11 @@ def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:
     name = f"{queue}.fifo"
     own = store.consumer.register("w", [name], 1)
     now = SYSTEM_CLOCK.now()
-    store.sender.push([envelope(name, str(number)) for number in range(5)])
+    store.sender.push([envelope(str(number), name) for number in range(5)])
     found = leased(store, name, 5)
-    assert names(found) == list("01234")
+    assert ids(found) == list("01234")
     store.consumer.settle(own, [Ack(message.tag) for message in found])
-    store.sender.push([envelope(name, "later", due=now + 3.0)])
+    store.sender.push([envelope("later", name, due=now + 3.0)])
     (later,) = leased(store, name, 1)
     assert SYSTEM_CLOCK.now() >= now + 3.0
     store.consumer.settle(own, [Ack(later.tag)])
@@ -310,12 +303,12 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
     predefined = {name: {"url": url, **keys} for name, url in urls.items()}
     store = open_(predefined_queues=predefined)
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, "a")])
+    store.sender.push([envelope("a", queue)])
     (message,) = leased(store, queue, 1)
     store.consumer.settle(own, [Bury(message.tag, "why")])
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*'other'"):
-        store.sender.push([envelope("other", "a")])
+        store.sender.push([envelope("a", "other")])
     del predefined["qworker-dead"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*qworker-dead"):
         open_(predefined_queues=predefined).consumer.register("w", [queue], 1)
@@ -324,16 +317,16 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
 def test_administration(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
-    store.sender.push([envelope(queue, name) for name in "abc"])
+    store.sender.push([envelope(name, queue) for name in "abc"])
     found = leased(store, queue, 3)
-    store.consumer.settle(own, [Bury(message.tag, f"why {names([message])[0]}") for message in found])
+    store.consumer.settle(own, [Bury(message.tag, f"why {ids([message])[0]}") for message in found])
     letters = store.admin.dead()
     assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
     assert [(info.queue, info.ready, info.dead) for info in store.admin.queues()] == [(queue, 0, 3)]
     assert store.admin.dead_discard([letters[0].tag]) == 1
     store.consumer.deregister()
     assert store.admin.dead_retry() == 2
-    store.sender.push([envelope(queue, "later", due=SYSTEM_CLOCK.now() + 100.0)])
+    store.sender.push([envelope("later", queue, due=SYSTEM_CLOCK.now() + 100.0)])
     assert store.admin.depths([queue])[0][:4] == (queue, 2, 1, 0)
     assert store.admin.purge(queue) == 3
     assert server.counts(queue) == (0, 0, 0)
@@ -344,7 +337,7 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
     try:
         store = open_(server.url)
         own = store.consumer.register("w", [queue], 1)
-        store.sender.push([envelope(queue, "a")])
+        store.sender.push([envelope("a", queue)])
         (message,) = leased(store, queue, 1)
     finally:
         server.close()
@@ -352,7 +345,7 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
         with pytest.raises(BrokerUnavailable):
             store.consumer.settle(own, [Ack(message.tag)])
     with pytest.raises(BrokerUnavailable):
-        store.sender.push([envelope(queue, "b")])
+        store.sender.push([envelope("b", queue)])
     with pytest.raises(BrokerUnavailable):
         open_(server.url).consumer.register("w", [queue], 1)
 

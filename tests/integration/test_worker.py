@@ -22,22 +22,13 @@ from qworker import QWorker, Task, signals
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError, TaskRevoked, Terminated
 from qworker.transports.lease import Envelope
 from qworker.worker import Worker
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [
     pytest.mark.integration,
     # The zygote is forked from the test's process, which has threads; a worker has none yet.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
-PATIENCE = 30.0
-
-
-def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is true; return it."""
-    deadline = time.monotonic() + patience
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not within {patience:g} s"
-        time.sleep(0.002)
-    return answer
 
 
 class Shop:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable
 from qworker.testing import MemoryStore
 from qworker.worker import Worker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -68,12 +68,6 @@ class Place:
         self.store.guarded = True
         return worker
 
-    def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
     def waiting(self) -> int:
         self.store.guarded = False
         return self.store.messages
@@ -102,7 +96,7 @@ def test_the_main_thread_never_speaks_to_the_broker(place: Place, how: str) -> N
     assert place.begun.acquire(timeout=20)
     stopping = threading.Thread(target=worker.stop, args=(how,), name="main")
     stopping.start()
-    place.until(lambda: worker.phase != "running")
+    until(lambda: worker.phase != "running")
     place.let_go.set()
     stopping.join(30)
     assert not stopping.is_alive()
@@ -123,7 +117,7 @@ def test_nor_does_it_after_a_crash(place: Place, component: str, monkeypatch: py
     monkeypatch.setattr(crashing, "step", crash)
     crashing.wake()
     worker.parts.ready.wake()
-    place.until(lambda: worker._crash is not None)
+    until(lambda: worker._crash is not None)
     place.let_go.set()
     worker.stop()
     assert place.store.trespassers == []
@@ -138,10 +132,10 @@ def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixt
     place.store.away = True
     stopping = threading.Thread(target=worker.stop, name="main")
     stopping.start()
-    place.until(lambda: worker.phase == "draining")
+    until(lambda: worker.phase == "draining")
     place.let_go.set()
-    place.until(lambda: not worker.parts.pool.in_flight())
-    place.until(lambda: "settlements wait" in caplog.text)
+    until(lambda: not worker.parts.pool.in_flight())
+    until(lambda: "settlements wait" in caplog.text)
     place.store.away = False
     stopping.join(30)
     assert place.store.trespassers == []
@@ -156,11 +150,11 @@ def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogC
     assert place.begun.acquire(timeout=20)
     place.store.away = True
     place.let_go.set()
-    place.until(lambda: not worker.parts.pool.in_flight())
+    until(lambda: not worker.parts.pool.in_flight())
     with caplog.at_level(logging.WARNING):
         stopping = threading.Thread(target=worker.stop, name="main")
         stopping.start()
-        place.until(lambda: "settlements wait" in caplog.text)
+        until(lambda: "settlements wait" in caplog.text)
         worker.request_stop("cold")
         stopping.join(30)
     assert not stopping.is_alive()

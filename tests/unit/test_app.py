@@ -17,7 +17,7 @@ from qworker import Middleware, QWorker, shared_task
 from qworker.context import set_default_app
 from qworker.errors import ConfigurationError, NotRegistered
 from qworker.tasks import registry
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from qworker.components.pool.child_handle import FRAME_BYTES, ChildHandle
 from qworker.components.pool.frames import FrameBuffer
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:

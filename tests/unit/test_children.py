@@ -8,8 +8,8 @@ import pytest
 
 from qworker.components.pool.child_handle import MAX_JOBS, describe_exit
 from qworker.components.pool.children import STALLED_SECONDS
-from tests.unit.rooms import tags
-from tests.unit.virtual_children import Pool
+from tests.support.rooms import tags
+from tests.support.virtual_children import Pool
 
 SHORT = 0.0005
 

@@ -17,7 +17,7 @@ from qworker import QWorker
 from qworker.context import set_default_app
 from qworker.errors import ConfigurationError, NotAvailable
 from qworker.tasks import registry
-from tests.unit.stores import KeepingStore
+from tests.support.stores import KeepingStore
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from qworker.errors import BrokerUnavailable, NotAvailable, PublishError
 from qworker.publishing.connections import Connection
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import QueueInfo
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
 
 
 class AskedStore(KeepingStore):

@@ -14,7 +14,7 @@ from qworker import QWorker, current_app, current_task
 from qworker.context import Context, Proxy, current_context, pop, push, set_default_app
 from qworker.errors import ConfigurationError
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
-from tests.unit.stores import make_app
+from tests.support.stores import make_app
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from qworker.components.request import Request
 from qworker.components.schedule_controller import EtaSchedule
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 ROOMS = Rooms()
 

@@ -9,7 +9,7 @@ from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.task_bucket import TaskBucket
 from qworker.testing import InlinePool
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 class Window:

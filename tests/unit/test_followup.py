@@ -16,7 +16,7 @@ from qworker.tasks.outcome import (
     SUCCESS,
     Outcome,
 )
-from tests.unit.stores import KeepingStore, Sent, make_app
+from tests.support.stores import KeepingStore, Sent, make_app
 
 
 def run(app: QWorker, name: str, **fields: Any) -> Outcome:

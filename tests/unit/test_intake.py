@@ -17,7 +17,7 @@ from qworker.components.replays import Replays
 from qworker.components.request import Request
 from qworker.components.settler import Settler
 from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 class Desk:

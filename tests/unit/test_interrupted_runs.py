@@ -21,7 +21,7 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.transports.lease import Envelope
-from tests.unit.stores import KeepingStore
+from tests.support.stores import KeepingStore
 
 
 class StruckStore(KeepingStore):

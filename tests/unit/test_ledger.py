@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qworker.components.ledger import WorkerState
 from qworker.transports.lease import Ack, Revocation
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 def test_a_request_is_here_from_receipt_to_settlement() -> None:

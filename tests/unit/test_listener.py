@@ -36,7 +36,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 ROW = ("id", "SUCCESS", b"{}", None)
 

@@ -15,7 +15,7 @@ from qworker.components.request import Request
 from qworker.tasks.outcome import EXPIRED, REVOKED
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 ANY = "any"
 

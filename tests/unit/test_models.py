@@ -12,7 +12,7 @@ from qworker import QWorker, Task
 from qworker.context import Context, pop, push
 from qworker.errors import ConfigurationError, EncodeError
 from qworker.message.protocol import Body
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
 
 pydantic = pytest.importorskip("pydantic", reason='pip install "qworker-queue[pydantic]"')
 

@@ -42,7 +42,7 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.transports.lease import Ack, Bury, Release, Settlement
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 NOW = 1000.0
 ROW = ("id-1", "SUCCESS", b"{}", None)

@@ -23,8 +23,8 @@ from qworker.tasks.outcome import (
     TERMINATED,
     UNSTARTED,
 )
-from tests.unit.rooms import tags
-from tests.unit.virtual_children import Pool, VirtualChild
+from tests.support.rooms import tags
+from tests.support.virtual_children import Pool, VirtualChild
 
 SHORT = 0.0005
 

@@ -18,7 +18,7 @@ from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNo
 from qworker.message.protocol import TaskMessage, encode, parse_headers
 from qworker.tasks.task import Task
 from qworker.testing.clock import FakeClock
-from tests.unit.stores import KeepingStore, Sent, make_app
+from tests.support.stores import KeepingStore, Sent, make_app
 
 AddTask = Task[[int, int], int]
 

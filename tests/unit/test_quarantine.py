@@ -6,8 +6,8 @@ import pytest
 
 from qworker.components.pool.quarantine import TRIAL_SECONDS, Quarantine
 from qworker.components.request import Request, suspect
-from tests.unit.rooms import Rooms
-from tests.unit.virtual_children import Pool
+from tests.support.rooms import Rooms
+from tests.support.virtual_children import Pool
 
 
 def suspects(count: int, task: str = "add", first: int = 1) -> list[Request]:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from qworker.components.ready_queue import ReadyQueue, Slots
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 MANY = Slots(1000, 1000)
 

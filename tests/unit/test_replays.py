@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qworker.components.replays import Replays
 from qworker.components.request import receive
-from tests.unit.rooms import ACCEPT, Rooms
+from tests.support.rooms import ACCEPT, Rooms
 
 KEY = "a key that is long enough for the tests"
 

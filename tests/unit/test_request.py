@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qworker.components.request import receive
-from tests.unit.rooms import ACCEPT, Rooms
+from tests.support.rooms import ACCEPT, Rooms
 
 
 def test_a_request_knows_its_limits_and_times() -> None:

@@ -24,7 +24,8 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, RemoteTraceback, result_from_tuple
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
+from tests.support.waiting import until
 
 
 @pytest.fixture(params=["cache+memory://", "sqlite:///results.db"])
@@ -436,13 +437,6 @@ def test_who_awaits_is_told_that_the_store_failed() -> None:
 # -- promises --
 
 
-def wait_until(condition: Any, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def test_then_calls_back(app: QWorker) -> None:
     there, later, failing = (app.send_task("work") for _ in range(3))
     seen: list[Any] = []
@@ -455,7 +449,7 @@ def test_then_calls_back(app: QWorker) -> None:
     failing.then(seen.append, on_error=lambda error: seen.append(repr(error)))
     end(app, later.id, value=3)
     end(app, failing.id, "FAILURE", KeyError("no"))
-    wait_until(lambda: len(seen) == 4)
+    until(lambda: len(seen) == 4)
     assert sorted(map(str, seen)) == ["1", "2", "3", "KeyError('no')"]
 
 
@@ -476,9 +470,9 @@ def test_a_failing_callback_does_not_stop_the_others(app: QWorker, caplog: pytes
     first.then(lambda result: 1 / 0)
     second.then(lambda result: seen.append(result.get()))
     end(app, first.id, value=1)
-    wait_until(lambda: "a callback of result" in caplog.text)
+    until(lambda: "a callback of result" in caplog.text)
     end(app, second.id, value=2)
-    wait_until(lambda: seen == [2])
+    until(lambda: seen == [2])
 
 
 def test_a_failing_callback_is_none_of_who_finds_out(app: QWorker, caplog: pytest.LogCaptureFixture) -> None:
@@ -488,7 +482,7 @@ def test_a_failing_callback_is_none_of_who_finds_out(app: QWorker, caplog: pytes
     result.then(lambda result: seen.append(result.id))
     end(app, result.id, value=5)
     assert result.get() == 5
-    wait_until(lambda: seen == [result.id])
+    until(lambda: seen == [result.id])
     result.then(lambda result: 1 / 0)
     assert caplog.text.count("ZeroDivisionError: division by zero") == 2
 

@@ -10,7 +10,7 @@ from qworker import QWorker
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
 
 
 def end(app: QWorker, task_id: str, value: Any = None, children: tuple[str, ...] = ()) -> AsyncResult[Any]:

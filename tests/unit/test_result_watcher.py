@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +20,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError, DamagedResult
 from qworker.results.awaiting import ended
-
-PATIENCE = 20.0
+from tests.support.waiting import PATIENCE, until
 
 
 class FakeSource:
@@ -140,13 +139,6 @@ def store(request: pytest.FixtureRequest) -> Iterator[FakeStore]:
     made = FakeStore(request.param)
     yield made
     made.close()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 def waiting(store: FakeStore, *ids: str) -> bool:

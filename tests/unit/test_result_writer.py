@@ -19,7 +19,7 @@ from qworker.components.result_writer import (
 )
 from qworker.errors import BackendError, EncodeError
 from qworker.transports.lease import Ack, Bury, Store
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 class Desk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.schedule_controller import MAX_REST, ScheduleController
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 
 class Watched:

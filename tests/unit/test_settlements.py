@@ -13,7 +13,7 @@ from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
-from tests.unit.rooms import Rooms
+from tests.support.rooms import Rooms
 
 
 class Picky(MemoryStore):

@@ -22,7 +22,7 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.transports.lease import Ack, Bury, Release, Store
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 ROW = ("id-1", "SUCCESS", b"{}", None)
 

@@ -11,7 +11,7 @@ import pytest
 from qworker import Task
 from qworker.canvas.signature import Signature, signatures
 from qworker.errors import NotAvailable
-from tests.unit.stores import make_app
+from tests.support.stores import make_app
 
 
 def test_it_is_the_dict_that_travels() -> None:

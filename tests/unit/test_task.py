@@ -29,7 +29,7 @@ from qworker.errors import (
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from qworker.tasks.execution import INTERRUPTED, Interrupted, execute
 from qworker.testing import MemoryStore
-from tests.unit.stores import KeepingStore, make_app
+from tests.support.stores import KeepingStore, make_app
 
 
 class Hooked(Task[..., Any]):

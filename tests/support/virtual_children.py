@@ -34,7 +34,7 @@ from qworker.tasks.outcome import (
     SUCCESS,
     Outcome,
 )
-from tests.unit.rooms import Rooms, tags
+from tests.support.rooms import Rooms, tags
 
 FIRST_PID = 1 << 30
 

@@ -1,0 +1,29 @@
+"""Messages for tests of brokers, and what tells them apart. Comes from: tests. Goes to: any broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from qworker.transports.lease import Envelope, Leased
+
+
+def message(name: str, queue: str = "q", **fields: Any) -> Envelope:
+    """An Envelope whose headers are just *name*, no JSON: for brokers that do not read headers."""
+    return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
+
+
+def names(messages: Iterable[Leased]) -> list[str]:
+    """The names of such messages."""
+    return [leased.headers for leased in messages]
+
+
+def envelope(id: str, queue: str = "q", **fields: Any) -> Envelope:
+    """An Envelope whose headers are JSON with *id* and those in *fields*: for brokers that read headers."""
+    return message(json.dumps({"id": id, **fields.pop("headers", {})}), queue, **fields)
+
+
+def ids(messages: Iterable[Leased]) -> list[str]:
+    """The ids of such messages."""
+    return [json.loads(leased.headers)["id"] for leased in messages]
