@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
 
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports.group_commit import GroupCommit
+from tests.support.waiting import until
 
 
 class Place:
@@ -43,8 +43,7 @@ class Place:
             threads = [threading.Thread(target=push, args=(item,)) for item in items]
             for thread in threads:
                 thread.start()
-            while len(self.group._pending) < len(items):
-                time.sleep(0.001)
+            until(lambda: len(self.group._pending) == len(items))
         for thread in threads:
             thread.join(30)
         return errors
@@ -96,8 +95,7 @@ def test_a_child_forgets_what_its_parent_was_about_to_write(place: Place) -> Non
     with place.turn:
         waiting = threading.Thread(target=lambda: place.group.push(["parent's"], 30))
         waiting.start()
-        while not place.group._pending:
-            time.sleep(0.001)
+        until(lambda: place.group._pending)
         theirs = place.group._pending
         place.group.forget()
         assert not place.group._pending

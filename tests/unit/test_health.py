@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Claim
 from qworker.worker import Worker
+from tests.support.waiting import until
 
 
 class Stepped:
@@ -153,29 +153,22 @@ def test_a_worker_in_a_store_that_hangs_says_so_and_goes_on_when_it_does(
     )
     worker = Worker(app, concurrency=1)
     worker.start()
+
+    def said(text: str) -> bool:
+        worker.parts.health.look()  # the part of the main loop, which Worker.run() plays
+        return text in caplog.text
+
     try:
         hanging.go.clear()
-        wait_for(lambda: look(worker), "not consuming: the worker has been waiting", caplog)
+        until(lambda: said("not consuming: the worker has been waiting"))
         assert worker.parts.health.not_alive() == []
         assert "waiting for an answer" in worker.parts.health.not_ready()[0]
         hanging.go.set()
-        wait_for(lambda: look(worker), "consuming again", caplog)
+        until(lambda: said("consuming again"))
         assert worker.parts.health.not_ready() == []
     finally:
         hanging.go.set()
         worker.stop()
-
-
-def look(worker: Worker) -> None:
-    worker.parts.health.look()  # the part of the main loop, which Worker.run() plays
-    time.sleep(0.05)
-
-
-def wait_for(act: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    deadline = time.monotonic() + 30
-    while text not in caplog.text:
-        assert time.monotonic() < deadline, caplog.text
-        act()
 
 
 def test_names_beyond_the_limit_are_counted_together() -> None:

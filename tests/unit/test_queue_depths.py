@@ -13,6 +13,7 @@ from qworker import QWorker
 from qworker.components.status.queue_depths import ANSWER_SECONDS, ASK_SECONDS, KEEP_SECONDS, QueueDepths
 from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Envelope, QueueInfo
+from tests.support.waiting import until
 
 
 class Asked(MemoryStore):
@@ -39,13 +40,6 @@ class Desk:
 
     def push(self, queue: str, **fields: Any) -> None:
         self.store.sender.push([Envelope(queue, "{}", None, b"[]", **fields)])
-
-
-def settled(condition: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_every_queue_is_told_of_also_an_empty_one() -> None:
@@ -108,7 +102,7 @@ def test_a_broker_that_takes_its_time_holds_nobody_up() -> None:
     assert desk.depths.latest() is None
     assert desk.store.questions == 2  # one question at a time
     desk.store.may.set()
-    settled(lambda: desk.depths.latest() is not None)
+    until(lambda: desk.depths.latest() is not None)
 
 
 def test_once_closed_it_asks_no_more() -> None:
