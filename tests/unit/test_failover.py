@@ -10,7 +10,7 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports import broker_urls, open_broker
-from qworker.transports.failover import MARK_BITS, FailoverBroker
+from qworker.transports.failover import MARK_BITS, Brokers, FailoverBroker
 from qworker.transports.lease import Ack, Envelope, Release
 
 
@@ -216,8 +216,8 @@ def test_a_worker_that_ends_while_its_broker_is_lost_ends_well(caplog: pytest.Lo
 
 def test_the_strategy_shuffle_tries_all_others() -> None:
     stores, _ = three()
-    store = FailoverBroker(stores, "shuffle")
-    assert {tuple(store._others(0)) for _ in range(200)} == {(1, 2), (2, 1)}
+    brokers = Brokers(stores, "shuffle")
+    assert {tuple(brokers.others(0)) for _ in range(200)} == {(1, 2), (2, 1)}
 
 
 def test_several_urls_make_one_store_and_one_url_does_not() -> None:
