@@ -24,6 +24,7 @@ from qworker.transports.failover import FailoverBroker
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.support.waiting import PATIENCE
@@ -110,8 +111,9 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "mysql": MySQLPlace,
     "memory": MemoryPlace,
     "failover": FailoverPlace,
+    "kombu": KombuLeasePlace,
 }
-FOR_ONE_PROCESS = frozenset({"memory"})
+FOR_ONE_PROCESS = frozenset({"memory", "kombu"})
 """Those that no other process can reach."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu.compression import compress
 
 from qworker import QWorker
 from qworker.conf import Settings
@@ -259,3 +260,17 @@ def test_depths_tell_what_is_ready(open_: Open, queue: str) -> None:
     store = open_()
     store.sender.push([envelope("a", queue), envelope("b", queue)])
     assert [(info.queue, info.ready) for info in store.admin.depths([queue])] == [(queue, 2)]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str, compression: str) -> None:
+    """kombu opens it otherwise, before its signature is looked at."""
+    store = open_()
+    own = store.consumer.register("w", [queue], 1)
+    text = json.dumps({"id": "a", "compression": compression})
+    body = compress(b"[]" * 100, compression)[0]
+    store.sender.push([Envelope(queue, text, None, body)])
+    for settlement in (Release, Ack):
+        (leased,) = store.consumer.lease([queue], 10).messages
+        assert (json.loads(leased.headers)["compression"], leased.body) == (compression, body)
+        assert store.consumer.settle(own, [settlement(leased.tag)]) == set()

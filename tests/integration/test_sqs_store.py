@@ -7,6 +7,7 @@ import json
 import random
 import time
 import uuid
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -370,3 +371,13 @@ def test_tls_is_said_by_the_scheme() -> None:
     store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
     assert isinstance(store, KombuBroker)
     assert (store.url, store.sender._server._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)
+
+
+def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str) -> None:
+    """kombu opens it otherwise, before its signature is looked at."""
+    store = open_()
+    store.consumer.register("w", [queue], 1)
+    body = zlib.compress(b"[]" * 100)
+    store.sender.push([Envelope(queue, '{"id":"a","compression":"zlib"}', None, body)])
+    (found,) = leased(store, queue, 1)
+    assert (json.loads(found.headers)["compression"], found.body) == ("zlib", body)

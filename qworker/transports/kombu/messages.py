@@ -35,6 +35,7 @@ from qworker.transports.own_headers import (
 )
 
 virtual: Any = import_module("kombu.transport.virtual")  # which has no types
+COMPRESSION = "compression"
 MOST_UNPACKED = 64 * 1024**2
 _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
 
@@ -176,15 +177,48 @@ def read(message: Any) -> Read:
 
 def take_anything(channel: Any) -> None:
     """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has
-    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters."""
+    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters. And as
+    keep_compressed()."""
+    _make_messages_of(channel, _Anything)
+
+
+def keep_compressed(channel: Any) -> None:
+    """Have *channel* leave a body compressed that is: that is what was signed, and workers know how large it
+    may become."""
+    _make_messages_of(channel, _Compressed)
+
+
+def _make_messages_of(channel: Any, behaviour: type) -> None:
     kind = channel.Message
-    if not issubclass(kind, virtual.Message) or issubclass(kind, _Anything):
-        return
-    channel.Message = type(kind.__name__, (_Anything, kind), {})
+    if issubclass(kind, virtual.Message) and not issubclass(kind, behaviour):
+        channel.Message = type(kind.__name__, (behaviour, kind), {})
 
 
-class _Anything:
+class _Compressed:
+    """kombu opens a body that its headers say is compressed, and forgets that it was."""
+
     headers: Any
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        make: Any = super().__init__
+        compression = _mapping(_mapping(payload).get("headers")).get(COMPRESSION)
+        if compression is None:
+            make(payload, channel=channel, **more)
+            return
+        headers = {name: value for name, value in payload["headers"].items() if name != COMPRESSION}
+        make({**payload, "headers": headers}, channel=channel, **more)
+        self.headers = {**self.headers, COMPRESSION: compression}
+
+    def serializable(self) -> Any:
+        """As it is written when it goes back."""
+        origin: Any = super()
+        written = origin.serializable()
+        if COMPRESSION in self.headers:
+            written["headers"] = {**written["headers"], COMPRESSION: self.headers[COMPRESSION]}
+        return written
+
+
+class _Anything(_Compressed):
     delivery_tag: Any
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
+from qworker.transports.kombu.messages import keep_compressed
 from qworker.transports.kombu.server import DEAD, Server
 from qworker.transports.sqs.queue import SqsQueue
 
@@ -82,6 +83,7 @@ class SqsServer(Server):
 
     def declare(self, connection: Any, queue: str) -> Any:
         hidden = SHELF_SECONDS if queue == DEAD else min(LEASE_SECONDS, self.visibility)
+        keep_compressed(connection.default_channel)
         return SqsQueue(connection.default_channel, queue, hidden)
 
 
