@@ -40,7 +40,6 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
         super().connect(sock)
         missing = [name for name in PRIVATE if not hasattr(self, name)]
         if missing:
-            self.close()
             raise ConfigurationError(
                 f"PyMySQL {pymysql.__version__} is made otherwise than qworker expects: its connection has "
                 f"no {' and no '.join(missing)}. Install a release that fits: {install_command('mysql')}"
