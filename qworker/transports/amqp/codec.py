@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from qworker.interrupts import let_pass
 from qworker.message.kombu_json import dumps
 from qworker.message.serialization import JSON
-from qworker.transports.amqp.header_cache import Shapes
 from qworker.transports.amqp.table import LONG, Unfit, read_short, read_table, short, table
 from qworker.transports.own_headers import TEXT, is_apart
 
@@ -66,8 +65,6 @@ class Content(NamedTuple):
 _PLAIN = short(JSON) + short("utf-8")
 _MOST = _CONTENT_TYPE | _ENCODING | _TABLE | _MODE | _CORRELATION | _MESSAGE_ID
 """What nearly all messages have, and no more."""
-_shapes = Shapes(is_apart)
-"""Of headers that hold none of ours, nor of the server's."""
 
 
 # -- writing --
@@ -75,15 +72,10 @@ _shapes = Shapes(is_apart)
 
 def _headers(text: str, more: Mapping[str, Any]) -> tuple[bytes, Any]:
     """The table of the headers in the JSON *text*, and their id."""
-    if not more and (known := _shapes.write(text)) is not None:
-        return known
     try:
         headers = json.loads(text)
         if type(headers) is dict:
-            data = table({**headers, **more} if more else headers)
-            if not more:
-                _shapes.learn_to_write(text, data, headers)
-            return data, headers.get("id")
+            return table({**headers, **more} if more else headers), headers.get("id")
     except (ValueError, RecursionError):  # Unfit is a ValueError
         pass
     return table({TEXT: text, **more}), None
@@ -233,17 +225,12 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
     """Of the table at *at*: what the tasks see of it as JSON, the id, the headers that are apart, and where
     it ends."""
     end = at + 4 + LONG.unpack_from(data, at)[0]
-    known = _shapes.read(data, at, end)
-    if known is not None:
-        return *known, {}, end
     try:
         headers = read_table(data, at)[0]
         own = {name: headers.pop(name) for name in [name for name in headers if is_apart(name)]}
         text = own.get(TEXT)
         if not isinstance(text, str):
             text = dumps(headers)
-            if not own:
-                _shapes.learn_to_read(data[at:end], text, headers)
     except Exception as error:  # noqa: BLE001 - a stranger's: the worker refuses it, as it names no task
         let_pass(error)
         return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end

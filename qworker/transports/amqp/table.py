@@ -1,6 +1,6 @@
 """AMQP 0-9-1's tables and short strings: Python values to bytes and back.
 
-Comes from:  ``codec.py`` and ``header_cache.py``.
+Comes from:  ``codec.py``.
 Goes to:     the header tables of messages.
 Thread:      any; pure.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 LONG = Struct(">I")
 _SIGNED, _SIGNED_LONG, _DOUBLE = Struct(">i"), Struct(">q"), Struct(">d")
-TEXT_CODE = ord("S")
 
 
 class Unfit(ValueError):
@@ -105,7 +104,7 @@ def _read_array(data: bytes, at: int) -> tuple[list[Any], int]:
     at += 4
     values = []
     while at < end:
-        value, at = read_value(data, at)
+        value, at = _read_value(data, at)
         values.append(value)
     _check_end(at, end)
     return values, end
@@ -145,7 +144,7 @@ _READERS: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
 }  # fmt: skip
 
 
-def read_value(data: bytes, at: int) -> tuple[Any, int]:
+def _read_value(data: bytes, at: int) -> tuple[Any, int]:
     return _READERS[data[at]](data, at + 1)
 
 
@@ -166,7 +165,7 @@ def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
                 _known[key] = name
         code = data[at]
         at += 1
-        if code == TEXT_CODE:  # most are text or nothing
+        if code == _S:  # most are text or nothing
             stop = at + 4 + long(data, at)[0]
             values[name] = _decode(data[at + 4 : stop])
             at = stop
@@ -179,7 +178,7 @@ def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
 
 
 _known: dict[bytes, str] = {}
-_V = ord("V")
+_S, _V = ord("S"), ord("V")
 
 
 def read_short(data: bytes, at: int) -> tuple[str, int]:
