@@ -9,7 +9,7 @@ import pytest
 
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sqlite import Database
-from qworker.transports.sqlite.consumer import CLAIM, CLAIM_NEAR
+from qworker.transports.sqlite.consumer import CLAIM, CLAIM_DELAYED
 
 
 def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) -> int:
@@ -33,7 +33,7 @@ def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) ->
 
 @pytest.mark.parametrize(
     ("state", "statement", "values"),
-    [(0, CLAIM, (1, "q", 10)), (1, CLAIM_NEAR, (1, "q", 1e9, 10))],
+    [(0, CLAIM, (1, "q", 10)), (1, CLAIM_DELAYED, (1, "q", 1e9, 10))],
     ids=["ready", "near"],
 )
 def test_a_claim_looks_at_no_more_than_it_takes(
