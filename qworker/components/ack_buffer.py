@@ -23,11 +23,17 @@ from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Ack, Broker, Bury, Envelope, Release, Store
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Store
 
 logger = logging.getLogger(__name__)
 
-COUNTED = {Ack: "finished", Store: "finished", Release: "returned", Bury: "buried", type(None): "finished"}
+COUNTED = {
+    Ack: "finished",
+    Store: "finished",
+    Release: "returned",
+    DeadLetter: "buried",
+    type(None): "finished",
+}
 AGAIN = "ended and will run again"
 UNSTORED = "ended and have no result stored"
 LOST = "were acknowledged before they ran, have not run and are lost"
@@ -187,7 +193,7 @@ class AckBuffer:
             elif order.starts:
                 acked.append(request)
             elif order.final:
-                self._state.leave(request, finished=not isinstance(settlement, Release | Bury))
+                self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
         if acked or late:
             self._early.answered(acked, late)
 
@@ -195,7 +201,7 @@ class AckBuffer:
         """Another worker has *request* by now; should it be delivered here again, it need not run again."""
         if not order.final:
             logger.warning("%r is not run: its lease was lost, and another worker has it", request)
-        elif isinstance(order.settlement, Ack | Bury):
+        elif isinstance(order.settlement, Ack | DeadLetter):
             logger.warning("%r ended after its lease was lost; another worker has it", request)
             if self._quiet:
                 self._given_up.append(order)

@@ -35,7 +35,7 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.retry import backoff_delay
 from qworker.tasks import outcome as kinds
 from qworker.tasks.outcome import Outcome
-from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -52,26 +52,26 @@ def ack(request: Request, outcome: Outcome, now: float) -> Settlement:
     return Ack(request.leased.tag, outcome.row)
 
 
-def bury(request: Request | Stranger, outcome: Outcome, now: float) -> Settlement:
+def dead_letter(request: Request | Stranger, outcome: Outcome, now: float) -> Settlement:
     """A dead letter, whose reason is what the outcome says."""
-    return Bury(request.tag, outcome.text, outcome.row)
+    return DeadLetter(request.tag, outcome.text, outcome.row)
 
 
-def bury_failed(request: Request, outcome: Outcome, now: float) -> Settlement:
+def dead_letter_failed(request: Request, outcome: Outcome, now: float) -> Settlement:
     """A dead letter, whose reason begins with the kind of the end."""
-    return Bury(request.tag, f"{OUTCOMES[outcome.kind].label}: {outcome.text}", outcome.row)
+    return DeadLetter(request.tag, f"{OUTCOMES[outcome.kind].label}: {outcome.text}", outcome.row)
 
 
-def ack_or_bury(request: Request, outcome: Outcome, now: float) -> Settlement:
+def ack_or_dead_letter(request: Request, outcome: Outcome, now: float) -> Settlement:
     """As the task's option ``acks_on_failure_or_timeout`` says."""
-    return (ack if request.task.acks_on_failure_or_timeout else bury_failed)(request, outcome, now)
+    return (ack if request.task.acks_on_failure_or_timeout else dead_letter_failed)(request, outcome, now)
 
 
-def ack_or_bury_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
+def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
     """As that option says; the reason names the limit."""
     if request.task.acks_on_failure_or_timeout:
         return Ack(request.tag)
-    return Bury(request.tag, f"the hard time limit of {request.time_limit:g} s passed")
+    return DeadLetter(request.tag, f"the hard time limit of {request.time_limit:g} s passed")
 
 
 def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
@@ -87,7 +87,7 @@ def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
     deaths = request.leased.deliveries + 1
     if deaths < (request.task.max_deliveries or 1):
         return Release(request.tag, _again_at(now, deaths), counted=True)
-    return Bury(request.tag, str(_worker_lost(request, outcome)), counted=True)
+    return DeadLetter(request.tag, str(_worker_lost(request, outcome)), counted=True)
 
 
 def give_back(request: Request, outcome: Outcome, now: float) -> Settlement:
@@ -211,11 +211,11 @@ OUTCOMES: dict[str, Rule] = {
         label="retry", event="task-retried",
     ),
     kinds.FAILURE: Rule(
-        ack_or_bury, ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
+        ack_or_dead_letter, ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
         label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
     ),
     kinds.EXPECTED: Rule(
-        ack_or_bury, INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
+        ack_or_dead_letter, INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
         label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
     ),
     kinds.IGNORED: Rule(
@@ -223,7 +223,7 @@ OUTCOMES: dict[str, Rule] = {
         label="ignored",
     ),
     kinds.REJECTED: Rule(
-        bury_failed, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
+        dead_letter_failed, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
         label="rejected", event="task-rejected",
     ),
     kinds.REQUEUED: Rule(
@@ -232,7 +232,7 @@ OUTCOMES: dict[str, Rule] = {
     ),
     # The worker ended it, or a process did.
     kinds.INVALID: Rule(
-        bury_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
+        dead_letter_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
         label="invalid", event="task-failed",
         state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected,
     ),
@@ -242,7 +242,7 @@ OUTCOMES: dict[str, Rule] = {
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
     ),
     kinds.TIME_LIMIT: Rule(
-        ack_or_bury_overdue, ERROR, "Task %s[%s] was killed: %s",
+        ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
         label="time limit", event="task-failed", state=states.FAILURE,
         error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
     ),
@@ -269,16 +269,16 @@ OUTCOMES: dict[str, Rule] = {
         state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked,
     ),
     kinds.POISONED: Rule(
-        bury, INFO, "Task %s[%s] is not run: %s",
+        dead_letter, INFO, "Task %s[%s] is not run: %s",
         event="task-failed", state=states.FAILURE, error=_as(WorkerLost),
     ),
     kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
     kinds.UNKNOWN: Rule(
-        bury, ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
+        dead_letter, ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
         event="task-failed", state=states.FAILURE, error=lambda stranger, _: stranger.error,
     ),
     kinds.UNREADABLE: Rule(
-        bury, ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
+        dead_letter, ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
         signal=tell_rejected,
     ),
 }  # fmt: skip
@@ -295,7 +295,7 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     if rule.said and logger.isEnabledFor(rule.level):
         logger.log(rule.level, rule.said, *rule.fields(request, outcome))
     settlement = rule.message(request, outcome, now)
-    if (rule.state is None and rule.signal is None) or not isinstance(settlement, Ack | Bury):
+    if (rule.state is None and rule.signal is None) or not isinstance(settlement, Ack | DeadLetter):
         return settlement
     error = None if rule.error is None else rule.error(request, outcome)
     if rule.state is not None and error is not None and settlement.row is None:

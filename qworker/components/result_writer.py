@@ -30,7 +30,7 @@ from qworker.errors import BackendError, EncodeError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.retry import RECONNECT
 from qworker.safe_repr import safe_repr
-from qworker.transports.lease import Ack, Bury, ResultRow, Store
+from qworker.transports.lease import Ack, DeadLetter, ResultRow, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -179,7 +179,7 @@ class ResultWriter(ThreadComponent):
             logger.error(
                 "state %s of %s is not stored, and its message is a dead letter: %s", status, task_id, why
             )
-            return order._replace(settlement=Bury(settlement.tag, why))
+            return order._replace(settlement=DeadLetter(settlement.tag, why))
         logger.error("state %s of %s is not stored: %s", status, task_id, why)
         return _stripped(order)
 
@@ -249,7 +249,7 @@ class ResultWriter(ThreadComponent):
 def carries_row(order: SettlementOrder) -> bool:
     """Whether there is a result to store before *order* is carried out."""
     settlement = order.settlement
-    return isinstance(settlement, Ack | Bury | Store) and settlement.row is not None
+    return isinstance(settlement, Ack | DeadLetter | Store) and settlement.row is not None
 
 
 def _row(order: SettlementOrder) -> ResultRow:
@@ -268,6 +268,6 @@ def _units(order: SettlementOrder) -> int:
 def _stripped(order: SettlementOrder) -> SettlementOrder:
     """What is left to do once the row is stored."""
     settlement = order.settlement
-    if isinstance(settlement, Ack | Bury):
+    if isinstance(settlement, Ack | DeadLetter):
         return order._replace(settlement=settlement._replace(row=None))
     return order._replace(settlement=None)

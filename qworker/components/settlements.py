@@ -22,7 +22,7 @@ from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
-from qworker.transports.lease import Ack, Bury, Consumer, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, Consumer, DeadLetter, Release, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -125,9 +125,9 @@ class Settlements:
             why = f"{safe_repr(settlement.reason, LONGEST)}; {why}"
             for each in (row, failure):
                 if each is not None:
-                    yield Bury(tag, why, each, counted)
-        yield Bury(tag, why, counted=counted)
-        yield Bury(tag, "the broker does not take how it ended", counted=counted)
+                    yield DeadLetter(tag, why, each, counted)
+        yield DeadLetter(tag, why, counted=counted)
+        yield DeadLetter(tag, "the broker does not take how it ended", counted=counted)
         if isinstance(settlement, Ack):
             yield Ack(tag)  # it ran: better no word of it than to run it for ever
         else:

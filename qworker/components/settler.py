@@ -18,7 +18,7 @@ from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_row
 from qworker.components.status.counters import Counters, Run
 from qworker.tasks.outcome import Outcome
-from qworker.transports.lease import Ack, Bury, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -94,5 +94,5 @@ def _order(request: Request, settlement: Settlement) -> SettlementOrder:
     if not request.acked:
         return SettlementOrder(request, settlement)
     # The message is gone: only the result is left to store.
-    row = settlement.row if isinstance(settlement, Ack | Bury) else None
+    row = settlement.row if isinstance(settlement, Ack | DeadLetter) else None
     return SettlementOrder(request, Store(row) if row is not None else None)

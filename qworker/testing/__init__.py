@@ -4,8 +4,8 @@ Comes from:  nothing.
 Goes to:     test suites, ours and the users'.
 Thread:      any.
 
-Modules, in reading order: ``clock`` (time that a test moves), ``store`` with ``shelf`` (a broker in memory),
-``pool`` (without processes), ``worker`` (without threads).
+Modules, in reading order: ``clock`` (time that a test moves), ``store`` with ``memory_queues`` (a broker in
+memory), ``pool`` (without processes), ``worker`` (without threads).
 """
 
 from qworker.testing.clock import FakeClock

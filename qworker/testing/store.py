@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
-from qworker.testing.shelf import Message, Owner, Shelf
+from qworker.testing.memory_queues import MemoryQueues, Message, Owner
 from qworker.transports.lease import (
     Claim,
     Dead,
@@ -38,13 +38,13 @@ class _Building:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.shelf = Shelf()
+        self.queues = MemoryQueues()
         self.handles: list[MemoryStore] = []
 
 
 class MemoryStore(Undivided):
     """clock: says what is due. uptime: the seconds that leases run on; by default those of *clock*.
-    lease_seconds: how long a silent holder is believed to live.
+    lease_seconds: how long a silent consumer is believed to live.
 
     away: while True, every call raises BrokerUnavailable. settled: every settlement that was carried out, in
     order.
@@ -72,7 +72,7 @@ class MemoryStore(Undivided):
         self._building: _Building = _Building() if beside is None else beside._building
         self._changed = threading.Condition(self._building.lock)
         self._rang = self._woken = False  # under the lock, as all below
-        self._epoch = 0
+        self._generation = 0
         self._turn_of_queues = 0
         self._building.handles.append(self)
 
@@ -89,26 +89,26 @@ class MemoryStore(Undivided):
     @property
     def results(self) -> dict[str, ResultRow]:
         """task id → the result that was stored together with an ack."""
-        return self._building.shelf.results
+        return self._building.queues.results
 
     @property
     def messages(self) -> int:
         """How many messages there are, leased or not, dead letters not counted."""
-        return len(self._building.shelf.messages)
+        return len(self._building.queues.messages)
 
     @property
     def held(self) -> set[int]:
         """The tags that this handle has on lease."""
-        with self._reached() as shelf:
-            return {message.tag for message in shelf.held_by(self._epoch)}
+        with self._reached() as memory:
+            return {message.tag for message in memory.held_by(self._generation)}
 
     @contextmanager
-    def _reached(self) -> Iterator[Shelf]:
+    def _reached(self) -> Iterator[MemoryQueues]:
         """What the broker holds, locked, if it can be reached."""
         with self._building.lock:
             if self.away:
                 raise BrokerUnavailable(f"{self.url} is away")
-            yield self._building.shelf
+            yield self._building.queues
 
     def _ring(self) -> None:
         for handle in self._building.handles:
@@ -118,22 +118,22 @@ class MemoryStore(Undivided):
     # -- any thread --
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             self.pushes += 1
             for envelope in envelopes:
                 if not isinstance(envelope.body, bytes):
                     raise TypeError(f"the type of a body is bytes, not {type(envelope.body).__name__}")
             now = self.clock.now()
             for envelope in envelopes:
-                tag = shelf.next()
-                shelf.messages[tag] = Message(tag, envelope, now, envelope.due)
+                tag = memory.next()
+                memory.messages[tag] = Message(tag, envelope, now, envelope.due)
             if envelopes:
                 self._ring()
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             until = self.clock.now() + self._revoke_expires
-            shelf.revoked += [(shelf.next(), Revocation(id, terminate, signal), until) for id in ids]
+            memory.revoked += [(memory.next(), Revocation(id, terminate, signal), until) for id in ids]
             self._ring()
 
     def wake(self) -> None:
@@ -144,45 +144,45 @@ class MemoryStore(Undivided):
     # -- the listener --
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        with self._reached() as shelf:
-            if shelf.give_up(self._epoch):
+        with self._reached() as memory:
+            if memory.give_up(self._generation):
                 self._ring()
-            self._epoch = shelf.next()
+            self._generation = memory.next()
             until = self._uptime() + self._lease_seconds
-            shelf.owners[self._epoch] = Owner(name, tuple(queues), concurrency, self.clock.now(), until)
-            return self._epoch
+            memory.owners[self._generation] = Owner(name, tuple(queues), concurrency, self.clock.now(), until)
+            return self._generation
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        with self._reached() as shelf:
-            last = max((number for number, _, _ in shelf.revoked), default=0)
+        with self._reached() as memory:
+            last = max((number for number, _, _ in memory.revoked), default=0)
             return Claim(self._lease(queues, limit, delayed_limit, eta_window), self.next_due(queues), last)
 
     def _lease(self, queues: Sequence[str], limit: int, near: int, horizon: float) -> list[Leased]:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             now = self.clock.now()
             start = self._turn_of_queues = (self._turn_of_queues + 1) % len(queues)
             taken: list[Message] = []
             for queue in (*queues[start:], *queues[:start]):
-                ready = [message for message in shelf.free([queue]) if message.is_due(now)]
+                ready = [message for message in memory.free([queue]) if message.is_due(now)]
                 taken += sorted(ready, key=lambda message: message.urgency)[: max(0, limit - len(taken))]
-            later = [m for m in shelf.free(queues) if not m.is_due(now) and m.is_due(now + horizon)]
+            later = [m for m in memory.free(queues) if not m.is_due(now) and m.is_due(now + horizon)]
             taken += sorted(later, key=lambda message: (message.due or 0, message.tag))[: max(0, near)]
             if taken:
-                self._renew(shelf)
+                self._renew(memory)
             for message in taken:
-                message.owner = self._epoch
+                message.owner = self._generation
             return [message.leased() for message in sorted(taken, key=lambda message: message.urgency)]
 
-    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
-        with self._reached() as shelf:
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        with self._reached() as memory:
             now = self.clock.now()
             lost = set()
             for settlement in settlements:
-                shelf.check(settlement)
+                memory.check(settlement)
             for settlement in settlements:
-                if shelf.settle(epoch, settlement, now):
+                if memory.settle(generation, settlement, now):
                     self.settled.append(settlement)
                 elif not isinstance(settlement, Store):
                     lost.add(settlement.tag)
@@ -191,37 +191,37 @@ class MemoryStore(Undivided):
             return lost
 
     def extend(self) -> None:
-        with self._reached() as shelf:
-            self._renew(shelf)
+        with self._reached() as memory:
+            self._renew(memory)
 
-    def _renew(self, shelf: Shelf) -> None:
-        owner = shelf.owners.get(self._epoch)
+    def _renew(self, memory: MemoryQueues) -> None:
+        owner = memory.owners.get(self._generation)
         if owner is None:
             raise LeaseLost(
-                f"worker {self._epoch} was silent for over {self._lease_seconds:g} s and taken for dead"
+                f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
             )
         owner.lease_until = self._uptime() + self._lease_seconds
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             now = self._uptime()
             found = []
-            for epoch, owner in list(shelf.owners.items()):
-                held = shelf.held_by(epoch)
-                if not silent or epoch == self._epoch or owner.lease_until >= now or not held:
+            for generation, owner in list(memory.owners.items()):
+                held = memory.held_by(generation)
+                if not silent or generation == self._generation or owner.lease_until >= now or not held:
                     continue
                 for message in held:
                     message.redelivered = True
-                shelf.give_up(epoch)
+                memory.give_up(generation)
                 found.append(Reclaimed(owner.name, len(held), 0))
             if found:
                 self._ring()
             return found
 
     def next_due(self, queues: Sequence[str]) -> float | None:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             now = self.clock.now()
-            dues = [message.due for message in shelf.free(queues) if not message.is_due(now)]
+            dues = [message.due for message in memory.free(queues) if not message.is_due(now)]
             return min((due for due in dues if due is not None), default=None)
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
@@ -232,72 +232,72 @@ class MemoryStore(Undivided):
             return rang
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             now = self.clock.now()
-            new = [entry for entry in shelf.revoked if entry[0] > cursor and entry[2] > now]
+            new = [entry for entry in memory.revoked if entry[0] > cursor and entry[2] > now]
             return (new[-1][0] if new else cursor), [revocation for _, revocation, _ in new]
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
-        with self._reached() as shelf:
-            return shelf.sweep(dead_expires, dead_max, self.clock.now())
+        with self._reached() as memory:
+            return memory.sweep(dead_expires, dead_max, self.clock.now())
 
     def running_path(self) -> str | None:
         return None
 
     def deregister(self) -> None:
-        with self._reached() as shelf:
-            if shelf.give_up(self._epoch):
+        with self._reached() as memory:
+            if memory.give_up(self._generation):
                 self._ring()
 
     # -- administration --
 
     def queues(self) -> list[QueueInfo]:
-        with self._reached() as shelf:
-            return shelf.queues(self.clock.now())
+        with self._reached() as memory:
+            return memory.queues(self.clock.now())
 
     def purge(self, queue: str) -> int:
-        with self._reached() as shelf:
-            gone = shelf.free([queue])
+        with self._reached() as memory:
+            gone = memory.free([queue])
             for message in gone:
-                del shelf.messages[message.tag]
+                del memory.messages[message.tag]
             return len(gone)
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with self._reached() as shelf:
-            letters = [letter for letter, _ in shelf.dead.values() if queue in (None, letter.queue)]
+        with self._reached() as memory:
+            letters = [letter for letter, _ in memory.dead.values() if queue in (None, letter.queue)]
             return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             for letter in letters:
-                tag = shelf.next()
-                shelf.dead[tag] = letter._replace(tag=tag), 0
+                tag = memory.next()
+                memory.dead[tag] = letter._replace(tag=tag), 0
 
     def flush_delayed(self, queue: str) -> int:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             now = self.clock.now()
-            late = [message for message in shelf.free([queue]) if not message.is_due(now)]
+            late = [message for message in memory.free([queue]) if not message.is_due(now)]
             for message in late:
                 message.due = None
             self._ring()
             return len(late)
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        with self._reached() as shelf:
-            chosen = sorted(shelf.dead if tags is None else shelf.dead.keys() & set(tags))
-            shelf.retry(chosen, self.clock.now())
+        with self._reached() as memory:
+            chosen = sorted(memory.dead if tags is None else memory.dead.keys() & set(tags))
+            memory.retry(chosen, self.clock.now())
             self._ring()
             return len(chosen)
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with self._reached() as shelf:
-            chosen = list(shelf.dead if tags is None else shelf.dead.keys() & set(tags))
+        with self._reached() as memory:
+            chosen = list(memory.dead if tags is None else memory.dead.keys() & set(tags))
             for tag in chosen:
-                del shelf.dead[tag]
+                del memory.dead[tag]
             return len(chosen)
 
     def workers(self) -> list[dict[str, object]]:
-        with self._reached() as shelf:
+        with self._reached() as memory:
             return [
                 {
                     "name": owner.name,
@@ -306,7 +306,7 @@ class MemoryStore(Undivided):
                     "concurrency": owner.concurrency,
                     "started": owner.started,
                 }
-                for owner in shelf.owners.values()
+                for owner in memory.owners.values()
             ]
 
     def close(self) -> None:

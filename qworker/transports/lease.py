@@ -110,7 +110,7 @@ class Release(NamedTuple):
     redelivered: bool = False
 
 
-class Bury(NamedTuple):
+class DeadLetter(NamedTuple):
     """Move the message to the dead letters, with the reason; store *row* (if any) in the same step.
 
     counted: as in Release.
@@ -128,7 +128,7 @@ class Store(NamedTuple):
     row: ResultRow
 
 
-Settlement = Ack | Release | Bury | Store
+Settlement = Ack | Release | DeadLetter | Store
 
 
 class Reclaimed(NamedTuple):

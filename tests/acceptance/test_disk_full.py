@@ -17,7 +17,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.lease import Ack, Bury, Envelope
+from qworker.transports.lease import Ack, DeadLetter, Envelope
 from qworker.transports.sqlite.broker import SQLiteBroker
 
 disk = Path(sys.argv[1])
@@ -54,7 +54,7 @@ for attempt in range(3):
 # Full while working: nothing is settled by halves.
 try:
     leased = store.consumer.lease(["q"], 10_000).messages
-    store.consumer.settle(epoch, [Bury(message.tag, "x" * 5000) for message in leased])
+    store.consumer.settle(epoch, [DeadLetter(message.tag, "x" * 5000) for message in leased])
 except BrokerUnavailable as error:
     said["work"] = str(error)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from qworker import QWorker
-from qworker.transports.lease import Broker, Bury, Envelope
+from qworker.transports.lease import Broker, DeadLetter, Envelope
 from tests.acceptance.harness import REPOSITORY
 from tests.acceptance.private_servers import serving
 
@@ -214,7 +214,8 @@ def test_dead_letters(house: House) -> None:
     store.sender.push(messages(150, delayed=False))
     epoch = store.consumer.register("undertaker", ["celery"], 1)
     store.consumer.settle(
-        epoch, [Bury(leased.tag, "because") for leased in store.consumer.lease(["celery"], 150).messages]
+        epoch,
+        [DeadLetter(leased.tag, "because") for leased in store.consumer.lease(["celery"], 150).messages],
     )
     store.consumer.deregister()
     done = house.move(old, new, "--dead")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from qworker.cli.discovery import find_app
 from qworker.cli.main import main
 from qworker.context import all_apps
-from qworker.transports.lease import Bury, Envelope
+from qworker.transports.lease import DeadLetter, Envelope
 
 TASKS = """
     from qworker import QWorker
@@ -82,7 +82,7 @@ def shell(environment: dict[str, str]) -> Shell:
 
 
 @pytest.fixture
-def bury(tasks: Path) -> Callable[..., None]:
+def dead_letter(tasks: Path) -> Callable[..., None]:
     """Makes dead letters, by a worker that gives up every message it gets."""
 
     def give_up(
@@ -94,7 +94,7 @@ def bury(tasks: Path) -> Callable[..., None]:
         epoch = app.broker.consumer.register("undertaker@here", ["celery"], 1)
         leased = app.broker.consumer.lease(["celery"], 100).messages
         assert len(leased) == count
-        app.broker.consumer.settle(epoch, [Bury(message.tag, reason) for message in leased])
+        app.broker.consumer.settle(epoch, [DeadLetter(message.tag, reason) for message in leased])
         app.broker.consumer.deregister()
 
     return give_up

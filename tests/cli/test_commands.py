@@ -244,9 +244,9 @@ def test_queue_names_are_checked(tasks, run, queues):
 # -- dead --
 
 
-def test_dead_letters_can_be_listed_shown_retried_and_discarded(tasks, run, bury):
+def test_dead_letters_can_be_listed_shown_retried_and_discarded(tasks, run, dead_letter):
     assert run("dead", "list").stdout == "There are no dead letters.\n"
-    bury(3)
+    dead_letter(3)
     letters = json.loads(run("dead", "list", "--json").stdout)
     assert {letter["reason"] for letter in letters} == {"it never runs"}
     first, second, third = (str(letter["tag"]) for letter in letters)
@@ -266,8 +266,8 @@ def test_dead_letters_can_be_listed_shown_retried_and_discarded(tasks, run, bury
     assert [letter["tag"] for letter in json.loads(run("dead", "list", "--json").stdout)] == [int(third)]
 
 
-def test_all_dead_letters_at_once(tasks, run, bury):
-    bury(2)
+def test_all_dead_letters_at_once(tasks, run, dead_letter):
+    dead_letter(2)
     refused = run("dead", "discard", "--all")
     assert (refused.exit_code, "--yes" in refused.stderr) == (2, True)
     assert run("dead", "retry", "--all").stdout == "Put 2 messages back.\n"
@@ -275,16 +275,16 @@ def test_all_dead_letters_at_once(tasks, run, bury):
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "discard"])
-def test_a_dead_letter_that_is_none(tasks, run, bury, command):
-    bury(1)
+def test_a_dead_letter_that_is_none(tasks, run, dead_letter, command):
+    dead_letter(1)
     for arguments, code, words in ((["999"], 1, "no dead letter 999"), (["x"], 2, "integer"), ([], 2, "")):
         result = run("dead", command, *arguments)
         assert (result.exit_code, words in result.stderr) == (code, True)
     assert len(json.loads(run("dead", "list", "--json").stdout)) == 1
 
 
-def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, bury):
-    bury(1, reason="bad \x1b[2J", headers="\x1b]0;title", body=b"\xff\x1b[2J")
+def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, dead_letter):
+    dead_letter(1, reason="bad \x1b[2J", headers="\x1b]0;title", body=b"\xff\x1b[2J")
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
     for result in (run("dead", "list"), run("dead", "show", str(letter["tag"]))):
         assert result.exit_code == 0

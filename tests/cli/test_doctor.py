@@ -84,8 +84,8 @@ def test_messages_in_a_queue_nobody_names(tasks, run, worker):
     assert what(run("doctor", "--json")) == ["no worker works on queue 'forgotten', where 1 message waits"]
 
 
-def test_dead_letters_are_a_warning(tasks, run, worker, bury):
-    bury(2)
+def test_dead_letters_are_a_warning(tasks, run, worker, dead_letter):
+    dead_letter(2)
     worker("celery")
     result = run("doctor", "--json")
     assert result.exit_code == 0

@@ -96,8 +96,8 @@ def test_running_workers_are_told(old, run):
     worker.close()
 
 
-def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, bury):
-    bury(2)
+def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, dead_letter):
+    dead_letter(2)
     url = find_app("tasks").app.broker.url
     result = run("move", url, "sqlite:///new.db", "--dry-run")
     assert "2 dead letters will stay; --dead moves them too." in result.stderr

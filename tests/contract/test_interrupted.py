@@ -30,7 +30,7 @@ import pytest
 
 from qworker import QWorker
 from qworker.errors import ResultTimeout
-from qworker.transports.lease import Bury
+from qworker.transports.lease import DeadLetter
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.place_kombu import SQS_OPTIONS, sqs_server
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
@@ -279,7 +279,7 @@ def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
     shop.task.delay(0)
     while not (found := broker.consumer.lease([shop.queue], 1).messages):
         broker.consumer.wait(0.05)
-    broker.consumer.settle(epoch, [Bury(found[0].tag, "why")])
+    broker.consumer.settle(epoch, [DeadLetter(found[0].tag, "why")])
     broker.consumer.deregister()
     work()
     for place in places(work)[:: 2 if PLACES else 1]:

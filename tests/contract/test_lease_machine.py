@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Ack, Broker, Bury, Release, Settlement
+from qworker.transports.lease import Ack, Broker, DeadLetter, Release, Settlement
 from tests.contract.lease_places import PLACES, mark
 from tests.support.messages import message
 
@@ -169,7 +169,7 @@ class Bag(RuleBasedStateMachine):
                 self.acked.add(entry.name)
                 del self.entries[entry.name]
             elif how == "bury":
-                settlements.append(Bury(entry.tag, "why"))
+                settlements.append(DeadLetter(entry.tag, "why"))
                 self.buried.add(entry.name)
                 del self.entries[entry.name]
             else:

@@ -23,8 +23,8 @@ from qworker.testing.clock import FakeClock
 from qworker.transports.lease import (
     Ack,
     Broker,
-    Bury,
     Dead,
+    DeadLetter,
     Envelope,
     Leased,
     Reclaimed,
@@ -115,7 +115,7 @@ def test_no_tag_is_given_twice(store: Broker) -> None:
     """What was noted of a message that is gone must not be taken for another's."""
     now = epoch(store)
     seen: set[int] = set()
-    for end in (Ack, lambda tag: Bury(tag, "bad")):
+    for end in (Ack, lambda tag: DeadLetter(tag, "bad")):
         for _ in range(3):
             store.sender.push([message("a"), message("b")])
             taken = take(store)
@@ -338,7 +338,7 @@ def test_a_buried_message_is_a_dead_letter(store: Broker, place: Place, clock: F
     store.sender.push([message("a", "r", properties="{}", body=b"body", priority=4)])
     (leased,) = take(store, "r")
     failure = ("task-1", "FAILURE", b"{}", None)
-    assert store.consumer.settle(own, [Bury(leased.tag, "because", failure)]) == set()
+    assert store.consumer.settle(own, [DeadLetter(leased.tag, "because", failure)]) == set()
     assert take(store, "r") == []
     (dead,) = store.admin.dead()
     assert dead[1:] == ("r", "because", clock.now(), 0, "a", "{}", b"body")
@@ -363,9 +363,11 @@ def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
 def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> None:
     own = epoch(store)
     store.sender.push([message(name) for name in ("ack", "release", "bury", "keep")])
-    ack, release, bury, _ = take(store)
+    ack, release, dead_letter, _ = take(store)
     assert (
-        store.consumer.settle(own, [Ack(ack.tag), Release(release.tag), Bury(bury.tag, "why"), Store(ROW)])
+        store.consumer.settle(
+            own, [Ack(ack.tag), Release(release.tag), DeadLetter(dead_letter.tag, "why"), Store(ROW)]
+        )
         == set()
     )
     assert names(take(store)) == ["release"]
@@ -374,7 +376,7 @@ def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> 
     assert place.count() == 2
 
 
-@pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), Bury(999, "why", ROW)])
+@pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), DeadLetter(999, "why", ROW)])
 def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, wrong: Any) -> None:
     own = epoch(store)
     store.sender.push([message("a"), message("b")])
@@ -1075,9 +1077,9 @@ def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message("a", "r")])
     oldest = clock.now()
     store.sender.push([message("bury"), message("keep"), message("later", due=oldest + 60)])
-    (bury,) = take(store, limit=1)
+    (dead_letter,) = take(store, limit=1)
     take(store, limit=1)
-    store.consumer.settle(own, [Bury(bury.tag, "why")])
+    store.consumer.settle(own, [DeadLetter(dead_letter.tag, "why")])
     clock.advance(5)
     store.sender.push([message("b", "r"), message("c", "r")])
     assert store.admin.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
@@ -1109,7 +1111,7 @@ def bury_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> 
         clock.advance(1)
         store.consumer.settle(own, [Release(leased.tag, counted=True)])
         store.consumer.lease([queue], 1)
-        store.consumer.settle(own, [Bury(leased.tag, f"{leased.headers} died")])
+        store.consumer.settle(own, [DeadLetter(leased.tag, f"{leased.headers} died")])
     return {dead.headers: dead.tag for dead in store.admin.dead()}
 
 
@@ -1140,7 +1142,7 @@ def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Pl
     store.sender.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
     one, other = take(store)
     store.consumer.settle(
-        own, [Bury(one.tag, "why", ("one", "FAILURE", b"old", None)), Bury(other.tag, "why")]
+        own, [DeadLetter(one.tag, "why", ("one", "FAILURE", b"old", None)), DeadLetter(other.tag, "why")]
     )
     assert place.result("one") == ("FAILURE", b"old")
     assert store.admin.dead_retry() == 2
@@ -1151,7 +1153,7 @@ def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
     own = epoch(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
-    store.consumer.settle(own, [Bury(first.tag, "why", counted=True), Bury(second.tag, "why")])
+    store.consumer.settle(own, [DeadLetter(first.tag, "why", counted=True), DeadLetter(second.tag, "why")])
     assert {dead.headers: dead.deliveries for dead in store.admin.dead()} == {"a": 1, "b": 0}
 
 
@@ -1168,7 +1170,7 @@ def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
     own = epoch(store)
     store.sender.push([message(str(number)) for number in range(1200)])
     leased = take(store, limit=2000)
-    store.consumer.settle(own, [Bury(each.tag, "why") for each in leased])
+    store.consumer.settle(own, [DeadLetter(each.tag, "why") for each in leased])
     tags = [each.tag for each in leased]
     assert store.admin.dead_retry(tags[:600]) == 600
     assert store.admin.dead_discard(tags) == 600
@@ -1190,7 +1192,7 @@ def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) ->
     first, *others = take(store)
     for leased in (*others, first):
         clock.advance(1)
-        store.consumer.settle(own, [Bury(leased.tag, "why")])
+        store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
     assert store.consumer.sweep(1e9, 2) == 2
     assert [dead.headers for dead in store.admin.dead()] == ["sent first, died last", "d"]
 
@@ -1200,7 +1202,7 @@ def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Brok
     store.sender.push([message("rare", "r"), *(message(name) for name in "abcd")])
     for leased in [*take(store, "r"), *take(store, "q")]:
         clock.advance(1)
-        store.consumer.settle(own, [Bury(leased.tag, "why")])
+        store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
     assert store.consumer.sweep(1e9, 2) == 2
     assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "rare"]
     assert store.consumer.sweep(1e9, 2) == 0
@@ -1283,7 +1285,7 @@ def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
     own = epoch(store)
     store.sender.push([message("c")])
     (leased,) = take(store)
-    store.consumer.settle(own, [Bury(leased.tag, "later")])
+    store.consumer.settle(own, [DeadLetter(leased.tag, "later")])
     found = store.admin.dead()
     assert [letter[1:] for letter in found[1:]] == [letter[1:] for letter in reversed(letters)]
     assert len({letter.tag for letter in found}) == 3

@@ -21,7 +21,7 @@ from qworker.components.mailbox import SettlementOrder
 from qworker.components.result_writer import ResultWriter
 from qworker.errors import EncodeError
 from qworker.testing import MemoryStore
-from qworker.transports.lease import Ack, Bury
+from qworker.transports.lease import Ack, DeadLetter
 from qworker.transports.sql.result_rows import pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import URLS, require
@@ -134,7 +134,7 @@ def test_whatever_a_result_holds_the_others_are_stored_and_nothing_waits(desk: D
             except EncodeError:
                 continue  # said in the child, where it is made a failure
         letters = desk.write(rows)
-        assert all(isinstance(letter.settlement, Ack | Bury) for letter in letters)
+        assert all(isinstance(letter.settlement, Ack | DeadLetter) for letter in letters)
         assert {name: meta["result"] for name, meta in backend.get_many(good).items()} == {
             name: name for name in good
         }

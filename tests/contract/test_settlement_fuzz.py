@@ -22,7 +22,7 @@ from qworker import QWorker
 from qworker.components.settlements import Settlements
 from qworker.message.exceptions import exception_to_dict
 from qworker.testing.store import MemoryStore
-from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.lease_places import PLACES, Place
@@ -168,7 +168,7 @@ def _innocent(end: str) -> Case:
         return {
             "ack": Ack(tag),
             "result": Ack(tag, row),
-            "bury": Bury(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE",
+            "bury": DeadLetter(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE",
             exception_to_dict(ValueError("x")))),
             "release": Release(tag),
             "store": Store(row),
@@ -180,7 +180,13 @@ def _innocent(end: str) -> Case:
 def _hostile_row(change: Callable[[Desk, int], Any], end: type[Any]) -> Case:
     def make(desk: Desk, tag: int) -> Settlement:
         row = change(desk, tag)
-        return Store(row) if end is Store else Bury(tag, "bad", row) if end is Bury else Ack(tag, row)
+        return (
+            Store(row)
+            if end is Store
+            else DeadLetter(tag, "bad", row)
+            if end is DeadLetter
+            else Ack(tag, row)
+        )
 
     return Case(make, False)
 
@@ -209,11 +215,11 @@ rows = st.one_of(
     ),
 )  # fmt: skip
 hostile = st.one_of(
-    st.builds(_hostile_row, rows, st.sampled_from((Ack, Bury, Store))),
-    values.map(lambda reason: Case(lambda desk, tag: Bury(tag, reason), False)),
+    st.builds(_hostile_row, rows, st.sampled_from((Ack, DeadLetter, Store))),
+    values.map(lambda reason: Case(lambda desk, tag: DeadLetter(tag, reason), False)),
     values.map(lambda due: Case(lambda desk, tag: Release(tag, due), False)),
     st.just(Case(lambda desk, tag: Ack(tag + 2**40), False)),
-    st.just(Case(lambda desk, tag: Bury(-tag, NUL), False)),
+    st.just(Case(lambda desk, tag: DeadLetter(-tag, NUL), False)),
 )
 innocent = st.sampled_from(("ack", "result", "bury", "release", "store")).map(_innocent)
 
@@ -240,7 +246,7 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
                 back.add(name)
         elif isinstance(each, Store) or each.tag != tag:
             pass
-        elif isinstance(each, Bury):
+        elif isinstance(each, DeadLetter):
             ended.add(name)
             assert name in dead
         else:
@@ -296,7 +302,11 @@ def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -
     bad = ("bad", "FAILURE", pack(columns), None) if packs else desk.row("bad", "FAILURE", traceback=text)
     desk.settlements.carry_out(
         desk.epoch,
-        [Ack(first, desk.row("good-1")), Ack(second, bad), Bury(third, text, desk.row("good-3", "FAILURE"))],
+        [
+            Ack(first, desk.row("good-1")),
+            Ack(second, bad),
+            DeadLetter(third, text, desk.row("good-3", "FAILURE")),
+        ],
     )
     assert desk.on_lease() == 0
     if desk.keeps_rows:

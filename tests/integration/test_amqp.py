@@ -27,7 +27,7 @@ from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import PORTION, Publisher
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
 from qworker.transports.amqp.server import Server
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
 from tests.servers import require
 from tests.support.messages import envelope, ids
 
@@ -537,7 +537,9 @@ def test_thousands_of_dead_letters(open_: Open) -> None:
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope(str(number)) for number in range(1500)])
     for _ in range(3):
-        store.consumer.settle(own, [Bury(leased.tag, f"why {leased.tag}") for leased in receive(store, 500)])
+        store.consumer.settle(
+            own, [DeadLetter(leased.tag, f"why {leased.tag}") for leased in receive(store, 500)]
+        )
     everything = store.admin.dead(limit=5000)
     assert len(everything) == 1500
     assert all(dead.reason == f"why {dead.tag}" for dead in everything)
@@ -553,7 +555,7 @@ def test_a_retried_dead_letter_is_a_new_message(open_: Open) -> None:
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", priority=2)])
     (first,) = receive(store, 1)
-    store.consumer.settle(own, [Bury(first.tag, "bad", counted=True)])
+    store.consumer.settle(own, [DeadLetter(first.tag, "bad", counted=True)])
     (dead,) = store.admin.dead("q")
     assert (dead.queue, dead.reason, dead.deliveries, dead.body) == ("q", "bad", 1, b"[]")
     assert store.admin.dead("r") == []

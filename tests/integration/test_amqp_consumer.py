@@ -19,7 +19,7 @@ from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
-from qworker.transports.lease import Ack, Bury, Leased, Release, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Settlement
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
 from tests.support.messages import envelope, ids
@@ -181,7 +181,11 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     store.consumer._publisher, publisher = aside._publisher, store._publisher
     aside.sender.push([envelope("counted"), envelope("dead"), envelope("twice")])
     counted, dead, twice = receive(store, 3)
-    settlements = [Release(counted.tag, counted=True), Bury(dead.tag, "why"), Release(twice.tag, parked=True)]
+    settlements = [
+        Release(counted.tag, counted=True),
+        DeadLetter(dead.tag, "why"),
+        Release(twice.tag, parked=True),
+    ]
     lose_what_is_said(store, proxy, settlements)
     store.consumer._publisher = publisher
     register_again(store, 2)
@@ -297,7 +301,7 @@ def filling(size: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "settle",
     [
-        lambda tag: Bury(tag, "because " * 20_000),
+        lambda tag: DeadLetter(tag, "because " * 20_000),
         lambda tag: Release(tag, counted=True),
         lambda tag: Release(tag, due=time.time() + 60, parked=True),
     ],
@@ -330,7 +334,7 @@ def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> N
     store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     (again,) = receive(store, 1)
     assert (again.deliveries, json.loads(again.headers)) == (1, headers)
-    store.consumer.settle(store.consumer._generation, [Bury(again.tag, "why " * 1000)])
+    store.consumer.settle(store.consumer._generation, [DeadLetter(again.tag, "why " * 1000)])
     assert store.admin.dead_retry() == 1
     assert json.loads(receive(store, 1)[0].headers) == headers
 
@@ -381,7 +385,7 @@ def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> Non
     store = open_(dead_expires=4000 * 86400.0)
     store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a")])
-    store.consumer.settle(store.consumer._generation, [Bury(receive(store, 1)[0].tag, "why")])
+    store.consumer.settle(store.consumer._generation, [DeadLetter(receive(store, 1)[0].tag, "why")])
     assert len(store.admin.dead()) == 1
     assert store.consumer.sweep(4000 * 86400.0, 10) == 0
     assert len(store.admin.dead()) == 1

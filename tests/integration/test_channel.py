@@ -24,7 +24,7 @@ from kombu.pidbox import Mailbox
 
 from qworker.errors import ConfigurationError
 from qworker.transports import register
-from qworker.transports.lease import Ack, Bury, Envelope
+from qworker.transports.lease import Ack, DeadLetter, Envelope
 from qworker.transports.sqlite.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
@@ -818,6 +818,6 @@ def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQL
     with connect() as connection:
         publish(connection, "a")
         (leased,) = store.consumer.lease(["q"], 1).messages
-        store.consumer.settle(epoch, [Bury(leased.tag, "why")])
+        store.consumer.settle(epoch, [DeadLetter(leased.tag, "why")])
         store.admin.dead_retry()
         assert Inbox(connection, queue()).drain(1) == ["a"]

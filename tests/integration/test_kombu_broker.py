@@ -19,7 +19,7 @@ from qworker.errors import ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker, kombu_broker
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
 from tests.support.messages import envelope, ids
 
 pytestmark = pytest.mark.integration
@@ -161,7 +161,7 @@ def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     taken = store.consumer.lease([queue], 3).messages  # files come in no order
     for leased in taken:
         clock.advance(1)
-        store.consumer.settle(own, [Bury(leased.tag, f"why {ids([leased])[0]}", counted=True)])
+        store.consumer.settle(own, [DeadLetter(leased.tag, f"why {ids([leased])[0]}", counted=True)])
     letters = store.admin.dead()
     first, second, third = ids(taken)
     assert [letter.reason for letter in letters] == [f"why {name}" for name in (third, second, first)]
@@ -182,7 +182,7 @@ def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: 
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(name, queue) for name in "abcd"])
     ran, bad, counted, odd = (leased.tag for leased in store.consumer.lease([queue], 4).messages)
-    batch = [Ack(ran), Bury(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
+    batch = [Ack(ran), DeadLetter(bad, "why"), Release(counted, counted=True), Release(odd, "late")]  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(TypeError):
             store.consumer.settle(own, batch)

@@ -21,7 +21,7 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
-from qworker.transports.lease import MAX_LEASE_BYTES, Ack, Bury, Release, Store  # noqa: E402
+from qworker.transports.lease import MAX_LEASE_BYTES, Ack, DeadLetter, Release, Store  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
@@ -334,7 +334,7 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_buried(
     first.consumer.deregister()  # gives back what is held
     other = second.consumer.register("second", ["q"], 1)
     (leased,) = second.consumer.lease(["q"], 10).messages
-    assert second.consumer.settle(other, [Bury(leased.tag, "damaged")]) == set()
+    assert second.consumer.settle(other, [DeadLetter(leased.tag, "damaged")]) == set()
     (letter,) = second.admin.dead()
     assert second.admin.dead_retry([letter.tag]) == 1
     (leased,) = second.consumer.lease(["q"], 10).messages

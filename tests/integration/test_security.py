@@ -73,7 +73,7 @@ class House:
             return "in the end"
 
         @app.task(name="bury", bind=True)
-        def bury(task: Any) -> Any:
+        def dead_letter(task: Any) -> Any:
             self.ran.append("bury")
             if len(self.ran) < 2:
                 raise Reject("not here", requeue=False)

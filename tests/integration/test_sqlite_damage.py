@@ -14,7 +14,7 @@ import pytest
 from qworker import QWorker
 from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
-from qworker.transports.lease import Bury, Dead, Envelope, Release
+from qworker.transports.lease import Dead, DeadLetter, Envelope, Release
 from qworker.transports.sqlite import Database, database
 from qworker.transports.sqlite.broker import SQLiteBroker
 
@@ -171,6 +171,6 @@ def test_of_sound_rows_nothing_is_buried(tmp_path: Path, lax: None) -> None:
         taken = store.consumer.lease(["q"], 10, 10, 10.0).messages
         assert len(taken) == 9
         store.consumer.settle(
-            epoch, [Bury(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])]
+            epoch, [DeadLetter(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])]
         )
         assert len(store.admin.dead()) == 1

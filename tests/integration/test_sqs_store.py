@@ -24,7 +24,7 @@ from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.messages import of_envelope
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
 from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
@@ -135,7 +135,7 @@ def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None
         client.send_message(QueueUrl=url, MessageBody=body)
     found = leased(store, queue, len(bodies))
     assert sorted(message.body.decode() for message in found) == sorted(bodies)
-    store.consumer.settle(own, [Bury(message.tag, "nonsense") for message in found])
+    store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
     assert sorted(letter.body.decode() for letter in store.admin.dead()) == sorted(bodies)
 
 
@@ -175,7 +175,7 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
     (one,) = leased(store, queue, 1)
     with pytest.raises(PublishError):
         store.consumer.settle(own, [Release(one.tag, counted=True)])
-    assert store.consumer.settle(own, [Bury(one.tag, "why " * 100)]) == set()
+    assert store.consumer.settle(own, [DeadLetter(one.tag, "why " * 100)]) == set()
     (letter,) = store.admin.dead()
     assert (letter.reason, letter.headers, letter.body) == ("why " * 100, one.headers, one.body)
     with pytest.raises(PublishError):
@@ -193,7 +193,7 @@ def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, serve
     store.sender.push([envelope("a", queue)])
     large, small = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
     with pytest.raises(PublishError):
-        store.consumer.settle(own, [Ack(small.tag), Bury(large.tag, "no task")])
+        store.consumer.settle(own, [Ack(small.tag), DeadLetter(large.tag, "no task")])
     later = SYSTEM_CLOCK.now() + 60.0
     assert store.consumer.settle(own, [Ack(small.tag), Release(large.tag, later)]) == set()
     assert store.consumer.lease([queue], 0).next_due == later
@@ -207,7 +207,7 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(str(number), queue) for number in range(3)])
     buried, back, ran = (message.tag for message in leased(store, queue, 3))
-    batch = [Bury(buried, "why"), Release(back), Ack(ran)]
+    batch = [DeadLetter(buried, "why"), Release(back), Ack(ran)]
 
     def away(queue: SqsQueue) -> list[Received]:
         raise OSError("away")
@@ -306,7 +306,7 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope("a", queue)])
     (message,) = leased(store, queue, 1)
-    store.consumer.settle(own, [Bury(message.tag, "why")])
+    store.consumer.settle(own, [DeadLetter(message.tag, "why")])
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*'other'"):
         store.sender.push([envelope("a", "other")])
@@ -320,7 +320,7 @@ def test_administration(open_: Open, server: Sqs, queue: str) -> None:
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(name, queue) for name in "abc"])
     found = leased(store, queue, 3)
-    store.consumer.settle(own, [Bury(message.tag, f"why {ids([message])[0]}") for message in found])
+    store.consumer.settle(own, [DeadLetter(message.tag, f"why {ids([message])[0]}") for message in found])
     letters = store.admin.dead()
     assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
     assert [(info.queue, info.ready, info.dead) for info in store.admin.queues()] == [(queue, 0, 3)]

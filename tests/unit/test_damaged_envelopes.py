@@ -22,7 +22,7 @@ from qworker.transports.amqp.table import table
 from qworker.transports.delivery_fields import LATEST, MOST_COUNT
 from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.kombu.messages import dead, leased, read
-from qworker.transports.lease import Bury, Envelope, Leased, Release
+from qworker.transports.lease import DeadLetter, Envelope, Leased, Release
 
 ANY = st.recursive(
     st.none()
@@ -239,7 +239,7 @@ def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -
     check(found)
     assert store.consumer.settle(epoch, [Release(found.tag)]) == set()
     (found,) = store.consumer.lease([queue], 10).messages
-    assert store.consumer.settle(epoch, [Bury(found.tag, "no message")]) == set()
+    assert store.consumer.settle(epoch, [DeadLetter(found.tag, "no message")]) == set()
     store.close()
 
 

@@ -16,7 +16,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.replays import Replays
 from qworker.components.request import Request
 from qworker.components.settler import Settler
-from qworker.transports.lease import Ack, Bury, Leased, Release, Revocation, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Revocation, Settlement
 from tests.support.rooms import Rooms
 
 
@@ -43,7 +43,7 @@ class Desk:
     def settlement(self) -> Settlement:
         """The only one, without its row."""
         (settlement,) = self.settled
-        return settlement._replace(row=None) if isinstance(settlement, Ack | Bury) else settlement
+        return settlement._replace(row=None) if isinstance(settlement, Ack | DeadLetter) else settlement
 
     @property
     def meta(self) -> dict[str, Any] | None:
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_a_dead_letter_with_the_reason(
 ) -> None:
     desk = Desk()
     assert desk.take(desk.rooms.leased(7)._replace(**changes)) is None
-    assert isinstance(desk.settlement, Bury)
+    assert isinstance(desk.settlement, DeadLetter)
     assert desk.settlement.tag == 7
     assert desk.settlement.reason.startswith(f"{reason}: ")
     assert [name for name, _ in heard] == ["task_rejected"]
@@ -169,7 +169,7 @@ def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
 def test_an_unknown_task_that_stays_unknown_is_a_dead_letter_and_a_failure() -> None:
     desk = Desk()
     desk.take(desk.rooms.leased(7, "ad", parked=2))
-    assert isinstance(desk.settlement, Bury)
+    assert isinstance(desk.settlement, DeadLetter)
     assert "no task named 'ad' is registered; did you mean 'add'?" in desk.settlement.reason
     assert desk.meta is not None
     assert (desk.meta["status"], desk.meta["task_id"]) == ("FAILURE", "id-7")
@@ -199,7 +199,7 @@ def test_a_message_that_met_with_too_many_deaths_is_a_dead_letter_and_a_failure(
     desk = Desk(task_max_deliveries=3)
     assert desk.take(desk.rooms.leased(7, deliveries=2)) is not None
     assert desk.take(desk.rooms.leased(8, deliveries=3)) is None
-    assert isinstance(desk.settlement, Bury)
+    assert isinstance(desk.settlement, DeadLetter)
     assert "3 deaths" in desk.settlement.reason
     assert desk.meta is not None
     assert (desk.meta["status"], desk.meta["result"]["exc_type"]) == ("FAILURE", "WorkerLostError")

@@ -27,8 +27,8 @@ from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.testing import InlinePool, MemoryStore
 from qworker.transports.lease import (
     Ack,
-    Bury,
     Claim,
+    DeadLetter,
     Envelope,
     Leased,
     Release,
@@ -407,7 +407,7 @@ def test_settled_requests_leave_the_ledger_and_are_counted() -> None:
     finished, returned, buried, stored = ears.take()
     ears.post(finished, Ack(finished.tag, ROW))
     ears.post(returned, Release(returned.tag, ears.clock.now() + 99))
-    ears.post(buried, Bury(buried.tag, "why"))
+    ears.post(buried, DeadLetter(buried.tag, "why"))
     stored.acked = True
     ears.mailbox.post(SettlementOrder(stored, None))
     ears.turns()
@@ -831,7 +831,7 @@ def test_dead_letters_are_swept() -> None:
     holder = ears.store.another()
     epoch = holder.consumer.register("h", ["celery"], 1)
     holder.consumer.settle(
-        epoch, [Bury(leased.tag, "why") for leased in holder.consumer.lease(["celery"], 9).messages]
+        epoch, [DeadLetter(leased.tag, "why") for leased in holder.consumer.lease(["celery"], 9).messages]
     )
     ears.turns()
     assert len(ears.store.admin.dead()) == 4

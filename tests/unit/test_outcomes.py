@@ -41,7 +41,7 @@ from qworker.tasks.outcome import (
     UNSTARTED,
     Outcome,
 )
-from qworker.transports.lease import Ack, Bury, Release, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Release, Settlement
 from tests.support.rooms import Rooms
 
 NOW = 1000.0
@@ -89,17 +89,17 @@ CASES = [
     Case(SUCCESS, Ack(1), INFO, label="success"),
     of_run(RETRY, Ack(1, ROW), INFO, "retry"),
     of_run(FAILURE, Ack(1, ROW), ERROR, "failure"),
-    of_run(FAILURE, Bury(1, "failure: why", ROW), ERROR, "failure", task=LATE),
+    of_run(FAILURE, DeadLetter(1, "failure: why", ROW), ERROR, "failure", task=LATE),
     Case(FAILURE, Ack(1), ERROR, **FAILED),
     of_run(EXPECTED, Ack(1, ROW), INFO, "failure"),
-    of_run(EXPECTED, Bury(1, "failure: why", ROW), INFO, "failure", task=LATE),
+    of_run(EXPECTED, DeadLetter(1, "failure: why", ROW), INFO, "failure", task=LATE),
     Case(EXPECTED, Ack(1), INFO, **FAILED),
     Case(IGNORED, Ack(1), INFO, label="ignored"),
-    of_run(REJECTED, Bury(1, "rejected: why", ROW), WARNING, "rejected"),
+    of_run(REJECTED, DeadLetter(1, "rejected: why", ROW), WARNING, "rejected"),
     Case(REQUEUED, Release(1, parked=True, redelivered=True), WARNING, label="rejected"),
     Case(
         INVALID,
-        Bury(1, "invalid: why"),
+        DeadLetter(1, "invalid: why"),
         ERROR,
         ("FAILURE", "InvalidTaskError"),
         ("rejected", "why"),
@@ -110,7 +110,7 @@ CASES = [
     Case(LOST, Release(1, NOW + 2, counted=True), ERROR, label="lost", leased={"deliveries": 2}),
     Case(
         LOST,
-        Bury(1, "why (delivery 5 of at most 5)", counted=True),
+        DeadLetter(1, "why (delivery 5 of at most 5)", counted=True),
         ERROR,
         label="lost",
         leased=FIVE_DEATHS,
@@ -118,7 +118,7 @@ CASES = [
     ),
     Case(
         LOST,
-        Bury(1, "why (delivery 1 of at most 1)", counted=True),
+        DeadLetter(1, "why (delivery 1 of at most 1)", counted=True),
         ERROR,
         label="lost",
         task={"max_deliveries": 1},
@@ -129,7 +129,7 @@ CASES = [
     Case(TIME_LIMIT, Ack(1), ERROR, label="time limit", **TOO_LONG),
     Case(
         TIME_LIMIT,
-        Bury(1, "the hard time limit of 9 s passed"),
+        DeadLetter(1, "the hard time limit of 9 s passed"),
         ERROR,
         label="time limit",
         task=LATE,
@@ -163,10 +163,10 @@ CASES = [
         ("revoked", False, True),
         label="expired",
     ),
-    Case(POISONED, Bury(1, "why"), INFO, ("FAILURE", "WorkerLostError")),
+    Case(POISONED, DeadLetter(1, "why"), INFO, ("FAILURE", "WorkerLostError")),
     Case(COPY, Ack(1), WARNING, told=("rejected", "why")),
-    Case(UNKNOWN, Bury(1, "why"), ERROR, ("FAILURE", "NotRegistered")),
-    Case(UNREADABLE, Bury(1, "why"), ERROR, told=("rejected", "why")),
+    Case(UNKNOWN, DeadLetter(1, "why"), ERROR, ("FAILURE", "NotRegistered")),
+    Case(UNREADABLE, DeadLetter(1, "why"), ERROR, told=("rejected", "why")),
 ]
 PLAIN = {case.kind: case for case in reversed(CASES)}
 """Of each kind the first case."""
@@ -258,7 +258,7 @@ def told_instead(app: Any, request: Any, outcome: Outcome, error: QWorkerError |
 
 
 def store_instead(request: Any, outcome: Outcome, now: float) -> Settlement:
-    return Bury(request.tag, "instead")
+    return DeadLetter(request.tag, "instead")
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ EACH = pytest.mark.parametrize("kind", OUTCOMES)
 @EACH
 def test_the_message_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(kind, message=store_instead)
-    assert End(PLAIN[kind], caplog).settlement == Bury(1, "instead")
+    assert End(PLAIN[kind], caplog).settlement == DeadLetter(1, "instead")
 
 
 @EACH
@@ -364,7 +364,7 @@ def test_nothing_is_stored_of_a_task_whose_result_is_ignored() -> None:
 def test_nothing_is_stored_of_a_message_whose_headers_cannot_be_read() -> None:
     rooms, one = made({})
     stranger = Stranger(one.leased, NotRegistered("work"), {})
-    assert end(rooms.app, stranger, Outcome(UNKNOWN, text="why"), NOW) == Bury(1, "why")
+    assert end(rooms.app, stranger, Outcome(UNKNOWN, text="why"), NOW) == DeadLetter(1, "why")
 
 
 def test_only_a_failure_that_was_not_expected_is_logged_with_its_traceback(

@@ -18,7 +18,7 @@ from qworker.components.result_writer import (
     ResultWriter,
 )
 from qworker.errors import BackendError, EncodeError
-from qworker.transports.lease import Ack, Bury, Store
+from qworker.transports.lease import Ack, DeadLetter, Store
 from tests.support.rooms import Rooms
 
 
@@ -218,16 +218,16 @@ def test_what_a_broken_store_takes_in_no_form_becomes_a_dead_letter(caplog: pyte
     desk = Broken(b"")
     request = desk.rooms.request(4)
     desk.post(1)
-    desk.writer.mailbox.post(SettlementOrder(None, Bury(2, "it was bad", desk.row(2))))
+    desk.writer.mailbox.post(SettlementOrder(None, DeadLetter(2, "it was bad", desk.row(2))))
     desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(3, "STARTED")), final=False))
     desk.writer.mailbox.post(SettlementOrder(request, Store(desk.row(4, "SUCCESS"))))
     desk.try_on(TRIES)
     first, second, third = desk.posted
-    assert isinstance(first.settlement, Bury)
+    assert isinstance(first.settlement, DeadLetter)
     assert (first.settlement.tag, first.settlement.row) == (1, None)
     assert "ZeroDivisionError" in first.settlement.reason
     assert "secret" not in first.settlement.reason
-    assert second == SettlementOrder(None, Bury(2, "it was bad"))
+    assert second == SettlementOrder(None, DeadLetter(2, "it was bad"))
     assert third == SettlementOrder(request, None)
     assert "id-4 is not stored" in caplog.text
     assert desk.writer.held() == 0

@@ -12,7 +12,7 @@ from qworker.components import settlements as room
 from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
-from qworker.transports.lease import Ack, Bury, Release, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from tests.support.rooms import Rooms
 
 
@@ -103,9 +103,9 @@ def test_what_no_row_helps_is_a_dead_letter() -> None:
 
 
 def test_a_dead_letter_keeps_its_row_when_its_reason_is_to_blame() -> None:
-    desk = Desk(lambda settlement: isinstance(settlement, Bury) and "\0" in settlement.reason)
+    desk = Desk(lambda settlement: isinstance(settlement, DeadLetter) and "\0" in settlement.reason)
     (tag,) = desk.lease(1)
-    desk.carry_out(Bury(tag, "bad\0bad", desk.row("culprit", "FAILURE")))
+    desk.carry_out(DeadLetter(tag, "bad\0bad", desk.row("culprit", "FAILURE")))
     (letter,) = desk.store.admin.dead()
     assert letter.reason.startswith("'bad\\x00bad'; the broker does not take")
     assert desk.stored("culprit")["status"] == "FAILURE"

@@ -21,7 +21,7 @@ from qworker.tasks.outcome import (
     UNSTARTED,
     Outcome,
 )
-from qworker.transports.lease import Ack, Bury, Release, Store
+from qworker.transports.lease import Ack, DeadLetter, Release, Store
 from tests.support.rooms import Rooms, tags
 
 ROW = ("id-1", "SUCCESS", b"{}", None)
@@ -123,7 +123,7 @@ def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:
     one = desk.rooms.request(1)
     desk.settler.ended([(one, Outcome(INVALID, 0.0, "the body is cut off"))])
     settlement = desk.order.settlement
-    assert isinstance(settlement, Bury)
+    assert isinstance(settlement, DeadLetter)
     assert settlement.reason == "invalid: the body is cut off"
     assert desk.status(settlement.row) == ("FAILURE", "InvalidTaskError")
 

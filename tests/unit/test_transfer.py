@@ -9,7 +9,7 @@ import pytest
 from qworker.errors import BrokerUnavailable, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.testing.store import MemoryStore
-from qworker.transports.lease import Ack, Admin, Bury, Envelope
+from qworker.transports.lease import Ack, Admin, DeadLetter, Envelope
 from qworker.transports.transfer import BATCH, move, same_place
 
 HOUR = 3600.0
@@ -187,7 +187,7 @@ def test_dead_letters_go_along_when_asked(clock, source, target):
     source.sender.push([envelope(number) for number in range(3)])
     epoch = source.consumer.register("undertaker", ["celery"], 1)
     for number, leased in enumerate(source.consumer.lease(["celery"], 10).messages):
-        source.consumer.settle(epoch, [Bury(leased.tag, f"reason {number}", counted=True)])
+        source.consumer.settle(epoch, [DeadLetter(leased.tag, f"reason {number}", counted=True)])
         clock.advance(1)
     source.consumer.deregister()
     before = source.admin.dead()

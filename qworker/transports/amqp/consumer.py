@@ -37,9 +37,9 @@ from qworker.transports.amqp.subscription import Subscription
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
     Ack,
-    Bury,
     Claim,
     Consumer,
+    DeadLetter,
     Reclaimed,
     Release,
     Revocation,
@@ -200,7 +200,7 @@ class AMQPConsumer(Consumer):
             lost: set[int] = set()
             gone: list[Held] = []
             back: list[Held] = []
-            anew: list[tuple[Held, Release | Bury]] = []
+            anew: list[tuple[Held, Release | DeadLetter]] = []
             seen: set[int] = set()
             for settlement in settlements:
                 if isinstance(settlement, Store):
@@ -213,7 +213,7 @@ class AMQPConsumer(Consumer):
                 seen.add(tag)
                 if isinstance(settlement, Ack):
                     gone.append(held)
-                elif isinstance(settlement, Bury) or self._changes(settlement):
+                elif isinstance(settlement, DeadLetter) or self._changes(settlement):
                     anew.append((held, settlement))
                 else:
                     back.append(held)
@@ -239,7 +239,9 @@ class AMQPConsumer(Consumer):
             self._finished.undo()
             raise
 
-    def _send_anew(self, subscription: Subscription, messages: list[tuple[Held, Release | Bury]]) -> None:
+    def _send_anew(
+        self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
+    ) -> None:
         """Send *messages* to where they are to go, to be acknowledged then."""
         make = Republishing(self._server, subscription.link.connection.frame_max)
         self._publisher.send([make.message(held, order) for held, order in messages], self._server.timeout)

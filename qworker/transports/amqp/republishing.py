@@ -17,7 +17,7 @@ from qworker.transports.amqp.delays import LONGEST
 from qworker.transports.amqp.inbox import Held
 from qworker.transports.amqp.outgoing import Outgoing, address
 from qworker.transports.amqp.server import Server
-from qworker.transports.lease import Bury, Dead, Release
+from qworker.transports.lease import Dead, DeadLetter, Release
 from qworker.transports.own_headers import DELIVERIES, DUE, PARKED, REDELIVERED
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,11 @@ class Republishing:
         self._clock = server.clock
         self._frame_max = frame_max
 
-    def message(self, held: Held, order: Release | Bury) -> Outgoing:
+    def message(self, held: Held, order: Release | DeadLetter) -> Outgoing:
         """What is to be sent for *order*."""
-        return self._dead_lettered(held, order) if isinstance(order, Bury) else self._released(held, order)
+        return (
+            self._dead_lettered(held, order) if isinstance(order, DeadLetter) else self._released(held, order)
+        )
 
     def _released(self, held: Held, release: Release) -> Outgoing:
         """The message of *held* as it goes back to its queue; to the dead letters if it is too large for
@@ -58,16 +60,15 @@ class Republishing:
                 f"its headers have {size} bytes, and RabbitMQ takes {most}"
             )
             logger.error("message %d in %s goes to the dead letters: %s", leased.tag, leased.queue, reason)
-            return self._dead_lettered(held, Bury(leased.tag, reason, counted=release.counted))
+            return self._dead_lettered(held, DeadLetter(leased.tag, reason, counted=release.counted))
         return address(self._queues.prefix + leased.queue, due, self._clock.now(), header, leased.body)
 
-    def _dead_lettered(self, held: Held, bury: Bury) -> Outgoing:
+    def _dead_lettered(self, held: Held, dead_letter: DeadLetter) -> Outgoing:
         """The message of *held* as a dead letter."""
         leased = held.leased
         dead = Dead(
-            leased.tag, leased.queue, bury.reason, self._clock.now(), leased.deliveries + bury.counted,
-            leased.headers,
-            leased.properties, leased.body,
+            leased.tag, leased.queue, dead_letter.reason, self._clock.now(),
+            leased.deliveries + dead_letter.counted, leased.headers, leased.properties, leased.body,
         )  # fmt: skip
         more = {name: value for name, value in held.own.items() if name != DUE}
         return dead_lettered(dead, self._queues, held.message_id, leased.priority, more, self._frame_max)

@@ -29,7 +29,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, TransportError
 from qworker.message.kombu_envelope import from_kombu, to_kombu
 from qworker.message.reading import EncodedMessage
-from qworker.transports.lease import Ack, Bury, Envelope, Leased, Release, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release, Settlement
 from qworker.transports.sqlite.bindings import FOREVER, Binding
 from qworker.transports.sqlite.broker import SQLiteBroker
 
@@ -55,7 +55,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         tag = int(delivery_tag)
-        self._settle(delivery_tag, Release(tag, redelivered=True) if requeue else Bury(tag, REFUSED))
+        self._settle(delivery_tag, Release(tag, redelivered=True) if requeue else DeadLetter(tag, REFUSED))
 
     def _settle(self, delivery_tag: str, settlement: Settlement) -> None:
         self.channel.settle([settlement])
@@ -227,7 +227,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                 return envelope_of(leased[0]), leased[0].queue
             except InvalidTaskMessage as error:
                 logger.error("message %d in %s cannot be read: %s", leased[0].tag, leased[0].queue, error)
-                self.settle([Bury(leased[0].tag, f"InvalidTaskMessage: {error}")])
+                self.settle([DeadLetter(leased[0].tag, f"InvalidTaskMessage: {error}")])
         raise Empty
 
     def settle(self, settlements: Sequence[Settlement]) -> None:

@@ -21,13 +21,13 @@ from qworker.transports.kombu.holdings import Held, Holdings
 from qworker.transports.kombu.messages import leased, of_leased, read, with_way_back
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import Server
-from qworker.transports.kombu.settling import buried, released
+from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
-    Bury,
     Claim,
     Consumer,
+    DeadLetter,
     Reclaimed,
     Release,
     Revocation,
@@ -200,13 +200,13 @@ class KombuConsumer(Consumer):
             self._holdings.ended -= again
         return lost
 
-    def _prepare(self, settlement: Ack | Bury | Release, kept: int) -> End:
+    def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
         """Send what the end of a message wants sent. kept: how many are about to be kept here."""
         held = self._holdings.leased[settlement.tag]
         if held.sent or isinstance(settlement, Ack):
             return End(held)
-        if isinstance(settlement, Bury):
-            self._bury(held, settlement)
+        if isinstance(settlement, DeadLetter):
+            self._dead_letter(held, settlement)
         else:
             after, due = released(held, settlement), settlement.due
             if due is not None and due > self._clock.now():
@@ -232,8 +232,8 @@ class KombuConsumer(Consumer):
                     held.message.ack()
                 self._holdings.end(held)
 
-    def _bury(self, held: Held, bury: Bury) -> None:
-        self._sender.send([buried(held, bury, self._clock.now(), of_leased)])
+    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
+        self._sender.send([dead_lettered(held, dead_letter, self._clock.now(), of_leased)])
 
     def extend(self) -> None:
         with self._leasing():

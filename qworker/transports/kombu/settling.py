@@ -12,7 +12,7 @@ from collections.abc import Callable
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.lease import Bury, Release
+from qworker.transports.lease import DeadLetter, Release
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, PARKED, QUEUE, REASON, REDELIVERED
 
 
@@ -35,12 +35,12 @@ def released(held: Held, release: Release) -> Held:
     return Held(held.message, after, own, held.message_id)
 
 
-def buried(held: Held, bury: Bury, now: float, make: Callable[..., Outgoing]) -> Outgoing:
+def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
     """*held* as a dead letter. make: ``messages.of_leased`` or ``messages.packed``."""
     own = {
         QUEUE: held.leased.queue,
-        REASON: bury.reason,
+        REASON: dead_letter.reason,
         DIED: now,
-        DELIVERIES: held.leased.deliveries + bury.counted,
+        DELIVERIES: held.leased.deliveries + dead_letter.counted,
     }
     return make(held.leased, own, held.message_id, DEAD)

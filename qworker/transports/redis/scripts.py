@@ -198,7 +198,7 @@ local function forget(field)
   gone[#gone + 1] = field
   return true
 end
-local function bury(field, tag, reason, counted)
+local function dead_letter(field, tag, reason, counted)
   local value = redis.call('HGET', UNACKED, field)
   if not forget(field) then return false end
   local _, step, queue = parts_of(field)
@@ -217,11 +217,11 @@ while i <= #ARGV do
   elseif kind == 'store' then
     store_row(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
     i = i + 5
-  elseif kind == 'bury' then
-    bury(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+  elseif kind == 'dead letter' then
+    dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
     i = i + 5
-  elseif kind == 'bury and store' then
-    if bury(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])) then
+  elseif kind == 'dead letter and store' then
+    if dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])) then
       store_row(ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], ARGV[i + 8])
     end
     i = i + 9

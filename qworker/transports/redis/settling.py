@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qworker.transports.lease import Ack, Bury, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Settlement, Store
 from qworker.transports.redis.result_rows import row_arguments
 
 
@@ -40,12 +40,12 @@ def operations(
                 arguments += ("ack", field)
             else:
                 arguments += ("ack and store", field, *row_arguments(settlement.row, now, prefix))
-        elif isinstance(settlement, Bury):
+        elif isinstance(settlement, DeadLetter):
             burial = (field, tag, settlement.reason, int(settlement.counted))
             if settlement.row is None:
-                arguments += ("bury", *burial)
+                arguments += ("dead letter", *burial)
             else:
-                arguments += ("bury and store", *burial, *row_arguments(settlement.row, now, prefix))
+                arguments += ("dead letter and store", *burial, *row_arguments(settlement.row, now, prefix))
         else:
             again = int(settlement.counted or settlement.redelivered)
             due = "" if settlement.due is None else repr(_number(settlement.due))

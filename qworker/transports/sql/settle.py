@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Ack, Bury, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import DELAYED, READY
@@ -18,8 +18,8 @@ from qworker.transports.sql.schema import DELAYED, READY
 RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
 deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
 WHERE tag = %s AND owner = %s"""
-BURY = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers, properties,
-body)
+DEAD_LETTER = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers,
+properties, body)
 SELECT %s, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
 WHERE tag = %s AND owner = %s"""
 
@@ -62,8 +62,8 @@ def settle_within(
         elif isinstance(each, Release):
             if not _release(link, generation, each, now):
                 lost.add(each.tag)
-        elif isinstance(each, Bury):
-            if not _bury(link, generation, each, now):
+        elif isinstance(each, DeadLetter):
+            if not _dead_letter(link, generation, each, now):
                 lost.add(each.tag)
             elif each.row is not None:
                 rows.append(each.row)
@@ -84,12 +84,12 @@ def _release(link: Link, generation: int, order: Release, now: float) -> bool:
     return link.do(RELEASE, values) > 0
 
 
-def _bury(link: Link, generation: int, order: Bury, now: float) -> bool:
+def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> bool:
     """Make a dead letter of a message; False when *generation* does not hold it."""
     # Of a message table that was made anew, tags come again that older dead letters have.
     taken = link.ask("SELECT 1 FROM qworker_dead WHERE tag = %s", (order.tag,))
     tag = link.new_tag() if taken else order.tag
-    if not link.do(BURY, (tag, order.reason, now, int(order.counted), order.tag, generation)):
+    if not link.do(DEAD_LETTER, (tag, order.reason, now, int(order.counted), order.tag, generation)):
         return False
     if CRASHING:
         crash_point("burying")

@@ -19,8 +19,8 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
-    Bury,
     Claim,
+    DeadLetter,
     Leased,
     Reclaimed,
     Release,
@@ -68,7 +68,7 @@ VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
-BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
+DEAD_LETTER = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
 properties, body)
 SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ?
 AND owner = ?"""
@@ -292,8 +292,10 @@ class SQLiteConsumer(LeaseConsumer):
                     RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, generation)
                 ).rowcount
             else:
-                if isinstance(settlement, Bury):
-                    connection.execute(BURY, (settlement.reason, now, settlement.counted, tag, generation))
+                if isinstance(settlement, DeadLetter):
+                    connection.execute(
+                        DEAD_LETTER, (settlement.reason, now, settlement.counted, tag, generation)
+                    )
                     if CRASHING:
                         crash_point("burying")
                 count = connection.execute(ACK, (tag, generation)).rowcount

@@ -24,7 +24,7 @@ STRICT = "SELECT sql LIKE '%STRICT%' FROM sqlite_master WHERE type = 'table' AND
 # When it is due its headers say as well; without a time in its row the worker goes by them.
 MEND = f"""UPDATE message SET state = {READY}, due = NULL
 WHERE state = {DELAYED} AND typeof(due) NOT IN ('real', 'integer')"""
-BURY = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
+DEAD_LETTER = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
 properties, body)
 SELECT tag, queue, ?, ?, CAST(deliveries AS INTEGER), CAST(priority AS INTEGER), CAST(headers AS TEXT),
 CAST(properties AS TEXT), CAST(body AS BLOB) FROM message WHERE tag = ?"""
@@ -55,7 +55,7 @@ def without_damaged(connection: sqlite3.Connection, rows: list[Leased], now: flo
             continue
         reason = f"its row is damaged: {wrong} is {type(getattr(row, wrong)).__name__}"
         logger.error("message %d in %s becomes a dead letter: %s", row.tag, row.queue, reason)
-        connection.execute(BURY, (reason, now, row.tag))
+        connection.execute(DEAD_LETTER, (reason, now, row.tag))
         connection.execute("DELETE FROM message WHERE tag = ?", (row.tag,))
     return sound
 

@@ -25,8 +25,8 @@ from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import packed
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.kombu.settling import buried, released
-from qworker.transports.lease import Ack, Bury, Claim, Release
+from qworker.transports.kombu.settling import dead_lettered, released
+from qworker.transports.lease import Ack, Claim, DeadLetter, Release
 from qworker.transports.sqs.queue import FIFO, LongPoll, Received, SqsQueue
 from qworker.transports.sqs.server import SqsServer, code_of
 from qworker.transports.wakeup import WakeupPipe
@@ -53,11 +53,11 @@ class SqsConsumer(KombuConsumer):
         self._polls: list[LongPoll] = []  # listener only, as the next
         self._renew_at = 0.0
 
-    def _bury(self, held: Held, bury: Bury) -> None:
+    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
         try:
-            super()._bury(held, bury)
+            super()._dead_letter(held, dead_letter)
         except PublishError:  # with its reason it is larger than what SQS took before
-            self._sender.send([buried(held, bury, self._clock.now(), packed)])
+            self._sender.send([dead_lettered(held, dead_letter, self._clock.now(), packed)])
 
     # -- leasing --
 
@@ -107,7 +107,7 @@ class SqsConsumer(KombuConsumer):
         near = held.leased.queue.endswith(FIFO) or due - self._clock.now() <= AHEAD_SECONDS
         return near and super()._stays(held, due, besides)
 
-    def _prepare(self, settlement: Ack | Bury | Release, kept: int) -> End:
+    def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
         try:
             return super()._prepare(settlement, kept)
         except PublishError:

@@ -1,4 +1,4 @@
-"""Shelf: what a broker in memory holds, without locks, waiting or leases of its own.
+"""MemoryQueues: what a broker in memory holds, without locks, waiting or leases of its own.
 
 Comes from:  ``store.py``, which holds the lock around every call.
 Goes to:     back to it.
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from qworker import states
 from qworker.transports.lease import (
-    Bury,
     Dead,
+    DeadLetter,
     Envelope,
     Leased,
     QueueInfo,
@@ -31,7 +31,7 @@ SWEPT_AT_ONCE = 1000
 
 @dataclass
 class Message:
-    """A message on the shelf. owner: the epoch that holds it, 0 for nobody."""
+    """A message in a queue. owner: the generation that holds it, 0 for nobody."""
 
     tag: int
     envelope: Envelope
@@ -61,7 +61,7 @@ class Message:
 
 @dataclass
 class Owner:
-    """A holder of leases. lease_until: in the seconds of the clock that leases run on."""
+    """A consumer of leases. lease_until: in the seconds of the clock that leases run on."""
 
     name: str
     queues: tuple[str, ...]
@@ -71,8 +71,8 @@ class Owner:
 
 
 @dataclass
-class Shelf:
-    """messages, by tag; dead letters with their priority; holders by epoch; results by task id."""
+class MemoryQueues:
+    """messages, by tag; dead letters with their priority; consumers by generation; results by task id."""
 
     messages: dict[int, Message] = field(default_factory=dict)
     dead: dict[int, tuple[Dead, int]] = field(default_factory=dict)
@@ -82,12 +82,12 @@ class Shelf:
     last: int = 0
 
     def next(self) -> int:
-        """A number that was never used: a tag, an epoch or a revocation."""
+        """A number that was never used: a tag, a generation or a revocation."""
         self.last += 1
         return self.last
 
-    def held_by(self, epoch: int) -> list[Message]:
-        return [message for message in self.messages.values() if message.owner == epoch]
+    def held_by(self, generation: int) -> list[Message]:
+        return [message for message in self.messages.values() if message.owner == generation]
 
     def free(self, queues: Iterable[str]) -> list[Message]:
         wanted = set(queues)
@@ -102,13 +102,13 @@ class Shelf:
         elif settlement.row is not None:
             hash(settlement.row[:2])
 
-    def settle(self, epoch: int, settlement: Settlement, now: float) -> bool:
-        """Carry out *settlement*; False when its message is not held by *epoch*."""
+    def settle(self, generation: int, settlement: Settlement, now: float) -> bool:
+        """Carry out *settlement*; False when its message is not held by *generation*."""
         if isinstance(settlement, Store):
             self._keep(settlement.row)
             return True
         message = self.messages.get(settlement.tag)
-        if message is None or message.owner != epoch:
+        if message is None or message.owner != generation:
             return False
         if isinstance(settlement, Release):
             message.owner = 0
@@ -118,7 +118,7 @@ class Shelf:
             message.parked += settlement.parked
             return True
         del self.messages[settlement.tag]
-        if isinstance(settlement, Bury):
+        if isinstance(settlement, DeadLetter):
             queue, headers, properties, body, priority = message.envelope[:5]
             count = message.deliveries + settlement.counted
             letter = Dead(message.tag, queue, settlement.reason, now, count, headers, properties, body)
@@ -132,11 +132,11 @@ class Shelf:
         if old is None or states.may_replace(old[1], row[1]):
             self.results[row[0]] = row
 
-    def give_up(self, epoch: int) -> bool:
-        """Let *epoch* hold nothing any more; False when it was no holder."""
-        if self.owners.pop(epoch, None) is None:
+    def give_up(self, generation: int) -> bool:
+        """Let *generation* hold nothing any more; False when it was no consumer."""
+        if self.owners.pop(generation, None) is None:
             return False
-        for message in self.held_by(epoch):
+        for message in self.held_by(generation):
             message.owner = 0
         return True
 
