@@ -61,7 +61,7 @@ except BrokerUnavailable as error:
 # A second process that comes now is told so as well.
 other = SQLiteBroker(f"sqlite:///{disk}/other/queue.db")
 try:
-    other.push([Envelope("q", "other", None, b"")])
+    other.sender.push([Envelope("q", "other", None, b"")])
 except (BrokerUnavailable, ConfigurationError) as error:
     said["new file"] = str(error)
 
@@ -74,7 +74,7 @@ found = store.consumer.lease(["q"], 10_000).messages
 said["kept"] = [message.headers for message in found] == [*stored, "after"]
 said["lost"] = len(store.consumer.settle(epoch, [Ack(message.tag) for message in found]))
 said["stored"] = len(stored)
-said["left"] = len(store.consumer.lease(["q"], 10)) + len(store.admin.dead())
+said["left"] = len(store.consumer.lease(["q"], 10).messages) + len(store.admin.dead())
 store.close()
 print(json.dumps(said))
 """
