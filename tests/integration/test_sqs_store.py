@@ -10,6 +10,7 @@ import uuid
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -381,3 +382,28 @@ def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str) -> No
     store.sender.push([Envelope(queue, '{"id":"a","compression":"zlib"}', None, body)])
     (found,) = leased(store, queue, 1)
     assert (json.loads(found.headers)["compression"], found.body) == ("zlib", body)
+
+
+def test_what_a_lease_took_that_was_cut_short_comes_with_the_next(
+    open_: Open, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_()
+    store.consumer.register("w", [queue], 1)
+    now = SYSTEM_CLOCK.now()
+    early = of_envelope(envelope("again", queue, due=now + 800.0), now)
+    KombuSender.send(store.sender, [of_envelope(envelope("a", queue), now), early])
+    cut: list[int] = []
+
+    def fail(messages: object, timeout: float = 10.0) -> None:
+        cut.append(1)
+        raise BrokerUnavailable("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.sender, "send", fail)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not cut:
+            assert time.monotonic() < end
+            with suppress(BrokerUnavailable):
+                assert store.consumer.lease([queue], 10).messages == []
+                store.consumer.wait(1.0)
+    assert ids(store.consumer.lease([queue], 10).messages) == ["a"]
