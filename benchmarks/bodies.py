@@ -13,6 +13,8 @@ RECORD = struct.Struct("<IIQQ")
 
 TASKS = ("noop", "stored", "sized", "burn", "pause", "due")
 """The bodies that adapters make tasks of."""
+IN_WORKFLOWS = ("stored", "step", "total")
+"""Those whose results are kept. Only adapters that have workflows make tasks of all."""
 
 _descriptor = -1
 _owner = 0
@@ -39,6 +41,21 @@ def stored(index: int) -> int:
     start = time.monotonic_ns()
     _write(index, start, time.monotonic_ns())
     return index
+
+
+def step(value: int, index: int) -> int:
+    """Add one to what the call before returned. Record: start and end, monotonic."""
+    start = time.monotonic_ns()
+    _write(index, start, time.monotonic_ns())
+    return value + 1
+
+
+def total(values: list[int], index: int) -> int:
+    """Return the sum of what others returned. Record: start and end, monotonic."""
+    start = time.monotonic_ns()
+    found = sum(values)
+    _write(index, start, time.monotonic_ns())
+    return found
 
 
 def sized(index: int, content: str) -> None:

@@ -40,7 +40,7 @@ def goal(target: Target, wanted: Goal) -> str:
     """A goal in words: "≥ 2.5 × huey-sqlite", "≤ 1.00 ms"."""
     sign = "≥" if target.at_least else "≤"
     if wanted.peer:
-        return f"{sign} {wanted.bound:g} × {wanted.peer}"
+        return f"{sign} {wanted.bound:.3g} × {wanted.peer}"
     return f"{sign} {number(METRICS[target.metric], wanted.bound)} {METRICS[target.metric].unit}".rstrip()
 
 

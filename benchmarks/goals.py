@@ -83,6 +83,11 @@ REDIS = (
     Target("bulk_rate", (Goal(80_000),), Goal(100_000), "qworker-redis"),
     Target("latency_p50", (Goal(0.5),), Goal(0.4), "qworker-redis"),
     Target("latency_p99", (Goal(1.8),), Goal(1.0), "qworker-redis"),
+    Target("chain_time", (Goal(1 / 3, "celery-redis"),), Goal(1 / 5, "celery-redis"), "qworker-redis"),
+    Target("chord_time", (Goal(1 / 5, "celery-redis"),), Goal(1 / 10, "celery-redis"), "qworker-redis"),
+    Target("group_publish_rate", (Goal(50_000),), subject="qworker-redis"),
+    Target("group_collect_rate", (Goal(15_000),), subject="qworker-redis"),
+    Target("large_chord_memory", (Goal(2.0),), subject="qworker-redis"),
     *_everywhere("qworker-redis"),
 )
 

@@ -48,6 +48,13 @@ METRICS: dict[str, Metric] = {
         Metric("idle_written", "idle", "idle: written to disk in 20 s", "kB", "lower", 1),
         Metric("start_seconds", "start", "start to first task", "s", "lower", 2),
         Metric("stop_beyond", "stop", "stop beyond the running task", "s", "lower", 2),
+        Metric("chain_time", "chain", "chain of 100, call to last end", "ms", "lower", 1),
+        Metric("chord_time", "chord", "chord of 1,000, call to the body's end", "ms", "lower", 1),
+        Metric("group_publish_rate", "group", "group of 10,000, published", "calls/s", "higher"),
+        Metric("group_collect_rate", "group", "group of 10,000, values collected", "values/s", "higher"),
+        Metric("large_chord_rate", "large-chord", "chord of 50,000, to the body's end", "tasks/s", "higher"),
+        Metric("large_chord_memory", "large-chord", "its caller's memory, a member", "kB", "lower", 2),
+        Metric("half_chord_memory", "large-chord", "the same, chord of 25,000", "kB", "lower", 2),
         Metric("stop_finished", "stop", "stop: share of running tasks let finish", "", "", 2),
     )
 }

@@ -5,6 +5,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.adapters.services import STORING
+
 EVERYTHING = (
     "noop",
     "stored",
@@ -20,6 +22,9 @@ EVERYTHING = (
     "start",
     "stop",
 )
+
+WORKFLOWS = ("chain", "chord", "group", "large-chord")
+"""Of those who have chains, chords and groups."""
 
 EMBEDDED = "embedded"
 """The group of those that need no server."""
@@ -55,7 +60,7 @@ class Peer:
 
     def servers(self, workload: str) -> tuple[str, ...]:
         """What must answer for that workload."""
-        needed = (self.server, self.results if workload == "stored" else "")
+        needed = (self.server, self.results if workload in STORING else "")
         return tuple(server for server in needed if server)
 
 
@@ -74,6 +79,7 @@ def qworker(name: str, server: str = "", **row: object) -> Peer:
     """A row of ours, on the broker `server`."""
     environment = {"BENCHMARK_BROKER": server, **row.pop("environment", {})}  # type: ignore[dict-item]
     command = "{python} -m qworker start -A benchmarks.adapters.qworker_app -c {concurrency} -l WARNING"
+    row.setdefault("workloads", EVERYTHING + WORKFLOWS)
     return Peer(
         name,
         "qworker",

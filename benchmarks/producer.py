@@ -119,6 +119,44 @@ def schedule(
     return {"seconds": time.monotonic() - began}
 
 
+def workflow(adapter: ModuleType, kind: str, base: int, count: int, patience: float) -> dict[str, Any]:
+    """Call a workflow and collect its value. Answers the monotonic time just before the call, how long that
+    took, the value (of a group their sum) and what it is to be, how long it took to collect, and by how many
+    bytes the memory of this process grew at most until it was published, the workflow itself included.
+
+    The values of a group are collected once all are there, else nobody could tell that from waiting.
+    """
+    before, seen = _peak(), _records()
+    made, expected = adapter.workflow(kind, base, count)
+    called = time.monotonic_ns()
+    result = made.apply_async()
+    published = time.monotonic_ns()
+    memory = _peak(reset=False) - before
+    if kind == "group":
+        _await_records(seen + count, patience)
+        time.sleep(0.3)
+    began = time.monotonic_ns()
+    value = result.get(timeout=patience)
+    collected = time.monotonic_ns() - began
+    return {
+        "called": called,
+        "published": (published - called) / 1e9,
+        "collected": collected / 1e9,
+        "value": sum(value) if kind == "group" else value,
+        "expected": expected,
+        "memory": memory,
+    }
+
+
+def _peak(reset: bool = True) -> int:
+    """The most bytes that this process has held at a time since the last reset."""
+    if reset:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as switch:
+            switch.write("5")
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+
+
 def finish(adapter: ModuleType) -> dict[str, Any]:
     """Remove what `prepare` made outside the cell's directory."""
     getattr(adapter, "finish", lambda: None)()
@@ -126,7 +164,7 @@ def finish(adapter: ModuleType) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (prepare, fill, send, one_by_one, schedule, finish)
+    function.__name__: function for function in (prepare, fill, send, one_by_one, schedule, workflow, finish)
 }
 
 

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qworker import errors, signals, states
     from qworker.app import QWorker
-    from qworker.canvas.signature import Signature
+    from qworker.canvas.chain import chain
+    from qworker.canvas.chord import chord
+    from qworker.canvas.graph import graph
+    from qworker.canvas.group import group
+    from qworker.canvas.mapping import chunks, xmap, xstarmap
+    from qworker.canvas.signature import Signature, maybe_signature, signature
+    from qworker.canvas.signature import signature as subtask
     from qworker.context import Context, current_app, current_task
     from qworker.errors import (
         ConfigurationError,
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
     )
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
+    from qworker.results.graph_result import GraphResult
+    from qworker.results.group_result import GroupResult, ResultSet
     from qworker.results.result import AsyncResult
     from qworker.results.waiting import allow_join_result
     from qworker.tasks.eager import EagerResult
@@ -65,21 +73,48 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
+    "qworker.results.graph_result": ("GraphResult",),
+    "qworker.results.group_result": ("GroupResult", "ResultSet"),
     "qworker.results.result": ("AsyncResult",),
     "qworker.tasks.shared": ("shared_task",),
-    "qworker.canvas.signature": ("Signature",),
+    "qworker.canvas": (
+        "Signature",
+        "chain",
+        "chord",
+        "chunks",
+        "graph",
+        "group",
+        "maybe_signature",
+        "signature",
+        "subtask",
+        "xmap",
+        "xstarmap",
+    ),
     "qworker.tasks.task": ("Task",),
     "qworker.results.waiting": ("allow_join_result",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-_MODULES = ("errors", "signals", "states")
+_MODULES = ("canvas", "errors", "signals", "states")
 __all__ = [  # noqa: RUF022 - what people look for first stands first
     "QWorker",
     "shared_task",
     "Task",
     "AsyncResult",
+    "GroupResult",
+    "ResultSet",
+    "GraphResult",
     "EagerResult",
     "Signature",
+    "signature",
+    "subtask",
+    "maybe_signature",
+    "chain",
+    "group",
+    "chord",
+    "graph",
+    "xmap",
+    "xstarmap",
+    "chunks",
     "Context",
     "Middleware",
     "current_app",

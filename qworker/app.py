@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overlo
 from qworker import signals
 from qworker.backends import Backend
 from qworker.backends.stores import Stores
-from qworker.canvas.signature import Signature
+from qworker.canvas.signature import Signature, signature
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings, absent, configuring
 from qworker.conf.absent import refuse
@@ -29,14 +29,16 @@ from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
-from qworker.publishing import connections
+from qworker.publishing import connections, workflows
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
+from qworker.results.group_result import GroupResults, ResultSet
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
 from qworker.tasks import registry
+from qworker.tasks.builtins import add_builtin_tasks
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
 from qworker.tasks.eager import call_eagerly
@@ -217,6 +219,7 @@ class QWorker:
                 return
             for make in list(registry.shared):
                 make(self)
+            add_builtin_tasks(self, self._tasks)
             for task in self._tasks.values():
                 bind(task, self)
             self.finalized = True
@@ -258,12 +261,21 @@ class QWorker:
             Invocation(None, name, positional(name, args), keywords(name, kwargs), options)
         )
 
-    def send_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[Any]]:
+    def send_many(self, calls: Iterable[Any], **options: Any) -> list[Any]:
         """Make many calls in one round trip: all are stored, or none.
 
-        calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, for each.
+        calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, or a
+        workflow, for each.
         """
-        return self.publisher.call_many(None, calls, options)
+        return workflows.send_many(self, calls, options)
+
+    send_workflow = workflows.send_workflow
+
+    @property
+    def shared_canvas(self) -> bool:
+        """Whether joins are written in the format that only workers of qworker know; see
+        ``canvas_format``."""
+        return workflows.shares_joins(self)
 
     def signature(
         self,
@@ -273,8 +285,11 @@ class QWorker:
         options: Mapping[str, Any] | None = None,
         immutable: bool = False,
         **more: Any,
-    ) -> Signature:
-        """Return a call that is not made yet, of a task, its name, or from the dict of a signature."""
+    ) -> Any:
+        """Return a call that is not made yet, of a task, its name, or from the dict of a signature or
+        workflow."""
+        if isinstance(task, Mapping):
+            return signature(task, app=self)
         return Signature(task, args, kwargs, options, immutable, self, **more)
 
     subtask = signature
@@ -284,6 +299,15 @@ class QWorker:
         if not isinstance(id, str):
             raise TypeError(f"AsyncResult takes the id of a call, which is text, not {id!r:.200}")
         return AsyncResult(id, app=self)
+
+    @property
+    def GroupResult(self) -> GroupResults:
+        """Makes a GroupResult of this app, or restores one: ``app.GroupResult.restore(id)``."""
+        return GroupResults(self)
+
+    def ResultSet(self, results: Iterable[Any]) -> ResultSet[Any]:
+        """Return the handle of several calls, to wait for all of them."""
+        return ResultSet(results, self)
 
     # -- middleware --
 

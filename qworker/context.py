@@ -119,6 +119,8 @@ class Context:
     children: list[Any]
     deliveries: int
     ended: tuple[str, Any]
+    added: int = 0
+    """How many calls the task has added to its chord."""
     _entered_by: Any = None
     """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
 

@@ -18,7 +18,7 @@
     │   ├── TaskRevoked ── TaskExpired
     │   ├── MaxRetriesExceeded, ChordError
     │   └── TimeLimitExceeded, WorkerLost, Terminated
-    ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, NotSupported
+    ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, CycleError, NotSupported
     │   └── BackendError         the result store failed
     │       └── DamagedResult    what it has of one task cannot be read
     ├── ControlError
@@ -194,6 +194,10 @@ class MaxRetriesExceeded(TaskError):
         self.task_kwargs = {} if task_kwargs is None else task_kwargs
 
 
+class NotInChord(PublishError, ValueError):
+    """``add_to_chord()`` was called by a task that is a member of no chord; nothing was sent."""
+
+
 class ChordError(TaskError):
     """A task in the header of a chord failed, so its body will not run."""
 
@@ -248,6 +252,10 @@ class DamagedResult(BackendError):
 
 class IncompleteStream(ResultError):
     """``collect()`` and the like came to a result that has not ended; wait for it with ``get()`` first."""
+
+
+class CycleError(ResultError, ValueError):
+    """A dependency graph has no order, because a node leads to itself; the message names it."""
 
 
 class NotSupported(ResultError, NotImplementedError):
@@ -310,6 +318,17 @@ class Ignore(TaskDirective):
     """The task is done and its state is left as it is."""
 
 
+class Replaced(Ignore):
+    """Another call has taken the place of the task; raised by ``task.replace()`` after that was sent.
+
+    ``sig`` is that call: the one with the id of the task, in its chain or chord.
+    """
+
+    def __init__(self, sig: Any = None) -> None:
+        super().__init__("replaced by another call")
+        self.sig = sig
+
+
 class Reject(TaskDirective):
     """The message is refused: put back when ``requeue``, else dead-lettered with ``reason``."""
 
@@ -355,6 +374,7 @@ CELERY_NAMES: dict[type[BaseException], tuple[str, str]] = {
     ConfigurationError: ("ImproperlyConfigured", "celery.exceptions"),
     Ignore: ("Ignore", "celery.exceptions"),
     IncompleteStream: ("IncompleteStream", "celery.exceptions"),
+    CycleError: ("CycleError", "celery.utils.graph"),
     InvalidTaskMessage: ("InvalidTaskError", "celery.exceptions"),
     MaxRetriesExceeded: ("MaxRetriesExceededError", "celery.exceptions"),
     NotRegistered: ("NotRegistered", "celery.exceptions"),

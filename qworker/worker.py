@@ -119,7 +119,9 @@ class Worker:
             self._crash = (name, error)
             if self._consuming:  # before that, start() raises it
                 # Said at once: who embeds a worker may not stop it for long.
-                logger.error("the %s failed, so the worker stops: %s", name, error)
+                logger.error(
+                    "the %s failed, so the worker stops: %s", name, error, extra={"event": "worker-failed"}
+                )
                 logger.debug("the traceback of that", exc_info=error)
         self._requests.wake()
 
@@ -190,9 +192,10 @@ class Worker:
         logger.info(
             "stopped (%s): %d tasks finished, %d given back, %d of them cut short",
             self.phase,
-            totals["finished"] + totals["buried"],
+            totals["finished"] + totals["dead_lettered"],
             totals["returned"],
             self.parts.running.cut,
+            extra={"event": "worker-stopped"},
         )
 
     def _wait_for_tasks(self, phase: str, deadline: float) -> None:
@@ -204,6 +207,7 @@ class Worker:
                 "stopping: waiting up to %g s for %d running tasks; a second signal gives them back at once",
                 conf.worker_shutdown_timeout,
                 pool.in_flight(),
+                extra={"event": "worker-stopping"},
             )
             phase = self._drain(deadline)
         if phase == SOFT and pool.in_flight():
@@ -247,7 +251,7 @@ class Worker:
         if self.parts.listener.alive:
             logger.error("the broker does not answer, and the worker waits no longer")
             for fate, ids in left.items():
-                logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
+                logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         self._abandoned = self.parts.running.cut + sum(map(len, left.values()))
 
 
@@ -269,7 +273,7 @@ def _try(part: Component, act: Callable[[], None]) -> None:
     try:
         act()
     except Exception:
-        logger.exception("the %s does not end as it should", part.name)
+        logger.exception("the %s does not end as it should", part.name, extra={"event": "component-failed"})
 
 
 def _as_error(crash: tuple[str, BaseException]) -> BaseException:

@@ -12,6 +12,8 @@ import shutil
 import socket
 import subprocess
 import time
+from hashlib import sha256
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -67,3 +69,9 @@ def require(name: str) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return URLS[name]
+
+
+def prefix_of(directory: Path) -> str:
+    """Of the keys of the test that has *directory*: those of its like in other processes, whose directories
+    have the same name, have another."""
+    return f"{directory.name}-{sha256(str(directory).encode()).hexdigest()[:12]}:"

@@ -10,6 +10,8 @@ An adapter offers these functions; the producer looks them up by name:
 - `send_many_to(queue, task, calls)`: the same, to one of BENCHMARK_QUEUES queues by its number. Only where
   the worker can be given so many by that variable.
 - `send_at(due, task, *args)`: enqueue one call to run at `due`, an instant in epoch seconds.
+- `workflow(kind, base, count)`: a chain, chord or group that is not called yet, and the value that it is to
+  have; see `workflows`. Only where there are such.
 - `finish()`: remove what `prepare` made outside the cell's directory. Only where there is something.
 
 `task` is a name of `benchmarks.bodies`: noop, stored, sized, burn, pause, due. The environment names the

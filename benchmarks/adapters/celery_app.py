@@ -4,10 +4,11 @@ none."""
 import datetime
 from typing import Any
 
-from celery import Celery
+from celery import Celery, chain, chord, group
 
 from benchmarks import bodies
 from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
+from benchmarks.adapters.workflows import workflows
 
 
 def _urls() -> dict[str, str]:
@@ -27,8 +28,10 @@ app.conf.broker_connection_retry_on_startup = True
 if BROKER:
     app.conf.task_default_queue = own_name()
 TASKS = {
-    name: app.task(name=name, ignore_result=name != "stored")(getattr(bodies, name)) for name in bodies.TASKS
+    name: app.task(name=name, ignore_result=name not in bodies.IN_WORKFLOWS)(getattr(bodies, name))
+    for name in {*bodies.TASKS, *bodies.IN_WORKFLOWS}
 }
+workflow = workflows(TASKS, chain, chord, group)
 
 
 def prepare() -> None:

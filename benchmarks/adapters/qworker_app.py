@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks import bodies
 from benchmarks.adapters import own_database
 from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
-from qworker import QWorker
+from benchmarks.adapters.workflows import workflows
+from qworker import QWorker, chain, chord, group
 
 QUEUES = [f"lane{number}" for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0")))]
 """More queues than the usual one, for measuring what they cost."""
@@ -47,8 +48,10 @@ def _settings() -> dict[str, Any]:
 
 app = QWorker("benchmarks", **_settings(), task_queues=QUEUES or None)
 TASKS = {
-    name: app.task(name=name, ignore_result=name != "stored")(getattr(bodies, name)) for name in bodies.TASKS
+    name: app.task(name=name, ignore_result=name not in bodies.IN_WORKFLOWS)(getattr(bodies, name))
+    for name in {*bodies.TASKS, *bodies.IN_WORKFLOWS}
 }
+workflow = workflows(TASKS, chain, chord, group)
 
 
 def prepare() -> None:

@@ -27,7 +27,10 @@ BROKER = os.environ.get("BENCHMARK_BROKER", "")
 """The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded
 broker."""
 
-STORED = os.environ.get("BENCHMARK_WORKLOAD", "") == "stored"
+STORING = frozenset({"stored", "chain", "chord", "group", "large-chord"})
+"""The workloads that keep results."""
+
+STORED = os.environ.get("BENCHMARK_WORKLOAD", "") in STORING
 """Whether this cell keeps results."""
 
 

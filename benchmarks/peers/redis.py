@@ -3,7 +3,7 @@
 import signal
 
 from benchmarks.adapters.services import REDIS_URL
-from benchmarks.peer import Peer, celery, qworker, twice, without
+from benchmarks.peer import WORKFLOWS, Peer, celery, qworker, twice, without
 
 _CLIENT = ("redis==8.1.0", "hiredis==3.5.0")
 _FAST = ("hiredis==3.5.0", "uvloop==0.23.0")
@@ -16,8 +16,8 @@ ROWS = (
         "celery-redis",
         "Redis",
         requirements=("celery==5.7.0", "packaging==26.0", *_CLIENT),
-        workloads=without("bulk"),
-        most={"noop": 10_000, "stored": 8_000, "eta": 25_000},
+        workloads=without("bulk") + WORKFLOWS,
+        most={"noop": 10_000, "stored": 8_000, "eta": 25_000, "group": 2_000, "large-chord": 5_000},
         note="prefork, its defaults; acknowledges when a task begins: a killed worker loses the task it runs",
     ),
     Peer(

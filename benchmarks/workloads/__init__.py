@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from benchmarks.cell import Cell
-from benchmarks.workloads import delayed, drain, lifecycle, waiting
+from benchmarks.workloads import delayed, drain, flows, lifecycle, waiting
 
 Workload = Callable[[Cell], dict[str, float]]
 
@@ -22,4 +22,8 @@ WORKLOADS: dict[str, Workload] = {
     "idle": lifecycle.idle,
     "start": lifecycle.start,
     "stop": lifecycle.stop,
+    "chain": flows.chain,
+    "chord": flows.chord,
+    "group": flows.group,
+    "large-chord": flows.large_chord,
 }

@@ -15,11 +15,12 @@ A final state never goes back: ``store`` compares and sets by ``states.may_repla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qworker import states
 from qworker.backends import by_hand
+from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, Source, final, readable
 from qworker.backends.waiters import POLL_SECONDS
 from qworker.clock import Clock, isoformat
@@ -39,6 +40,12 @@ About = tuple[str, ...]
 COMPRESSED = b"\x00celery-compressed\x00"
 """What a compressed payload begins with; the MIME name and a NUL follow."""
 
+LOCK_STORES = "use sqlite:/// or db+postgresql:// for them"
+JOIN_STORES = (
+    "set result_backend to sqlite:///, redis://, db+postgresql:// or db+mysql:// (file:/// and "
+    "cache+memory:// have them, too)"
+)
+
 
 class Backend(ABC):
     """A result store at *url*, with the settings *conf*."""
@@ -49,6 +56,7 @@ class Backend(ABC):
     """What its source is told must be read, even while nobody waits."""
     supports_locks: ClassVar[bool] = True
     """add(), incr() and delete() work."""
+    keeps_parents: ClassVar[bool] = True  # metadata says which call made this one, and of which group it is
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         self.url = url
@@ -103,7 +111,7 @@ class Backend(ABC):
             if context.parent_id is not None:
                 meta["parent_id"] = context.parent_id
             if self._extended:
-                meta.update(_extended(context))
+                meta = {**_extended(context), **meta}
         if extra:
             meta.update(extra)
         return meta
@@ -111,8 +119,7 @@ class Backend(ABC):
     def encode(self, meta: Meta) -> bytes:
         """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the
         limit."""
-        parts = {"the result": meta.get("result"), "the metadata": meta}
-        data = self.encode_value(meta, parts, ("result",))
+        data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
         # The result alone counts: a task that called a hundred thousand others has their ids beside it.
         if len(data) > self._max_bytes and len(self.encode_value(meta.get("result"))) > self._max_bytes:
             raise EncodeError(
@@ -193,9 +200,10 @@ class Backend(ABC):
         """Raise EncodeError when *result* could not be stored."""
         self.encode_value(result)
 
-    def expiry(self) -> float | None:
-        """Epoch second at which what is stored now expires; None: never."""
-        return None if self.expires is None else self.clock.now() + self.expires
+    def expiry(self, terms: int = 1) -> float | None:
+        """Epoch second at which what is stored now expires; None: never. terms: how many times the life of a
+        result."""
+        return None if self.expires is None else self.clock.now() + self.expires * terms
 
     def row(self, task_id: str, meta: Meta) -> ResultRow | None:
         """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep
@@ -265,6 +273,11 @@ class Backend(ABC):
     def forget(self, task_id: str) -> None:
         """Delete what is stored of *task_id*, if anything is."""
 
+    def forget_many(self, ids: Iterable[str]) -> None:
+        """Delete what is stored of *ids*; by few commands where the store can."""
+        for task_id in ids:
+            self.forget(task_id)
+
     def wait(
         self,
         ids: Collection[str],
@@ -281,6 +294,25 @@ class Backend(ABC):
         if timeout is not None and timeout <= 0:
             return self.ended(ids)
         return self.watcher.wait(ids, timeout, on_interval, interval)
+
+    def wait_each(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> Iterator[dict[str, Found]]:
+        """Yield what has ended of *ids*, each once, as it ends, until all has or *timeout* seconds have
+        passed.
+
+        on_interval: called every *interval* seconds.
+        """
+        missing = dict.fromkeys(ids)
+        if found := final(self.read_many(missing)):
+            yield found
+        missing = {task_id: None for task_id in missing if task_id not in found}
+        if missing and (timeout is None or timeout > 0):
+            yield from self.watcher.wait_each(missing, timeout, on_interval, interval)
 
     def ended(self, ids: Collection[str]) -> dict[str, Meta]:
         """The metadata of those of *ids* that have ended. Raises as wait() does."""
@@ -327,6 +359,11 @@ class Backend(ABC):
         """Delete a lock or counter, if it exists."""
         raise self._unsupported("locks")
 
+    @property
+    def joins(self) -> Joins:
+        """What waits for the members of a group. Raises NotSupported where there is nothing of the kind."""
+        raise self._unsupported("joins, which chords and graphs need", JOIN_STORES)
+
     # -- groups --
 
     def save_group(self, group_id: str, result: Any) -> None:
@@ -352,15 +389,17 @@ class Backend(ABC):
         if "_watcher" in self.__dict__:
             self.watcher.close()
 
-    def _unsupported(self, what: str) -> NotSupported:
-        return NotSupported(
-            f"the result store {self.safe_url} has no {what}: use sqlite:/// or db+postgresql:// for them"
-        )
+    def _unsupported(self, what: str, instead: str = LOCK_STORES) -> NotSupported:
+        return NotSupported(f"the result store {self.safe_url} has no {what}: {instead}")
 
 
 def _extended(context: Context) -> Meta:
-    delivery = context.delivery_info or {}
+    delivery, stamps = context.delivery_info or {}, {}
+    if context.stamps:
+        stamps = {name: context.stamps.get(name) for name in context.stamped_headers or ()}
+        stamps["stamped_headers"] = list(stamps)
     return {
+        **stamps,
         "name": context.task,
         "args": list(context.args),
         "kwargs": context.kwargs,

@@ -10,9 +10,10 @@ the new one, whole. When it was written is its time stamp; a lock's is when it e
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -26,11 +27,14 @@ except ImportError:  # Windows: the rename is still atomic, but two writers are 
     fcntl = None  # type: ignore[assignment]
 
 from qworker.backends.keyvalue import LOCK_PREFIX, TASK_PREFIX, KeyValueBackend
+from qworker.backends.keyvalue_joins import JOIN_PREFIX, PART_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError
 
 LONGEST_NAME = 200
 """Characters of a file name; longer keys are told apart by their hash."""
+JOINS = "qworker-joins"
+"""The directory within, for joins."""
 LOCKS = 64
 """How many lock files the keys are spread over."""
 FOR_EVER = 100 * 365 * 86400.0
@@ -65,10 +69,8 @@ class FilesystemBackend(KeyValueBackend):
             ) from error
 
     def _path(self, key: str) -> Path:
-        name = quote(key, safe="")
-        if len(name) > LONGEST_NAME:
-            name = f"{name[: LONGEST_NAME - 65]}-{sha256(key.encode()).hexdigest()}"
-        return self.directory / name
+        # Joins are looked for every few seconds: not among a hundred thousand results.
+        return (self.directory / JOINS if key.startswith(JOIN_PREFIX) else self.directory) / _name(key)
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -85,6 +87,8 @@ class FilesystemBackend(KeyValueBackend):
     def _expires(self, name: str, written: float) -> float:
         if name.startswith(LOCK_PREFIX):
             return written
+        if name.startswith((JOIN_PREFIX, PART_PREFIX)):
+            return math.inf
         return written + (FOR_EVER if self.expires is None else self.expires)
 
     def read(self, key: str) -> bytes | None:
@@ -110,17 +114,16 @@ class FilesystemBackend(KeyValueBackend):
             stamp += FOR_EVER if ttl is None else ttl
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
         with self._explained():
+            if key.startswith(JOIN_PREFIX):
+                path.parent.mkdir(exist_ok=True)
+            _replace(path, value, stamp, draft)
+
+    def list(self, prefix: str) -> Iterable[str]:
+        with self._explained():
             try:
-                handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
-                with open(handle, "wb") as file:
-                    file.write(value)
-                    file.flush()
-                    os.fsync(handle)
-                os.utime(draft, (stamp, stamp))
-                os.replace(draft, path)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
+                return [name for name in os.listdir(self.directory / JOINS) if name.startswith(prefix)]
+            except FileNotFoundError:
+                return []
 
     def remove(self, key: str) -> None:
         with self._explained():
@@ -145,3 +148,26 @@ class FilesystemBackend(KeyValueBackend):
                     Path(entry.path).unlink(missing_ok=True)
                     count += 1
         return count
+
+
+def _name(key: str) -> str:
+    """What the file of *key* is called."""
+    name = quote(key, safe="")
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 65]}-{sha256(key.encode()).hexdigest()}"
+    return name
+
+
+def _replace(path: Path, value: bytes, stamp: float, draft: Path) -> None:
+    """Write *value* to *path*, by way of *draft*, with that time stamp."""
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
+        with open(handle, "wb") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(handle)
+        os.utime(draft, (stamp, stamp))
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -8,12 +8,14 @@ Thread:      any.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from qworker import states
 from qworker.backends.base import Backend, Meta
+from qworker.backends.joins import Joins
+from qworker.backends.keyvalue_joins import KeyValueJoins
 from qworker.transports.lease import ResultRow
 
 TASK_PREFIX = "celery-task-meta-"
@@ -22,7 +24,7 @@ LOCK_PREFIX = "qworker-lock-"
 
 
 class KeyValueBackend(Backend):
-    """A Backend over four primitives."""
+    """A Backend over five primitives."""
 
     @abstractmethod
     def locked(self, key: str) -> AbstractContextManager[Any]:
@@ -39,6 +41,14 @@ class KeyValueBackend(Backend):
     @abstractmethod
     def remove(self, key: str) -> None:
         """Delete *key*, if it exists."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterable[str]:
+        """The keys that begin with *prefix*, which is that of joins. Some may be gone by now."""
+
+    @property
+    def joins(self) -> Joins:
+        return KeyValueJoins(self, self.clock) if self.supports_locks else super().joins
 
     def store(self, task_id: str, meta: Meta) -> bool:
         return self._store(task_id, meta["status"], self.encode(meta))

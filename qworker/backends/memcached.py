@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from hashlib import sha256
 from importlib import import_module
 from typing import Any, TypeVar
@@ -128,6 +128,10 @@ class MemcachedBackend(Backend):
 
     def forget(self, task_id: str) -> None:
         self._do(lambda client: client.delete(self._key(TASK_PREFIX, task_id)))
+
+    def forget_many(self, ids: Iterable[str]) -> None:
+        keys = [self._key(TASK_PREFIX, task_id) for task_id in ids]
+        self._do(lambda client: client.delete_many(keys))
 
     # -- locks and counters --
 

@@ -8,7 +8,7 @@ Thread:      any; one lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import Any
@@ -89,6 +89,10 @@ class MemoryBackend(KeyValueBackend):
         with self._lock:
             self._values.pop(key, None)
 
+    def list(self, prefix: str) -> Iterable[str]:
+        with self._lock:
+            return [key for key in self._values if key.startswith(prefix)]
+
     def open_source(self) -> StoringThreads:
         self._source = StoringThreads()
         return self._source
@@ -99,9 +103,7 @@ class MemoryBackend(KeyValueBackend):
 
     def sweep(self, now: float) -> int:
         with self._lock:
-            old = [
-                key for key, (_, expires) in self._values.items() if expires is not None and expires <= now
-            ]
+            old = [key for key, (_, until) in self._values.items() if until is not None and until <= now]
             for key in old:
                 del self._values[key]
         return len(old)

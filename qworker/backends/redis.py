@@ -3,7 +3,7 @@
 Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``,
              ``sentinel://…``.
 Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them
-             expire.
+             expire. Joins by ``redis_joins.py``.
 Thread:      any: each use borrows a connection, those who wait share another. None crosses a fork.
 
 A worker's batch is one script call. When the messages are in the same database of the same server, the broker
@@ -13,17 +13,19 @@ stores the results itself, in the script that acks them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue import LOCK_PREFIX
+from qworker.backends.redis_joins import RedisJoins
 from qworker.backends.redis_subscription import RedisSubscription
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import deferred, let_pass
 from qworker.transports.lease import ResultRow
 from qworker.transports.redis.connection import Link, Links, Script, checked, pack
+from qworker.transports.redis.join_rows import join_keys
 from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
 from qworker.transports.redis.url import endpoint
 
@@ -49,8 +51,10 @@ class RedisBackend(Backend):
         except ConfigurationError as error:
             text = str(error).replace("broker_transport_options", "result_backend_transport_options")
             raise ConfigurationError(text, setting="result_backend") from None
-        self._prefix: str = self._options.get("global_keyprefix", "")
+        keys = join_keys(self._options, self.expires)
+        self._prefix = keys.prefix
         self._links = Links(self._where)
+        self._joins = RedisJoins(self, self._do, self._where.place, keys)
         self._pid = os.getpid()
 
     def same_store(self, store_url: str) -> bool:
@@ -126,6 +130,12 @@ class RedisBackend(Backend):
         key = self._key(TASK_PREFIX, task_id)
         self._ask("DEL", key, f"{key}.status")
 
+    def forget_many(self, ids: Iterable[str]) -> None:
+        keys = [self._key(TASK_PREFIX, task_id) for task_id in ids]
+        for start in range(0, len(keys), MAX_KEYS):
+            chunk = keys[start : start + MAX_KEYS]
+            self._ask("DEL", *chunk, *(f"{key}.status" for key in chunk))
+
     def open_source(self) -> RedisSubscription:
         return RedisSubscription(self._where, self._key(TASK_PREFIX, ""))
 
@@ -142,6 +152,10 @@ class RedisBackend(Backend):
 
     def delete(self, key: str) -> None:
         self._ask("DEL", self._key(LOCK_PREFIX, key))
+
+    @property
+    def joins(self) -> RedisJoins:
+        return self._joins
 
     # -- groups --
 

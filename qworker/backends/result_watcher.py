@@ -18,7 +18,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 QUICKEST, SLOWEST = 0.001, 0.25
 """Pauses between two looks where nothing is told."""
+MANY = 100
+"""When somebody waits for more than so many, looks for all of them are apart by a multiple of the time that
+one takes, within these seconds."""
+REST_WHEN_TOLD, REST_WHEN_NOT_TOLD, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
 LINGER = 10.0
 """Seconds for which the thread of an Attendant stays when it has nothing to do."""
 STALLED = 1.5
@@ -46,7 +50,8 @@ FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 
 class Source(Protocol):
     """Where a store tells of results. Owner: the thread that leads. A method of a broken source raises
-    whatever it likes; then another source is opened."""
+    whatever it likes; then another source is opened. One with ``tells_of_all = True`` needs no subscribe():
+    it tells of whatever is stored after it was opened."""
 
     def fileno(self) -> int:
         """What becomes readable when something is told; -1: nothing, as yet."""
@@ -83,9 +88,16 @@ class ResultWatcher:
         """The thread that holds this leads."""
         self._whole = True  # under _turn, as all below: nobody was interrupted while leading
         self._source: Source | None = None
+        self._heard = 0
+        """How often a source was heard, opened or closed: what it has told of before is known to nobody who
+        comes now."""
         self._failures = 0
         self._open_at = 0.0
+        self._subscribed = 0
         self._look_at = 0.0
+        self._look_at_many = math.inf
+        """Infinite until many were looked for."""
+        self._rested_at = 0.0
         self._served_at = 0.0
         self._pause = QUICKEST
         self._closing: threading.Event | None = None
@@ -95,18 +107,25 @@ class ResultWatcher:
 
     # -- those who wait --
 
+    def mark(self) -> int | None:
+        """Say for wait(), before one looks for all of its ids, from when on what is told will be heard; None:
+        from when it waits."""
+        heard = self._heard
+        return heard if getattr(self._source, "tells_of_all", False) else None
+
     def wait(
         self,
         ids: Collection[str],
         timeout: float | None,
         on_interval: Callable[[], Any] | None = None,
         interval: float = POLL_SECONDS,
+        looked: int | None = None,
     ) -> dict[str, Meta]:
         """As Backend.wait()."""
         clock = self.backend.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         longest = max(0.001, min(interval, POLL_SECONDS))
-        waiter = Waiter(frozenset(ids), longest)
+        waiter = Waiter(frozenset(ids), longest, looked)
         try:
             while True:
                 left = longest if deadline is None else deadline - clock.monotonic()
@@ -124,6 +143,43 @@ class ResultWatcher:
                     return ended
         finally:
             self.leave(waiter)
+
+    def wait_each(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = POLL_SECONDS,
+    ) -> Iterator[dict[str, Found]]:
+        """As Backend.wait_each(), but for its first look."""
+        clock = self.backend.clock
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        longest = max(0.001, min(interval, POLL_SECONDS))
+        missing, watched = set(ids), set(ids)
+        waiter = Waiter(watched, longest)
+        call_at = 0.0
+        try:
+            while missing:
+                left = longest if deadline is None else deadline - clock.monotonic()
+                if left <= 0:
+                    break
+                if on_interval is not None and time.monotonic() >= call_at:
+                    on_interval()
+                    call_at = time.monotonic() + longest
+                found: dict[str, Found] = {}
+                for news in self.attend(waiter, min(longest, left)):
+                    # When the look of another thread has failed, our own tells why.
+                    found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
+                if not found and time.monotonic() - self._served_at > STALLED:
+                    found = self.backend.read_many(missing)
+                if ended := {each: meta for each, meta in final(found).items() if each in missing}:
+                    missing.difference_update(ended)
+                    watched.difference_update(ended)
+                    yield ended
+        finally:
+            self.leave(waiter)
+        if missing and (ended := final(self.backend.read_many(missing))):
+            yield ended  # at the last moment
 
     def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
         """The news of *waiter*, for which it waits up to so many seconds; it leads meanwhile, if nobody does.
@@ -155,7 +211,7 @@ class ResultWatcher:
     def leave(self, waiter: Waiter) -> None:
         """*waiter* does not wait any more. Safe to call twice."""
         self._waiters.pop(id(waiter), None)
-        if self._in_turn(self._rest):
+        if self._in_turn(self._fall_silent):
             self._pass_on(waiter)
 
     def _in_turn(self, work: Callable[[], None]) -> bool:
@@ -170,14 +226,15 @@ class ResultWatcher:
                 turn.release()
         return True in got
 
-    def _rest(self) -> None:
+    def _fall_silent(self) -> None:
         """When nobody waits any more, nothing is to be told."""
+        self._obey()
         if not self._waiters and self._whole and self._source is not None:
             self._whole = False
             if self.backend.listens:
                 self._close_source()
             else:
-                self._hear(set())
+                self._unsubscribe(self._source)
             self._whole = True
 
     def stir(self) -> None:
@@ -208,18 +265,18 @@ class ResultWatcher:
         """Serve all who wait, until *leader* has news or so many seconds have passed."""
         if not self._whole:  # who led was interrupted: what was told to him, others did not get
             self._close_source()
-            self._look_at = 0.0
+            self._look_at = self._look_at_many = 0.0
         self._whole = False
         until = time.monotonic() + seconds
         try:
             self._serve()
             while leader.news.empty() and (now := time.monotonic()) < until:
                 file = -1 if self._source is None else self._source.fileno()
-                self._wakeup.sleep(min(until, self._look_at) - now, file)
+                self._wakeup.sleep(min(until, self._look_at, self._look_at_many) - now, file)
                 self._serve()
         except Exception as error:
             let_pass(error)
-            self._look_at = time.monotonic() + SLOWEST
+            self._look_at = self._look_at_many = time.monotonic() + SLOWEST
             for waiter in self._all():
                 if waiter is not leader:
                     waiter.news.put(error)
@@ -228,52 +285,95 @@ class ResultWatcher:
         self._whole = True
 
     def _serve(self) -> None:
-        """Look for what was told, for what was never looked for, and for everything when it is time to."""
-        new = {task_id for waiter in self._all() for task_id in waiter.taken_anew()}
-        ids = self.waited_for()
-        told = self._hear(ids)
-        everything = told is None or time.monotonic() >= self._look_at
-        wanted = ids if told is None or everything else ids.intersection(new.union(told))
+        """Look for what was told, for what was never looked for, and for everything when it is time to.
+
+        A look for many takes long. So these are looked for apart from the few, and less often.
+        """
+        waiters = self._all()
+        wanted: set[str] = set()
+        many, count = [], 0
+        for waiter in waiters:
+            ids = waiter.ids
+            count += len(ids)
+            if waiter.looked is not None:
+                if waiter.looked == self._heard:
+                    waiter.anew.clear()
+                waiter.looked = None
+            if waiter.anew:
+                wanted.update(filter(ids.__contains__, waiter.taken_anew()))
+            if len(ids) > MANY:
+                many.append(ids)
+        came = bool(wanted)
+        told = self._hear(waiters, count, came)
         began = time.monotonic()
+        everything = told is None or began >= self._look_at
+        if told:
+            wanted.update(*(filter(waiter.ids.__contains__, told) for waiter in waiters))
+        if everything and count > len(wanted):
+            wanted.update(*(waiter.ids for waiter in waiters if len(waiter.ids) <= MANY))
+        look_at_many = min(self._look_at_many, self._rested_at) if told is None else self._look_at_many
+        if many and (began >= look_at_many or look_at_many == math.inf):
+            look_at_many = 0.0
+            wanted.update(*many)
         if wanted:
-            self._look(wanted)
+            self._look(wanted, waiters)
         done = self._served_at = time.monotonic()
         if self._source is not None:
             if everything:
                 self._look_at = done + POLL_SECONDS
-            return
-        # Nothing is told. The pauses grow, and are never shorter than the looks are long.
-        slowest = min([SLOWEST, *(waiter.interval for waiter in self._all())])
-        if new:
-            self._pause = QUICKEST
-        elif everything:
-            self._pause = self._pause * 1.5
-        self._pause = min(self._pause, slowest)
-        look_at = done + max(self._pause, min(done - began, SLOWEST))
-        self._look_at = look_at if everything else min(self._look_at, look_at)
+        else:
+            # Nothing is told. The pauses grow, and are never shorter than the looks are long.
+            slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
+            if came:
+                self._pause = QUICKEST
+            elif everything:
+                self._pause = self._pause * 1.5
+            self._pause = min(self._pause, slowest)
+            look_at = done + max(self._pause, min(done - began, SLOWEST))
+            self._look_at = look_at if everything else min(self._look_at, look_at)
+        if not many:
+            self._look_at_many = math.inf
+        elif not look_at_many:
+            self._rest(done, done - began)
+        else:
+            self._look_at_many = look_at_many
 
-    def _look(self, ids: set[str]) -> None:
+    def _rest(self, done: float, took: float) -> None:
+        """After a look for many that took so long: say when there may be another, and when there must be."""
+        if self._source is not None:
+            self._rested_at = done + min(10 * took, REST_WHEN_TOLD)
+            self._look_at_many = done + max(POLL_SECONDS, min(50 * took, REST_BETWEEN_POLLS))
+        else:
+            self._rested_at = self._look_at_many = done + max(self._pause, min(3 * took, REST_WHEN_NOT_TOLD))
+
+    def _look(self, ids: set[str], waiters: Sequence[Waiter]) -> None:
         ended = final(self.backend.read_many(ids))
-        for waiter in self._all() if ended else ():
+        for waiter in waiters if ended else ():
             if theirs := {task_id: found for task_id, found in ended.items() if task_id in waiter.ids}:
-                waiter.news.put(theirs)
+                waiter.give(theirs)
 
-    def _hear(self, ids: set[str]) -> Collection[str] | None:
-        """What the source tells of *ids*; None: it may be any. Opens the source, if it is time to."""
+    def _hear(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
+        """What the source tells; None: it may be any. Opens the source, if it is time to.
+
+        count: of the ids that *waiters* wait for. came: some are new.
+        """
         self._obey()
         source = self._source
         try:
             if source is None:
-                if not ids or time.monotonic() < self._open_at:
+                if not count or time.monotonic() < self._open_at:
                     return ()
+                self._heard += 1
                 source = self._source = self.backend.open_source()
                 if source is None:
                     self._open_at = math.inf
                     return ()
-                source.subscribe(ids)
+                self._subscribe(source, waiters)
                 self._failures = 0
                 return None
-            source.subscribe(ids)
+            if came or count < self._subscribed // 2:  # not for each that ends: this is as long as they are
+                self._subscribe(source, waiters)
+            self._heard += 1
             return source.told()
         except Exception as error:  # noqa: BLE001 - until there is another source, results are found by looking
             let_pass(error)
@@ -282,6 +382,18 @@ class ResultWatcher:
                 return ()
             self._pause = QUICKEST
             return None
+
+    def _subscribe(self, source: Source, waiters: Sequence[Waiter]) -> None:
+        ids = set[str]().union(*(waiter.ids for waiter in waiters))
+        source.subscribe(ids)
+        self._subscribed = len(ids)
+
+    def _unsubscribe(self, source: Source) -> None:
+        try:
+            self._subscribe(source, ())
+        except Exception as error:  # noqa: BLE001 - there will be another source when somebody waits
+            let_pass(error)
+            self._failed(error)
 
     def _obey(self) -> None:
         """Close the source if close() was called."""
@@ -304,6 +416,7 @@ class ResultWatcher:
 
     def _close_source(self) -> None:
         source, self._source = self._source, None
+        self._heard += 1
         if source is not None:
             try:
                 source.close()

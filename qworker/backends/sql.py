@@ -1,10 +1,11 @@
 """Results in an SQL database, in the tables that Celery makes.
 
 Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``db+sqlite:///…``.
-Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``; locks and counters to ``qworker_keyvalue``.
-Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
+Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, by ``sql_database.py``; locks and counters by
+             ``sql_keys.py``, joins by ``sql_joins.py``.
+Thread:      any.
 
-Each statement is a transaction of its own. Rows are stored by the batch in one statement, where
+Rows are stored by the batch in one statement, where
 ``transports/sql/result_upserts.py`` has one for the database. Elsewhere, and where that does not tell whether
 it stored a row, a row is only inserted after a look has found none; and a state is replaced by one UPDATE
 whose WHERE names the states that may not be, so two writers cannot pass each other.
@@ -14,108 +15,53 @@ PostgreSQL tells those who wait of results; on other databases they look.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
+from qworker.backends.joins import Joins
 from qworker.backends.sql_columns import Columns
+from qworker.backends.sql_database import UNFIT, Database, unfit
+from qworker.backends.sql_joins import BEGIN, SQLJoins
+from qworker.backends.sql_keys import KeyTable
 from qworker.backends.sql_listen import DRIVERS, ListenConnection
-from qworker.backends.sql_tables import Layout, connect, make_tables
+from qworker.backends.sql_tables import connect, make_join_layout, make_tables
 from qworker.clock import Clock, from_epoch, parse_iso
-from qworker.errors import BackendError, EncodeError
-from qworker.interrupts import apart
-from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
-from qworker.transports.sql.refusals import passing, refused
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
 from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
 
-T = TypeVar("T")
-
 PORTION = 500
 """How many ids are asked for in one statement."""
-UNFIT = "the database cannot take the result: "
-TRIES = 3
-"""How often a statement is tried when the connection was lost, or another transaction was in the way."""
 
 
 class SQLBackend(Backend):
     """Results in SQL tables, which are made at the first use if they are not there."""
 
+    keeps_parents = False
+
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
-        self._engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
-        self._columns = Columns(self, self._extended, self._serializer)
+        engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
         self._tables = make_tables(conf.database_table_names, self._extended)
-        self._pid = os.getpid()
-        self._layout: Layout | None = None
-        dialect = self._engine.dialect
-        self._table = dialect.identifier_preparer.format_table(self._tables.task)
-        self._upsert = UPSERTS.get(dialect.name)
-        self._counts = dialect.name in COUNTING
-        self.listens = dialect.name == "postgresql" and dialect.driver in DRIVERS
+        self._database = database = Database(engine, self._tables, clock, self.safe_url)
+        self._keys = KeyTable(database, self._tables.keyvalue, clock)
+        self._joins = SQLJoins(database, make_join_layout(conf.database_table_names), clock, url, self._keys)
+        self._columns = Columns(self, self._extended, self._serializer)
+        self._table = engine.dialect.identifier_preparer.format_table(self._tables.task)
+        self._upsert = UPSERTS.get(engine.dialect.name)
+        self._counts = engine.dialect.name in COUNTING
+        self.listens = engine.dialect.name == "postgresql" and engine.dialect.driver in DRIVERS
 
     def same_store(self, store_url: str) -> bool:
         place = place_of(self.url)
         return place is not None and place == place_of(store_url)
-
-    # -- statements --
-
-    def _run(self, work: Callable[[sa.Connection], T]) -> T:
-        """Return what *work* makes of a connection; errors of the database come out as ours."""
-        return apart(lambda: self._try(work))
-
-    def _try(self, work: Callable[[sa.Connection], T]) -> T:
-        if self._pid != os.getpid():
-            self._engine.dispose(close=False)  # the connections are the parent's
-            self._pid = os.getpid()
-        for attempt in range(1, TRIES + 1):
-            try:
-                if self._layout is None:
-                    self._layout = self._tables.create(self._engine)
-                with self._engine.connect() as connection:
-                    return work(connection)
-            except sa_errors.IntegrityError:
-                raise
-            except sa_errors.DBAPIError as error:
-                if not error.connection_invalidated and refused(error.orig):
-                    raise _unfit(error.orig) from error
-                if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
-                    spelling = POSTGRESQL if self._engine.dialect.name == "postgresql" else MYSQL
-                    raise BackendError(f"{self.safe_url}: {explained(str(error.orig), spelling)}") from error
-                self.clock.sleep(0.02 * attempt)
-            except (sa_errors.StatementError, UnicodeError, OverflowError) as error:
-                raise _unfit(error) from error  # it never left this process
-            except sa_errors.SQLAlchemyError as error:
-                raise BackendError(f"{self.safe_url}: {error}") from error
-        raise AssertionError("unreachable: the last try returns or raises")
-
-    def _execute(self, statement: sa.Executable, values: Any = None) -> int:
-        return self._run(lambda connection: connection.execute(statement, values).rowcount)
-
-    def _rows(self, statement: sa.Executable) -> list[Any]:
-        return self._run(lambda connection: list(connection.execute(statement)))
-
-    def _insert(self, statement: sa.Executable, values: dict[str, Any]) -> bool:
-        """Insert a row; False when its key is there already."""
-        try:
-            self._execute(statement, values)
-        except sa_errors.IntegrityError:
-            return False
-        return True
-
-    def _known(self) -> Layout:
-        """How the table of tasks is really laid out."""
-        if self._layout is None:
-            self._run(lambda connection: None)
-        assert self._layout is not None
-        return self._layout
 
     # -- tasks --
 
@@ -135,18 +81,18 @@ class SQLBackend(Backend):
             for task_id, values in found.items():
                 self._store_one(task_id, values)
         except (ValueError, TypeError, LookupError, EOFError) as error:  # it is no row
-            raise _unfit(error) from error
+            raise unfit(error) from error
 
     def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
         """Store the columns of many tasks; return how many were, where the database counts them."""
         assert self._upsert is not None
-        layout = self._known()
-        columns = tuple(name for name in layout.columns if name not in ("id", "stamps"))
+        layout = self._database.layout()
+        columns = tuple(name for name in layout.columns if name != "id")
         rows = []
         for task_id, values in found.items():
             fitting = {"task_id": key_of(task_id), **self._fitting(values)}
             rows.append(tuple(fitting.get(name) for name in columns))
-        place = "?" if self._engine.dialect.paramstyle == "qmark" else "%s"
+        place = "?" if self._database.engine.dialect.paramstyle == "qmark" else "%s"
         steps = list(self._upsert(self._table, columns, rows, layout.makes_ids, place))
 
         def work(connection: sa.Connection) -> int:
@@ -157,18 +103,18 @@ class SQLBackend(Backend):
             return count
 
         try:
-            return self._run(work)
+            return self._database.run(work)
         except sa_errors.IntegrityError as error:
-            raise _unfit(error.orig) from error
+            raise unfit(error.orig) from error
 
     def _store_one(self, task_id: str, values: Mapping[str, Any]) -> bool:
         task, key = self._tables.task, key_of(task_id)
-        known = self._rows(sa.select(task.c.id).where(task.c.task_id == key))
+        known = self._database.rows(sa.select(task.c.id).where(task.c.task_id == key))
         row = {"task_id": key, **self._fitting(values)}
-        insert = task.insert().values(id=sa.null()) if self._known().makes_ids else task.insert()
-        if not known and self._insert(insert, row):
+        insert = task.insert().values(id=sa.null()) if self._database.layout().makes_ids else task.insert()
+        if not known and self._database.insert(insert, row):
             return True
-        return self._execute(self._replace(key, values)) > 0
+        return self._database.execute(self._replace(key, values)) > 0
 
     def _replace(self, key: str, values: Mapping[str, Any]) -> sa.Update:
         """The statement that replaces what is stored of a task, unless it may not be."""
@@ -179,7 +125,7 @@ class SQLBackend(Backend):
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of *values* that the table has columns for, as SQLAlchemy takes them."""
-        columns = self._known().columns
+        columns = self._database.layout().columns
         row = {name: value for name, value in values.items() if name in columns}
         if row["date_done"] is not None:
             row["date_done"] = parse_iso(row["date_done"]).astimezone(UTC).replace(tzinfo=None)
@@ -198,9 +144,9 @@ class SQLBackend(Backend):
     def _read(self, keys: Sequence[str], names: Mapping[str, str]) -> dict[str, Found]:
         """What read_many() finds of *keys* in one statement; *names* are the ids that they stand for."""
         task = self._tables.task
-        columns = [task.c[name] for name in self._known().columns]
+        columns = [task.c[name] for name in self._database.layout().columns]
         try:
-            rows = self._rows(sa.select(*columns).where(task.c.task_id.in_(keys)))
+            rows = self._database.rows(sa.select(*columns).where(task.c.task_id.in_(keys)))
         except (EncodeError, ValueError, TypeError) as error:  # of the driver: it can take no such id or row
             if len(keys) == 1:
                 task_id = names[keys[0]]
@@ -217,14 +163,19 @@ class SQLBackend(Backend):
 
     def forget(self, task_id: str) -> None:
         task = self._tables.task
-        self._execute(task.delete().where(task.c.task_id == key_of(task_id)))
+        self._database.execute(task.delete().where(task.c.task_id == key_of(task_id)))
+
+    def forget_many(self, ids: Iterable[str]) -> None:
+        task = self._tables.task
+        for portion in _portions([key_of(task_id) for task_id in ids]):
+            self._database.execute(task.delete().where(task.c.task_id.in_(portion)))
 
     def open_source(self) -> ListenConnection | None:
         """A connection of its own on which PostgreSQL tells of results; other databases do not."""
         if not self.listens:
             return None
-        self._known()
-        connection = self._engine.connect()
+        self._database.layout()  # which makes the tables
+        connection = self._database.engine.connect()
         try:
             driver = connection.connection.driver_connection
             connection.detach()
@@ -242,38 +193,17 @@ class SQLBackend(Backend):
     # -- locks and counters --
 
     def add(self, key: str, ttl: float | None = None) -> bool:
-        table, now = self._tables.keyvalue, self.clock.now()
-        self._execute(table.delete().where(table.c.key == key, table.c.expires <= now))
-        return self._insert(
-            table.insert(), {"key": key, "value": 1, "expires": None if ttl is None else now + ttl}
-        )
+        return self._keys.add(key, ttl)
 
     def incr(self, key: str, ttl: float | None = None) -> int:
-        table, now = self._tables.keyvalue, self.clock.now()
-        expires = None if ttl is None else now + ttl
-        higher = table.update().where(table.c.key == key).values(value=table.c.value + 1, expires=expires)
-
-        def count(connection: sa.Connection) -> int | None:
-            # One transaction, so that the row which the UPDATE has locked is the one that is read.
-            level = "SERIALIZABLE" if connection.dialect.name == "sqlite" else "READ COMMITTED"
-            with connection.execution_options(isolation_level=level).begin():
-                if not connection.execute(higher).rowcount:
-                    return None
-                return int(
-                    connection.execute(sa.select(table.c.value).where(table.c.key == key)).scalar_one()
-                )
-
-        while True:
-            self._execute(table.delete().where(table.c.key == key, table.c.expires <= now))
-            value = self._run(count)
-            if value is not None:
-                return value
-            if self._insert(table.insert(), {"key": key, "value": 1, "expires": expires}):
-                return 1
+        return self._keys.incr(key, ttl)
 
     def delete(self, key: str) -> None:
-        table = self._tables.keyvalue
-        self._execute(table.delete().where(table.c.key == key))
+        self._keys.delete(key)
+
+    @property
+    def joins(self) -> Joins:
+        return self._joins if self._database.engine.dialect.name in BEGIN else super().joins
 
     # -- groups --
 
@@ -283,18 +213,18 @@ class SQLBackend(Backend):
             "result": self.encode_value(result, None, ("group", group_id)),
             "date_done": self._utc(self.clock.now()),
         }
-        if not self._execute(group.update().where(group.c.taskset_id == group_id).values(values)):
-            self._insert(group.insert(), {"taskset_id": group_id, **values})
+        if not self._database.execute(group.update().where(group.c.taskset_id == group_id).values(values)):
+            self._database.insert(group.insert(), {"taskset_id": group_id, **values})
 
     def get_group(self, group_id: str) -> Any:
         group = self._tables.group
-        rows = self._rows(sa.select(group.c.result).where(group.c.taskset_id == group_id))
+        rows = self._database.rows(sa.select(group.c.result).where(group.c.taskset_id == group_id))
         value = self._columns.value(rows[0][0], ("group", group_id)) if rows else None
         return value["result"] if isinstance(value, dict) and "result" in value else value
 
     def delete_group(self, group_id: str) -> None:
         group = self._tables.group
-        self._execute(group.delete().where(group.c.taskset_id == group_id))
+        self._database.execute(group.delete().where(group.c.taskset_id == group_id))
 
     # -- keeping house --
 
@@ -302,22 +232,18 @@ class SQLBackend(Backend):
         return from_epoch(epoch).replace(tzinfo=None)
 
     def sweep(self, now: float) -> int:
-        task, group, keyvalue = self._tables.task, self._tables.group, self._tables.keyvalue
-        count = self._execute(keyvalue.delete().where(keyvalue.c.expires <= now))
+        task, group = self._tables.task, self._tables.group
+        count = self._keys.sweep(now)
         if self.expires is None:
             return count
         oldest = self._utc(now) - timedelta(seconds=self.expires)
         for table in (task, group):
-            count += self._execute(table.delete().where(table.c.date_done <= oldest))
+            count += self._database.execute(table.delete().where(table.c.date_done <= oldest))
         return count
 
     def close(self) -> None:
         super().close()
-        self._engine.dispose(close=self._pid == os.getpid())
-
-
-def _unfit(error: BaseException | None) -> EncodeError:
-    return EncodeError(f"{UNFIT}{error}")
+        self._database.close()
 
 
 def _portions(ids: Collection[str]) -> Iterator[list[str]]:

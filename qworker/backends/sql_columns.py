@@ -42,6 +42,9 @@ class Columns:
         for name in EXTENDED if self._extended else ():
             value = meta.get(name)
             row[name] = self._column(name, key, value) if name in ("args", "kwargs") else _text(value)
+        if self._extended and (names := meta.get("stamped_headers")):
+            stamps = {name: meta[name] for name in names if name in meta}
+            row["stamps"] = self._column("stamps", key, {"stamped_headers": names, "stamps": stamps})
         return row
 
     def _column(self, name: str, key: str, value: Any) -> bytes | None:
@@ -84,6 +87,9 @@ class Columns:
                 value = row[name]
                 called = name in ("args", "kwargs")
                 meta[name] = self.value(value, (name, key), task_id) if called else value
+        stamps = self.value(row.get("stamps"), ("stamps", key), task_id)
+        if isinstance(stamps, dict) and isinstance(stamps.get("stamps"), dict):
+            meta = {**stamps["stamps"], **meta, "stamped_headers": stamps.get("stamped_headers")}
         return meta
 
     def value(self, data: Any, about: About, task_id: str | None = None) -> Any:

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import check_libpq
+from qworker.transports.join_parts import MAX_ID
 from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
 
@@ -89,20 +90,41 @@ class Tables(NamedTuple):
 
     def create(self, engine: sa.Engine) -> Layout:
         """Make the tables that are missing; return how the table of tasks is really laid out."""
-        for table in self.metadata.tables.values():
-            for tries_left in reversed(range(4)):
-                try:
-                    table.create(engine, checkfirst=True)
-                    break
-                except sa_errors.DBAPIError:
-                    # Another process makes it at the same time: look again, it should be there now.
-                    if not tries_left:
-                        raise
-                    time.sleep(0.05)
+        _create(self.metadata, engine)
         found = {column["name"]: column for column in sa.inspect(engine).get_columns(self.task.name)}
         key = found["id"]
         makes_ids = key["default"] is not None or key.get("autoincrement") is True
         return Layout(tuple(name for name in self.task.c.keys() if name in found), makes_ids)  # noqa: SIM118
+
+
+class JoinLayout(NamedTuple):
+    """The tables of joins and of their parts; a database of an older version has none."""
+
+    metadata: sa.MetaData
+    join: sa.Table
+    part: sa.Table
+
+    def are_there(self, connection: sa.Connection) -> bool:
+        """Whether the tables have been made."""
+        return sa.inspect(connection).has_table(self.part.name)
+
+    def create(self, engine: sa.Engine) -> None:
+        """Make those that are missing."""
+        _create(self.metadata, engine)
+
+
+def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
+    """Make the tables that are missing, also beside others who do."""
+    for table in metadata.sorted_tables:
+        for tries_left in reversed(range(4)):
+            try:
+                table.create(engine, checkfirst=True)
+                break
+            except sa_errors.DBAPIError:
+                # Another process makes it at the same time: look again, it should be there now.
+                if not tries_left:
+                    raise
+                time.sleep(0.05)
 
 
 def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
@@ -151,6 +173,35 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
         **_ON_MYSQL,
     )
     return Tables(metadata, task, group, keyvalue)
+
+
+def make_join_layout(names: Mapping[str, str]) -> JoinLayout:
+    """Describe the tables of joins, whose statements are in ``sql_joins.py``. names: "join" and "part" give
+    them other names."""
+    metadata = sa.MetaData()
+    join = sa.Table(
+        names.get("join", "qworker_join"),
+        metadata,
+        sa.Column("seq", _ID, primary_key=True, autoincrement=True),
+        sa.Column("id", sa.String(MAX_ID), unique=True, nullable=False),
+        sa.Column("size", sa.BigInteger, nullable=False),
+        sa.Column("remaining", sa.BigInteger, nullable=False),
+        sa.Column("due", sa.Double, index=True),
+        sa.Column("token", sa.String(32)),
+        sa.Column("expires", sa.Double),
+        sa.Column("body", _BYTES, nullable=False),
+        **_ON_MYSQL,
+    )
+    part = sa.Table(
+        names.get("part", "qworker_part"),
+        metadata,
+        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("task_id", sa.Text, nullable=False),
+        sa.Column("status", sa.String(50), nullable=False),
+        **_ON_MYSQL,
+    )
+    return JoinLayout(metadata, join, part)
 
 
 def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:

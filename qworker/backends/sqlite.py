@@ -1,7 +1,7 @@
 """Results in the one SQLite file, beside the messages.
 
 Comes from:  no result_backend while the broker is embedded, or ``result_backend = "sqlite:///path"``.
-Goes to:     the tables ``result`` and ``key_value`` of ``embedded``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins by ``sqlite_joins.py``.
 Thread:      any; one connection for the process, in turn, and none crosses a fork.
 
 When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
@@ -13,15 +13,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
+from qworker.backends.sqlite_joins import SQLiteJoins, as_backend_error
 from qworker.clock import Clock
-from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
-from qworker.interrupts import let_pass
 from qworker.transports.lease import ResultRow
 from qworker.transports.sqlite import (
     UPSERT_RESULT,
@@ -56,6 +55,8 @@ SWEEP = (
 class PipeSource:
     """A Source: whoever stores a final state writes to all pipes, and does not say which task has ended."""
 
+    tells_of_all = True
+
     def __init__(self, pipe: NotificationPipe) -> None:
         self._pipe = pipe
         weakref.finalize(self, pipe.close)  # at the end of the process, too: nobody else removes its file
@@ -84,13 +85,12 @@ class SQLiteBackend(Backend):
         self._handle = Handle(self._database)
         self._notifier = Notifier(self._database.pipes, "result")
 
+    @property
+    def joins(self) -> SQLiteJoins:
+        return SQLiteJoins(self._database, self._handle, self.clock)
+
     def _do(self, work: Callable[[], T]) -> T:
-        """What *work* returns; errors of the file come out as BackendError."""
-        try:
-            return work()
-        except (BrokerUnavailable, ConfigurationError) as error:
-            let_pass(error)
-            raise BackendError(str(error)) from error
+        return as_backend_error(work)
 
     def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
         return self._do(lambda: self._handle.read(statement, values))
@@ -128,6 +128,10 @@ class SQLiteBackend(Backend):
 
     def forget(self, task_id: str) -> None:
         self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
+
+    def forget_many(self, ids: Iterable[str]) -> None:
+        chosen = "SELECT value FROM json_each(?)"
+        self._write(f"DELETE FROM result WHERE task_id IN ({chosen})", (json.dumps(list(ids)),))
 
     def open_source(self) -> PipeSource | None:
         self._read("SELECT 1", ())  # then its directory is there, too

@@ -26,12 +26,19 @@ POLL_SECONDS = 0.5
 
 
 class Waiter:
-    """A thread that waits. ids: of what, which may change; interval: its longest pause between two looks."""
+    """A thread that waits. ids: of what, which may change; interval: its longest pause between two looks.
 
-    __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "news")
+    Of a set, what has ended is taken out when it is given: this one waits for all of them, one after another.
+    """
 
-    def __init__(self, ids: Collection[str], interval: float = POLL_SECONDS) -> None:
+    __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "looked", "news")
+
+    def __init__(
+        self, ids: Collection[str], interval: float = POLL_SECONDS, looked: int | None = None
+    ) -> None:
         self.ids = ids
+        self.looked = looked
+        """What ResultWatcher.mark() said before somebody looked for all of the ids; None: nobody has."""
         self.interval = interval
         self.anew = deque(ids)
         """The ids that nobody has looked for since they were waited for. Any thread."""
@@ -39,6 +46,12 @@ class Waiter:
         """It waits while another thread leads."""
         self.news: SimpleQueue[Mapping[str, Found] | Exception] = SimpleQueue()
         """What has ended, or why it cannot be looked for; a mapping of nothing: lead from now on."""
+
+    def give(self, ended: Mapping[str, Found]) -> None:
+        """Its news, of the thread that leads."""
+        self.news.put(ended)
+        if isinstance(self.ids, set):
+            self.ids.difference_update(ended)
 
     def taken_anew(self) -> list[str]:
         """All that is in anew, which is empty then."""
@@ -77,12 +90,22 @@ class Attendant:
 
     def call(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
         """Call callback(metadata) when the task has ended, or callback(error) when that cannot be read."""
+        self.call_many({task_id: callback})
+
+    def call_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
+        """As call(), for the callback of each id."""
         with self._lock:
-            self._calls.setdefault(task_id, []).append(callback)
-            self.waiter.anew.append(task_id)
+            for task_id, callback in callbacks.items():
+                self._calls.setdefault(task_id, []).append(callback)
+            self.waiter.anew.extend(callbacks)
             self.ensure()
             self._rouse()
         self._watcher.stir()
+
+    def cancel_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
+        """As cancel(), for the callback of each id."""
+        for task_id, callback in callbacks.items():
+            self.cancel(task_id, callback)
 
     def cancel(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
         """Do not call it any more. Safe to call twice."""

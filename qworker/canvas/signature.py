@@ -3,22 +3,43 @@
 Comes from:  ``task.s(…)``, and the callbacks in the body of a message.
 Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is what Celery puts into messages.
 Thread:      any.
+
+A workflow (chain, group, chord) is a signature too, whose members stand in its kwargs. Each kind is in a
+module of its own, which enters it in KINDS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from qworker.canvas import stamping
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
+from qworker.errors import PublishError
 from qworker.naming import task_id as new_id
+from qworker.results.result import AsyncResult
+from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.results.result import AsyncResult
-    from qworker.tasks.eager import EagerResult
     from qworker.tasks.task import Task
+
+MAX_NESTING = 64
+"""How deep workflows may stand in each other. A chain in a chain is one chain, and counts once."""
+
+
+class Frozen(NamedTuple):
+    """A step of a workflow whose ids are settled.
+
+    - step: a copy of the signature, with the ids.
+    - first, last: the results of what runs first in it and of what runs last; each one's parent leads from
+      the last to the first.
+    """
+
+    step: Signature
+    first: Any
+    last: Any
 
 
 class Signature(dict[str, Any]):
@@ -33,6 +54,8 @@ class Signature(dict[str, Any]):
 
     __slots__ = ("_app",)
 
+    TYPES: ClassVar[dict[str, Any]]
+
     def __init__(
         self,
         task: str | Mapping[str, Any] | Task[..., Any],
@@ -46,7 +69,7 @@ class Signature(dict[str, Any]):
         """task: a name, a task, or the dict of a signature, which says the rest itself. more: further
         options."""
         self._app = app
-        if not isinstance(task, Mapping):
+        if isinstance(task, str) or not isinstance(task, Mapping):
             super().__init__(
                 task=task if isinstance(task, str) else task.name,
                 args=tuple(args or ()),
@@ -121,23 +144,39 @@ class Signature(dict[str, Any]):
         return bool(self["immutable"])
 
     def clone(
-        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> Signature:
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
         """Return a copy with *args* put before, *kwargs* over and *options* over its own.
 
         An immutable signature takes the options only.
         """
-        fixed = self.immutable
-        copy = Signature(
-            self.task,
-            self.args if fixed else (*args, *self.args),
-            self.kwargs if fixed else {**self.kwargs, **(kwargs or {})},
-            {**self.options, **options},
-            fixed,
-            self._app,
-        )
-        copy["subtask_type"] = self["subtask_type"]
+        copy = self._copy()
+        copy.add(args, kwargs, options)
         return copy
+
+    def _copy(self) -> Any:
+        copy = dict.__new__(type(self))
+        dict.update(copy, self)
+        copy._app = self._app
+        copy["kwargs"] = dict(self["kwargs"])
+        copy["options"] = dict(self["options"])
+        return copy
+
+    def add(
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Put *args* before, *kwargs* over and *options* over its own; into an immutable one the options
+        only."""
+        if not self["immutable"]:
+            if args:
+                self["args"] = (*args, *self["args"])
+            if kwargs:
+                self["kwargs"].update(kwargs)
+        if options:
+            self["options"].update(stamping.unstamped(options, self["options"]))
 
     partial = clone
 
@@ -146,7 +185,7 @@ class Signature(dict[str, Any]):
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Signature:
+    ) -> Any:
         """Return a copy with these arguments and options instead of its own; None leaves its own."""
         copy = self.clone()
         changes = {"args": None if args is None else tuple(args), "kwargs": kwargs, "options": options}
@@ -166,39 +205,105 @@ class Signature(dict[str, Any]):
 
     def link(self, callback: Any) -> Any:
         """Have *callback*, a signature, called with the result; return it."""
-        return self._add("link", callback)
+        return self._append("link", callback)
 
     def link_error(self, errback: Any) -> Any:
         """Have *errback*, a signature, called when the task fails; return it."""
-        return self._add("link_error", errback)
+        return self._append("link_error", errback)
 
     def on_error(self, errback: Any) -> Signature:
         """link_error() that returns this signature."""
         self.link_error(errback)
         return self
 
-    def _add(self, option: str, added: Any) -> Any:
-        linked = self.options.get(option) or []
-        linked = list(linked) if isinstance(linked, list | tuple) else [linked]
+    def stamp(self, visitor: Any = None, append_stamps: bool = False, **headers: Any) -> Any:
+        """Put stamps, *headers* by their names, on this call, or on all in this workflow, and on what is
+        linked to them; return it.
+
+        - visitor: a StampingVisitor, which says further ones for each part.
+        - append_stamps (bool): a stamp that is there already becomes a list of both, instead of giving way to
+          those of what it is in.
+
+        A task finds them in ``request.stamps`` and ``request.stamped_headers``.
+        """
+        return stamping.stamp(self, visitor or stamping.Nothing(), append_stamps, headers)
+
+    def stamp_links(self, visitor: Any = None, append_stamps: bool = False, **headers: Any) -> None:
+        """Put stamps on the callbacks and errbacks alone; see stamp()."""
+        stamping.stamp_links(self, visitor or stamping.Nothing(), append_stamps, headers)
+
+    def _append(self, option: str, added: Any) -> Any:
+        linked = listed(self.options.get(option))
         if added not in linked:
             self.options[option] = [*linked, added]
         return added
 
     def identified(self) -> Signature:
-        """Return a signature whose task id is settled, so that who sends it twice sends the same call."""
-        return self if "task_id" in self.options else self.clone(task_id=new_id())
+        """Return a signature whose ids are settled, so that who sends it twice sends the same calls."""
+        return self if "task_id" in self.options else self.frozen().step
 
-    def freeze(self, _id: str | None = None) -> AsyncResult[Any]:
-        """Settle the id of the call, and return the handle of its result before it is made."""
-        return self.app.AsyncResult(self.options.setdefault("task_id", _id or new_id()))
+    def freeze(
+        self,
+        _id: str | None = None,
+        group_id: str | None = None,
+        chord: Any = None,
+        root_id: str | None = None,
+        parent_id: str | None = None,
+        group_index: int | None = None,
+    ) -> Any:
+        """Settle the ids of the calls, and return the handle of the result before they are made.
+
+        - _id (text): that of the call, if it has none; None for a new one.
+        - group_id, group_index, chord, root_id, parent_id: further options of it, as in Celery.
+        """
+        frozen = self.frozen(_id)
+        settled: dict[str, Any] = {
+            "root_id": root_id,
+            "parent_id": parent_id,
+            "group_id": group_id if "group_id" not in self.options else None,
+            "chord": chord,
+            "group_index": group_index,
+        }
+        self.update(frozen.step)
+        self.options.update({name: value for name, value in settled.items() if value is not None})
+        return frozen.last
+
+    # -- as a step of a workflow --
+
+    def steps(self) -> list[Signature]:
+        """What it is as a part of a chain: one step, or several."""
+        return [self]
+
+    def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
+        """Return a copy with settled ids, with its results. Ids that it has already stay.
+
+        - id (text): that of its last call, if it has none; None for a new one.
+        - joined (bool): something waits for its one value, as a chord does for those of its header.
+        - ids: gives a new id each time.
+        """
+        copy = self._copy()
+        identity = copy["options"].get("task_id")
+        if identity is None:
+            identity = copy["options"]["task_id"] = id or ids()
+        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=self.ignored(self._app))
+        return Frozen(copy, result, result)
+
+    def ignored(self, app: QWorker | None) -> bool:
+        """Tell whether nobody keeps its result, as far as *app* knows."""
+        ignored = self["options"].get("ignore_result")
+        if ignored is None and app is not None and app.finalized:
+            task = app.tasks.get(self["task"])
+            ignored = task is not None and task.ignore_result
+        return bool(ignored)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Make the call, with *args* before its own and *kwargs* over its own."""
-        return self.apply_async(args, kwargs)
+        result: AsyncResult[Any] = self.apply_async(args, kwargs)
+        return result
 
     def apply_async(
-        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> AsyncResult[Any]:
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
         """Make the call; see Task.apply_async for *options*."""
         call = self.clone(args, kwargs, **options)
         app = self.app
@@ -208,11 +313,12 @@ class Signature(dict[str, Any]):
         return task.apply_async(call.args, call.kwargs, **call.options)
 
     def apply(
-        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> EagerResult[Any]:
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
         """Run the task here and now as a worker would; see Task.apply."""
         call = self.clone(args, kwargs, **options)
-        return self.type.apply(call.args, call.kwargs, **call.options)
+        given = {name: value for name, value in call.options.items() if value is not None}
+        return self.type.apply(call.args, call.kwargs, **given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task here and now, as the plain function it is, with *args* before its own and *kwargs*
@@ -225,19 +331,42 @@ class Signature(dict[str, Any]):
         return self.apply_async().get()
 
     def __or__(self, other: Any) -> Any:
-        raise TypeError(
-            f"{self!r} | …: chains are not in this version of qworker; link= goes on with a result: "
-            "first.apply_async(args, link=second.s())"
-        )
+        """``one | other``: a chain, or the chord that becomes of a group and what follows it."""
+        if not isinstance(other, Signature):
+            return NotImplemented
+        return KINDS["chain"].joined(self, other)
+
+    __ior__ = __or__  # that of a dict would mix up their keys
+
+    @classmethod
+    def joined(cls, one: Signature, other: Signature) -> Any:
+        """What ``one | other`` is; see chain."""
+        raise NotImplementedError
 
     def reprcall(self, *args: Any, **kwargs: Any) -> str:
         """Return it as text, with *args* before its own and *kwargs* over its own."""
         return repr(self.clone(args, kwargs))
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Signature:
-        """Make a signature of its dict."""
-        return cls(fields, app=app)
+    def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Any:
+        """Make a signature, or a workflow, of its dict. Raises PublishError when it is none."""
+        check(fields)
+        return made(fields, app)
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+        """from_dict() of a kind, for what has been checked."""
+        return Signature(fields, app=app)
+
+    def flatten_links(self) -> list[Any]:
+        """Return it with its callbacks, and theirs."""
+        found: list[Any] = []
+        waiting: list[Any] = [self]
+        while waiting:
+            each = maybe_signature(waiting.pop(), self._app)
+            found.append(each)
+            waiting.extend(reversed(listed(each.options.get("link"))))
+        return found
 
     if not TYPE_CHECKING:
 
@@ -249,15 +378,149 @@ class Signature(dict[str, Any]):
         return f"{self.task}({', '.join(arguments)})"
 
     def __reduce__(self) -> Any:
-        return Signature, (dict(self),)
+        return Signature.from_dict, (dict(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return made(dict(self), self._app)
+
+
+KINDS: dict[str, Any] = {}
+"""The class for each subtask_type; each module enters its own."""
+
+Signature.TYPES = KINDS
+
+
+def signature(
+    task: Any,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    immutable: bool = False,
+    app: QWorker | None = None,
+    **more: Any,
+) -> Any:
+    """Return a call that is not made yet, of a task or its name; or, from the dict of one, that call or
+    workflow.
+
+    A signature is copied. Raises PublishError for a dict that is none.
+    """
+    if isinstance(task, Signature):
+        return task.clone()
+    if isinstance(task, Mapping):
+        return Signature.from_dict(task, app)
+    return Signature(task, args, kwargs, options, immutable, app, **more)
+
+
+def maybe_signature(value: Any, app: QWorker | None = None, clone: bool = False) -> Any:
+    """Return *value*, a signature or the dict of one, as a signature; anything else, as None, as it is."""
+    if isinstance(value, Signature):
+        if clone:
+            value = value.clone()
+        if app is not None:
+            value._app = app
+    elif isinstance(value, Mapping):
+        value = Signature.from_dict(value, app)
+    return value
+
+
+def made(fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    """Make the signature of *fields*, which have been checked."""
+    return KINDS.get(fields.get("subtask_type") or "", Signature).of_fields(fields, app)
+
+
+def member(value: Any, app: QWorker | None) -> Any:
+    """*value*, a member of a workflow that has been checked, as a signature."""
+    return value if isinstance(value, Signature) else made(value, app)
+
+
+_LISTS = (tuple, list)
+_MAPPINGS = (dict, Mapping)
+"""What a dict is is told at once, and of anything else it takes time."""
+
+
+def check(value: Any) -> None:
+    """Raise PublishError unless *value* is the dict of a signature, with all that stands in it.
+
+    Nothing here calls itself, and every signature is looked at once: dicts come from strangers.
+    """
+    waiting: list[tuple[Iterable[Any], int, str]] = [((value,), 0, "a signature")]
+    while waiting:
+        some, depth, what = waiting.pop()
+        if depth > MAX_NESTING:
+            raise PublishError(
+                f"workflows stand in each other more than {MAX_NESTING} deep: take some apart, or let a task "
+                "call the inner ones"
+            )
+        for fields in some:
+            if (
+                not isinstance(fields, Mapping)
+                or not isinstance(fields.get("task"), str)
+                or not fields["task"]
+            ):
+                raise PublishError(
+                    f"{what} is {safe_repr(fields, 100)}, not a signature: expected task.s(…) or a dict with "
+                    "'task'"
+                )
+            _check_parts(fields["task"], fields, _PARTS)
+            options = fields.get("options")
+            if options:
+                _check_parts(fields["task"], options, _OPTIONS)
+                if following := options.get("chain"):
+                    waiting.append((following, depth + 1, "a call in a chain"))
+            kind = fields.get("subtask_type")
+            if kind not in KINDS:
+                continue
+            kwargs = fields.get("kwargs") or {}
+            if kind == "graph":
+                waiting.append((KINDS[kind].members_in(kwargs), depth + 1, "a node of a graph"))
+            for name, several in _MEMBERS.get(kind, {}).items():
+                if name not in kwargs and several:
+                    raise PublishError(f"a {kind} has no {name}: {safe_repr(fields, 100)}")
+                members = kwargs.get(name)
+                if several and isinstance(members, list | tuple):
+                    waiting.append((members, depth + 1, f"a member of a {kind}"))
+                elif members is not None or several:
+                    waiting.append(((members,), depth + 1, f"the {name} of a {kind}"))
+
+
+_MEMBERS = {"chain": {"tasks": True}, "group": {"tasks": True}, "chord": {"header": True, "body": False}}
+"""Where the members of a workflow stand in its kwargs, and whether there may be a list of them."""
+
+
+def _check_parts(task: str, fields: Mapping[str, Any], parts: tuple[tuple[str, Any, str], ...]) -> None:
+    for name, kinds, expected in parts:
+        part = fields.get(name)
+        if part is not None and not isinstance(part, kinds):
+            raise PublishError(
+                f"{name} in the signature of {task:.200} is {safe_repr(part, 100)}, not {expected}"
+            )
+
+
+_PARTS: tuple[tuple[str, Any, str], ...] = (
+    ("args", _LISTS, "a list"),
+    ("kwargs", _MAPPINGS, "a mapping"),
+    ("options", _MAPPINGS, "a mapping"),
+    ("subtask_type", str, "text"),
+)
+_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("task_id", str, "text"),
+    ("group_id", str, "text"),
+    ("headers", _MAPPINGS, "a mapping"),
+    ("chain", _LISTS, "a list of signatures"),
+)
+
+
+def listed(value: Any) -> list[Any]:
+    """*value*, one or many or None, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def signatures(value: object, argument: str) -> list[Signature]:
     """Return *value*, one signature or many, as a list of such whose ids are settled. Raises TypeError for
-    anything else."""
+    anything else, PublishError for the dict of a workflow that is none."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items
     ):
         raise TypeError(f"{argument} takes a signature (task.s(…)) or a list of them, not {value!r}")
-    return [(item if isinstance(item, Signature) else Signature(item)).identified() for item in items]
+    return [(item if isinstance(item, Signature) else signature(item)).identified() for item in items]

@@ -25,6 +25,7 @@ COMMANDS = {
     "start": ("start", "start", "Run a worker."),
     "call": ("call", "call", "Send a task, and wait for its result if asked to."),
     "result": ("result", "result", "Show the state and result of a task."),
+    "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
     "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
     "dead": ("dead", "dead", "Look at dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),

@@ -177,7 +177,7 @@ def _run(choice: AppChoice, node: str, queues: tuple[str, ...] | None, reloader:
 
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
-        logger.info("ready; broker %s", mask_urls(choice.app.broker.url))
+        logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 

@@ -6,6 +6,7 @@ they start and stop), ``shutdown`` (how a worker is told to end), ``mailbox`` (a
 ``settlements``, ``revocations`` and ``housekeeping``, ``intake`` (a message becomes a request), ``replays``,
 ``request``, ``ledger`` (which requests are here), ``waiting_requests``, ``schedule_controller``,
 ``ready_queue``, ``task_bucket`` (rate limits), ``mediator`` (gives requests to the pool) with ``early_acks``,
-``outcomes`` (what each way to end means) and ``settler``, ``result_writer``. Packages: ``pool`` (where tasks
+``outcomes`` (what each way to end means) and ``settler``, ``result_writer``, ``joiner`` (sends what follows
+the members of a group). Packages: ``pool`` (where tasks
 run), ``status`` (what a worker tells of itself).
 """

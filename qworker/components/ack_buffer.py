@@ -31,7 +31,7 @@ COUNTED = {
     Ack: "finished",
     Store: "finished",
     Release: "returned",
-    DeadLetter: "buried",
+    DeadLetter: "dead_lettered",
     type(None): "finished",
 }
 AGAIN = "ended and will run again"
@@ -200,9 +200,17 @@ class AckBuffer:
     def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
         """Another worker has *request* by now; should it be delivered here again, it need not run again."""
         if not order.final:
-            logger.warning("%r is not run: its lease was lost, and another worker has it", request)
+            logger.warning(
+                "%r is not run: its lease was lost, and another worker has it",
+                request,
+                extra={"event": "task-lease-lost"},
+            )
         elif isinstance(order.settlement, Ack | DeadLetter):
-            logger.warning("%r ended after its lease was lost; another worker has it", request)
+            logger.warning(
+                "%r ended after its lease was lost; another worker has it",
+                request,
+                extra={"event": "task-lease-lost"},
+            )
             if self._quiet:
                 self._given_up.append(order)
             self._state.finished_elsewhere(request, order.settlement)
@@ -255,7 +263,10 @@ class AckBuffer:
             except (BrokerUnavailable, ConfigurationError) as error:
                 if failures == 0:
                     logger.warning(
-                        "the broker does not answer, and %d settlements wait: %s", len(self), error
+                        "the broker does not answer, and %d settlements wait: %s",
+                        len(self),
+                        error,
+                        extra={"event": "settlements-wait"},
                     )
                 retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, random.random))
                 while (now := clock.monotonic()) < min(retry_at, until()):
@@ -268,7 +279,11 @@ class AckBuffer:
     def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
         self._given_up.extend(orders)
         if orders:
-            logger.error("the last settlements did not reach the broker: %s", error)
+            logger.error(
+                "the last settlements did not reach the broker: %s",
+                error,
+                extra={"event": "settlements-lost"},
+            )
 
 
 def _is_over(order: SettlementOrder, generation: int) -> bool:

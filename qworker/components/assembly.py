@@ -17,6 +17,7 @@ from qworker.components.component import Component
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
 from qworker.components.intake import Intake
+from qworker.components.joiner import Joiner
 from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mailbox import Mailbox, SettlementOrder
@@ -36,6 +37,7 @@ from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.task_bucket import TaskBucket
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import Registration, WorkerLease
+from qworker.errors import NotSupported
 from qworker.tasks.options import rate_per_second
 from qworker.tasks.outcome import INTERRUPTED, Outcome
 from qworker.transports.lease import Release
@@ -84,10 +86,15 @@ class Assembly:
         address = conf.worker_http_address
         counters = Counters() if address is not None else None
         # Then what settles, by way of the mailbox.
-        self.writer = None if app.results_with_broker else ResultWriter(app, on_crash, mailbox.post_many)
+        self.joiner = _joiner(app, on_crash)
+        record = _forget if self.joiner is None else self.joiner.record
+        on_parts = _forget if self.joiner is None else self.joiner.wake
+        self.writer = (
+            None if app.results_with_broker else ResultWriter(app, on_crash, mailbox.post_many, record)
+        )
         settler = Settler(app, self.ready, mailbox, self.writer, counters)
         # Then the way of a request backwards, from the pool to the broker.
-        lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self.ready.wake)
+        lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self._lease_holds)
         self.mediator = Mediator(
             clock, on_crash, self.ready, mailbox, lease, settler.ended, partial(pool_maker, settler)
         )
@@ -99,7 +106,7 @@ class Assembly:
             self.pool, self.ready, registration.concurrency, conf.worker_prefetch_multiplier, held_besides
         )
         intake = Intake(app, self.state, settler.settle, settler.refuse)
-        settlements = Settlements(app, broker.consumer)
+        settlements = Settlements(app, broker.consumer, on_parts)
         limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks)
@@ -117,11 +124,12 @@ class Assembly:
             self.http = HttpStatus(address, self.health, metrics)
 
         self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
-        http, writer = self.http or ABSENT, self.writer or ABSENT
+        http, writer, joiner = self.http or ABSENT, self.writer or ABSENT, self.joiner or ABSENT
         self.start_order: tuple[Component, ...] = (
             http,  # first: a probe is told that the worker is starting
             running,  # receivers before senders: the pool takes requests before anybody has one
             writer,  # says what is wrong with the result store before a task has run
+            joiner,  # looks for what dead workers have left when the listener has the broker
             self.schedule,
             self.mediator,
             self.listener,  # brings the work, so it is last
@@ -137,8 +145,14 @@ class Assembly:
             Stop(running, KILL_SECONDS),  # before those who settle what it cuts short
             Stop(writer, conf.result_store_patience),  # a message is acked when its result is stored
             Stop(self.listener, KILL_SECONDS),  # owns the acks, so it ends when no more can come
+            Stop(joiner, KILL_SECONDS),  # after those whose parts may be the last of a join
             Stop(http, 0.0),  # last: probes hear until the end that the worker stops
         )
+
+    def _lease_holds(self) -> None:
+        self.ready.wake()
+        if self.joiner is not None:
+            self.joiner.wake()
 
 
 class RunningTasks(Component):
@@ -221,6 +235,18 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
         mailbox.post_many([SettlementOrder(request, Release(request.tag, due))])
 
     return TaskBucket(limited, app.clock, overflow, app.broker.lowest_first)
+
+
+def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
+    """None where the result store has no joins."""
+    try:
+        return Joiner(app, on_crash, app.backend.joins)
+    except NotSupported:
+        return None
+
+
+def _forget(*parts: object) -> None:
+    """Where there are no joins, nobody waits for a part."""
 
 
 def _held_besides(early: EarlyAcks, writer: ResultWriter | None) -> int:

@@ -32,13 +32,20 @@ class ConnectionState:
         self.failures += 1
         self.failing = str(error)
         if self._in_a_row & (self._in_a_row - 1) == 0:  # the 1st, 2nd, 4th, 8th… time
-            logger.error("the broker does not answer: %s; trying again in %.1f s", error, delay)
+            logger.error(
+                "the broker does not answer: %s; trying again in %.1f s",
+                error,
+                delay,
+                extra={"event": "broker-lost"},
+            )
         return max(delay, 0.05)
 
     def answered(self, now: float) -> None:
         """The broker answered in a turn that began at the monotonic time *now*."""
         if self._in_a_row:
-            logger.warning("the broker answers again after %d failures", self._in_a_row)
+            logger.warning(
+                "the broker answers again after %d failures", self._in_a_row, extra={"event": "broker-back"}
+            )
             self._in_a_row = 0
             self.failing = None
             self.reconnects += 1

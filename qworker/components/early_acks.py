@@ -10,6 +10,7 @@ that is kept free for it, and no more are acked than can start at once.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -71,6 +72,7 @@ class EarlyAcks:
             crash_point("acked first")
         for request in acked:
             request.acked = True
+            request.starts_before = math.inf
             self._acked.append(request)
             self._answered[request.is_async] += 1
         for request in lost:

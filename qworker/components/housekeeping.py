@@ -56,6 +56,7 @@ class Housekeeping:
                 dead.name,
                 dead.returned,
                 dead.counted,
+                extra={"event": "worker-dead"},
             )
         return bool(found)
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qworker import signals
+from qworker import signals, states
 from qworker.components import request as requests
 from qworker.components.ledger import WorkerState
-from qworker.components.request import Request, Stranger
+from qworker.components.request import Failing, Request, Stranger
 from qworker.errors import MessageError, NotRegistered
-from qworker.message import protocol
+from qworker.message.exceptions import exception_to_dict
+from qworker.message.reading import may_embed
 from qworker.naming import near
+from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.outcome import COPY, EXPIRED, POISONED, REVOKED, UNKNOWN, UNREADABLE, Outcome
 from qworker.transports.lease import Leased, Release, Settlement
 
@@ -39,7 +40,7 @@ class Intake:
         app: QWorker,
         state: WorkerState,
         settle: Callable[[Settlement], None],
-        refuse: Callable[[Request | Stranger, Outcome], None],
+        refuse: Callable[[Request | Stranger, Outcome], bool],
     ) -> None:
         self._app = app
         self._state = state
@@ -54,8 +55,7 @@ class Intake:
         try:
             request = requests.receive(self._app, leased, generation, self._accept)
         except NotRegistered as error:
-            self._unknown(leased, error, wall)
-            return None
+            return self._unknown(leased, generation, error, wall)
         except MessageError as error:
             stranger = Stranger(leased, error, {})
             self._refuse(stranger, Outcome(UNREADABLE, text=requests.refusal(error)))
@@ -75,15 +75,12 @@ class Intake:
             return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
             how = f"it was running at each of {leased.deliveries} deaths of its process or worker"
-            self._refuse(request, Outcome(POISONED, text=how))
-            return None
+            return self._drop(request, Outcome(POISONED, text=how), finished=False)
         revocation = self._state.revoked.get(request.id)
         if revocation is not None:
-            self._drop(request, Outcome(REVOKED, text="revoked"))
-            return None
+            return self._drop(request, Outcome(REVOKED, text="revoked"))
         if request.expires is not None and request.expires <= wall:
-            self._drop(request, Outcome(EXPIRED, text="expired"))
-            return None
+            return self._drop(request, Outcome(EXPIRED, text="expired"))
         if request.eta is not None and request.eta > wall and leased.due is None:
             # Sent by one who does not tell brokers of due times: it waits there all the same.
             self._settle(Release(leased.tag, request.eta))
@@ -99,29 +96,47 @@ class Intake:
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 
-    def _drop(self, request: Request, outcome: Outcome) -> None:
-        """Have the broker forget *request*: its message is not to come again."""
-        self._state.leave(request, finished=True)
-        self._refuse(request, outcome)
+    def _drop(self, request: Request, outcome: Outcome, finished: bool = True) -> Request | None:
+        """Have the broker forget *request*, which is not to run. finished: its message is not to come again.
+        Return the request if a child has to tell the calls that it carries."""
+        if self._refuse(request, outcome):
+            self._state.enter(request)
+            return request
+        if finished:
+            self._state.leave(request, finished=True)
+        return None
 
-    def _unknown(self, leased: Leased, error: NotRegistered, wall: float) -> None:
-        name = error.name
+    def _unknown(self, leased: Leased, generation: int, error: NotRegistered, wall: float) -> Request | None:
+        """Put *leased* back, or into the dead letters. Return the request if a child has to tell the calls
+        that it carries."""
+        app, name = self._app, error.name
         if signals.task_unknown.receivers:
             signals.task_unknown.send(self._app, message=leased, exc=error, name=name, id=None)
-        if leased.parked < len(self._unknown_delays):
-            delay = self._unknown_delays[leased.parked]
+        if leased.requeued < len(self._unknown_delays):
+            delay = self._unknown_delays[leased.requeued]
             logger.warning(
                 "no task named %r is registered here (message %d in %s): putting it back for %g s",
                 name, leased.tag, leased.queue, delay,
             )  # fmt: skip
             # What is due soon is fetched ahead of time, and would be counted again at once.
             due = max(leased.due or 0.0, wall + delay) + self._eta_window
-            self._settle(Release(leased.tag, due, parked=True))
-            return
-        full = NotRegistered(name, near(name, list(self._app.tasks)))
-        headers: dict[str, Any] = {}
-        with suppress(MessageError):
-            headers = protocol.receive(
-                leased.headers, leased.properties, leased.body, self._accept, self._app.signer
-            )[0]
-        self._refuse(Stranger(leased, full, headers), Outcome(UNKNOWN, text=requests.refusal(full)))
+            self._settle(Release(leased.tag, due, requeued=True))
+            return None
+        full = NotRegistered(name, near(name, list(app.tasks)))
+        outcome = Outcome(UNKNOWN, text=requests.refusal(full))
+        try:
+            request = requests.receive(app, leased, generation, self._accept, app.tasks[STAND_IN])
+        except MessageError:
+            self._refuse(Stranger(leased, full, {}), outcome)
+            return None
+        if not may_embed(request.leased.body):
+            self._refuse(Stranger(leased, full, request.headers), outcome)
+            return None
+        running = self._state.requests.get(request.key)
+        if running is not None:
+            running.generation = generation
+            return None
+        request.acks_late = True
+        request.failing = Failing(outcome, states.FAILURE, exception_to_dict(full))
+        self._state.enter(request)
+        return request

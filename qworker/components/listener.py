@@ -212,7 +212,7 @@ class Listener(ThreadComponent):
             request = self._intake.take(leased, generation, wall)
             if request is None:
                 continue
-            if leased.due is not None and leased.due > wall:
+            if leased.due is not None and leased.due > wall and request.failing is None:
                 self._waiting.schedule(leased.due, request)
                 delayed_limit -= 1
             else:
@@ -244,6 +244,7 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
+        requests = self._waiting.end_failing(requests)
         if not self._quiet:
             requests = self._waiting.keep_acked(requests)
         self._acks.give_back(requests)
@@ -254,7 +255,8 @@ class Listener(ThreadComponent):
         self._give_back(self._waiting.take_all())
 
     def _lost_lease(self, error: LeaseLost) -> None:
-        logger.error("%s; what had not started is left to others", error)
+        logger.error("%s; what had not started is left to others", error, extra={"event": "lease-lost"})
+        self._lease.lost()
         self._acks.lost_lease(self._waiting.lease_lost())
         self._lease.register()
         self._news = True
@@ -287,7 +289,7 @@ class Listener(ThreadComponent):
         self._give_back_all()
         self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at)
         for fate, ids in self._acks.left().items():
-            logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids))
+            logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         try:
             self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:

@@ -22,17 +22,18 @@ from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import OnEnded, OnRoom, TaskPool
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
-from qworker.components.worker_lease import WorkerLease
-from qworker.tasks.outcome import EXPIRED, REVOKED, Outcome
+from qworker.components.worker_lease import Held, WorkerLease
+from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
 WAIT_SECONDS = 10.0
 BATCH = 64
+NOTHING = Held(0, 0.0)
 
 
 class Mediator(ThreadComponent):
     """mailbox: of the Listener. lease: nothing starts while it may have lapsed, so that nobody else runs it,
-    too. on_ended: takes requests that are revoked or expired. make_pool: is called with refill(), and makes
+    too. on_ended: takes requests that are not to run. make_pool: is called with refill(), and makes
     the pool, since each of the two calls the other."""
 
     name = "mediator"
@@ -102,8 +103,9 @@ class Mediator(ThreadComponent):
                 max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
                 max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
             )
-        requests = ready.get_many(slots) if self._lease.holds() else []
-        runnable, back = self._runnable([*acked, *requests] if acked else requests)
+        held = self._lease.standing()
+        requests = [] if held is None else ready.get_many(slots)
+        runnable, back = self._runnable([*acked, *requests] if acked else requests, held)
         plain = [request.name for request in requests if not request.is_async]
         if len(plain) < slots.sync:
             self._expected = None
@@ -147,23 +149,37 @@ class Mediator(ThreadComponent):
             idle = self.pool.free_slots_for(None).sync
             if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
                 return requests
-            if not self._lease.holds():
+            held = self._lease.standing()
+            if held is None:
                 return requests
-            runnable, back = self._runnable(requests)
+            runnable, back = self._runnable(requests, held)
+            if CRASHING:
+                crash_point("offering")
             return [*self.pool.submit(runnable), *back]
         finally:
             self._turn.release()
 
-    def _runnable(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
+    def _runnable(self, requests: list[Request], held: Held | None) -> tuple[list[Request], list[Request]]:
         """Those of *requests* that are to run now, and those that have to wait for a place; the others go
-        where they belong."""
+        where they belong. held: what the lease stood for when it was asked.
+
+        Should we be frozen from here to the start of one, that is too late for it: the pool gives it back.
+        """
         wall = self.clock.now()
+        generation, until = held or NOTHING
         runnable: list[Request] = []
         early: list[Request] = []
         back: list[Request] = []
         places: _Places | None = None
         for request in requests:
-            if request.revocation is not None:
+            if not request.acked:
+                if request.generation != generation:  # it was on its way when the lease was lost
+                    self._on_ended([(request, Outcome(LAPSED))])
+                    continue
+                request.starts_before = until
+            if request.failing is not None:
+                runnable.append(request)
+            elif request.revocation is not None:
                 self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
             elif request.expires is not None and request.expires <= wall:
                 self._on_ended([(request, Outcome(EXPIRED, text="expired"))])

@@ -18,7 +18,8 @@ from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
-from qworker.components.request import Request, Stranger
+from qworker.canvas.membership import HEADER, is_ignored, parts_of
+from qworker.components.request import Failing, Request, Stranger
 from qworker.errors import (
     EncodeError,
     InvalidTaskMessage,
@@ -32,10 +33,11 @@ from qworker.errors import (
 )
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
+from qworker.message.reading import may_embed
 from qworker.publishing.retry import backoff_delay
 from qworker.tasks import outcome as kinds
 from qworker.tasks.outcome import Outcome
-from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -76,8 +78,8 @@ def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -
 
 def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
     """The task asked for it: each time after a longer pause."""
-    due = _again_at(now, request.leased.parked + 1)
-    return Release(request.tag, due, parked=True, redelivered=True)
+    due = _again_at(now, request.leased.requeued + 1)
+    return Release(request.tag, due, requeued=True, redelivered=True)
 
 
 def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
@@ -121,6 +123,10 @@ def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
 def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
     """The error whose text is the outcome's."""
     return lambda request, outcome: error(outcome.text)
+
+
+def _unknown(request: Request | Stranger, outcome: Outcome) -> QWorkerError:
+    return request.error if isinstance(request, Stranger) else TaskError(outcome.text)
 
 
 # -- the signal --
@@ -183,8 +189,11 @@ class Rule:
     message: what the broker is told; a function of this module.
     level, said, fields: of the log line, with what fills its places. "": there is none.
     label: what metrics and the reasons of dead letters call it. None: it is not counted.
-    event: what monitors of the cluster are told, by Celery's names. None: nothing. Nobody sends it yet.
+    event: what monitors of the cluster are told, by Celery's names, and what the log line carries as its
+    event. None: nothing. Nobody sends it to monitors yet.
     state, error: what is stored when the run has brought no result of its own. None: nothing.
+    part: the final state by which the joins hear of it that the call is a part of. None: they do not yet.
+    aftermath: no child knows of it, and one has to tell the calls that the message carries.
     signal: sends the signal. None: there is none, or the child has sent it.
     """
 
@@ -197,6 +206,8 @@ class Rule:
     event: str | None = None
     state: str | None = None
     error: Callable[[Any, Outcome], QWorkerError] | None = None
+    part: str | None = None
+    aftermath: bool = False
     signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
 
 
@@ -204,7 +215,7 @@ OUTCOMES: dict[str, Rule] = {
     # Its own code ended it.
     kinds.SUCCESS: Rule(
         ack, INFO, "Task %s[%s] succeeded in %.6fs: %s", _timed,
-        label="success", event="task-succeeded",
+        label="success", event="task-succeeded", part=states.SUCCESS,
     ),
     kinds.RETRY: Rule(
         ack, INFO, "Task %s[%s] will be retried after %.6fs: %s", _timed,
@@ -212,19 +223,23 @@ OUTCOMES: dict[str, Rule] = {
     ),
     kinds.FAILURE: Rule(
         ack_or_dead_letter, ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
-        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
+        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError), part=states.FAILURE,
     ),
     kinds.EXPECTED: Rule(
         ack_or_dead_letter, INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
-        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError),
+        label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError), part=states.FAILURE,
     ),
     kinds.IGNORED: Rule(
         ack, INFO, "Task %s[%s] was ignored after %.6fs: %s", _timed,
-        label="ignored",
+        label="ignored", part=states.IGNORED,
+    ),
+    kinds.REPLACED: Rule(
+        ack, INFO, "Task %s[%s] was replaced after %.6fs: %s", _timed,
+        label="replaced",
     ),
     kinds.REJECTED: Rule(
         dead_letter_failed, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
-        label="rejected", event="task-rejected",
+        label="rejected", event="task-rejected", part=states.FAILURE,
     ),
     kinds.REQUEUED: Rule(
         put_back, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
@@ -234,48 +249,59 @@ OUTCOMES: dict[str, Rule] = {
     kinds.INVALID: Rule(
         dead_letter_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
         label="invalid", event="task-failed",
-        state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected,
+        state=states.FAILURE, error=_as(InvalidTaskMessage), signal=tell_rejected, part=states.FAILURE,
     ),
     kinds.LOST: Rule(
         deliver_again, ERROR, "Task %s[%s] lost its process: %s",
         label="lost", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+        part=states.FAILURE,
+        aftermath=True,
     ),
     kinds.TIME_LIMIT: Rule(
         ack_or_dead_letter_overdue, ERROR, "Task %s[%s] was killed: %s",
         label="time limit", event="task-failed", state=states.FAILURE,
         error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
+        part=states.FAILURE,
+        aftermath=True,
     ),
     kinds.TERMINATED: Rule(
         ack, WARNING, "Task %s[%s] was terminated: %s",
         label="terminated", event="task-revoked",
-        state=states.REVOKED, error=_as(Terminated), signal=tell_revoked,
+        state=states.REVOKED, error=_as(Terminated), signal=tell_revoked, part=states.REVOKED,
+        aftermath=True,
     ),
     kinds.INTERRUPTED: Rule(
         give_back, INFO, "Task %s[%s] was interrupted and goes back: %s",
         label="interrupted", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
+        part=states.FAILURE,
     ),
     kinds.UNSTARTED: Rule(keep),
+    kinds.LAPSED: Rule(give_back),
     # It is not run at all.
     kinds.REVOKED: Rule(
         ack, INFO, "Task %s[%s] was revoked: %s",
         label="revoked", event="task-revoked",
-        state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked,
+        state=states.REVOKED, error=_as(TaskRevoked), signal=tell_revoked, part=states.REVOKED,
+        aftermath=True,
     ),
     kinds.EXPIRED: Rule(
         ack, INFO, "Task %s[%s] expired: %s",
         label="expired", event="task-revoked",
-        state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked,
+        state=states.REVOKED, error=_as(TaskExpired), signal=tell_revoked, part=states.REVOKED,
+        aftermath=True,
     ),
     kinds.POISONED: Rule(
         dead_letter, INFO, "Task %s[%s] is not run: %s",
-        event="task-failed", state=states.FAILURE, error=_as(WorkerLost),
+        event="task-failed", state=states.FAILURE, error=_as(WorkerLost), part=states.FAILURE,
+        aftermath=True,
     ),
     kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
     kinds.UNKNOWN: Rule(
         dead_letter, ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
-        event="task-failed", state=states.FAILURE, error=lambda stranger, _: stranger.error,
+        event="task-failed", state=states.FAILURE, error=_unknown,
+        part=states.FAILURE,
     ),
     kinds.UNREADABLE: Rule(
         dead_letter, ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
@@ -293,9 +319,15 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     """
     rule = OUTCOMES[outcome.kind]
     if rule.said and logger.isEnabledFor(rule.level):
-        logger.log(rule.level, rule.said, *rule.fields(request, outcome))
+        extra = {"event": rule.event} if rule.event else None
+        logger.log(rule.level, rule.said, *rule.fields(request, outcome), extra=extra)
     settlement = rule.message(request, outcome, now)
-    if (rule.state is None and rule.signal is None) or not isinstance(settlement, Ack | DeadLetter):
+    if not isinstance(settlement, Ack | DeadLetter):
+        return settlement
+    if rule.part is not None and (HEADER in request.headers or outcome.parts):
+        parts = *parts_of(request.headers, rule.part), *(Part(*part) for part in outcome.parts)
+        settlement = settlement._replace(parts=parts)
+    if rule.state is None and rule.signal is None:
         return settlement
     error = None if rule.error is None else rule.error(request, outcome)
     if rule.state is not None and error is not None and settlement.row is None:
@@ -305,11 +337,23 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     return settlement
 
 
+def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:
+    """What a child is to tell the calls that the message of *request* carries, before *outcome* is its end;
+    None when there are none, or it goes back to the broker, or a child knows."""
+    rule = OUTCOMES[outcome.kind]
+    if not rule.aftermath or request.failing is not None or not may_embed(request.leased.body):
+        return None
+    settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
+    if not settled or rule.state is None or rule.error is None:
+        return None
+    return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)))
+
+
 def _row(app: QWorker, request: Request | Stranger, state: str, error: QWorkerError) -> ResultRow | None:
     """The result of a task that the worker itself ends with *error*; None when it is ignored, or unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))
-    if not headers or headers.get("ignore_result") or (task is not None and task.ignore_result):
+    if not headers or is_ignored(headers, task is not None and task.ignore_result):
         return None
     meta: dict[str, Any] = app.backend.meta(
         headers["id"],

@@ -7,13 +7,15 @@ Thread:      passed from hand to hand; whoever holds it may write to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.clock import to_epoch_in
 from qworker.errors import InvalidTaskMessage, MessageError, NotRegistered
 from qworker.message import protocol
 from qworker.safe_repr import storable
+from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Leased
 
 if TYPE_CHECKING:
@@ -25,8 +27,26 @@ SUSPECT_DEATHS = 2
 Key = tuple[int, str, int]
 
 
+class Failing(NamedTuple):
+    """How a request has ended that a child is still to have told to the calls in its message.
+
+    state: what is stored. error: the exception, as it is stored.
+    """
+
+    outcome: Outcome
+    state: str
+    error: dict[str, Any]
+
+    def told(self) -> tuple[str, str, str, dict[str, Any]]:
+        """As plain values: kind, text, state, error."""
+        return self.outcome.kind, self.outcome.text, self.state, self.error
+
+
 class Request:
     """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None.
+
+    starts_before: a time as clock.uptime() has it, before which it has to start: from then on another worker
+    may have it. inf: nobody else has it.
 
     key: tag, id and attempt: what the message is known by when it is delivered again. The tag alone would not
     do, since a store that was made anew gives the tags of the old one to other messages."""
@@ -37,6 +57,7 @@ class Request:
         "acks_late",
         "eta",
         "expires",
+        "failing",
         "generation",
         "headers",
         "id",
@@ -49,6 +70,7 @@ class Request:
         "revocation",
         "seconds",
         "soft_time_limit",
+        "starts_before",
         "task",
         "time_limit",
     )  # fmt: skip
@@ -69,7 +91,9 @@ class Request:
         self.acked = False
         self.pid = 0
         self.seconds = 0.0  # that it is expected to take
+        self.starts_before = math.inf
         self.revocation: Any = None
+        self.failing: Failing | None = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = None if eta is None else _epoch("eta", eta, task)
         self.expires = None if expires is None else _epoch("expires", expires, task)
@@ -128,8 +152,14 @@ def _epoch(name: str, text: str, task: Task[..., Any]) -> float:
         raise InvalidTaskMessage(f"header {name!r} is {text!r:.80}, not a time") from None
 
 
-def receive(app: QWorker, leased: Leased, generation: int, accept: frozenset[str]) -> Request:
-    """Make the request of *leased*.
+def receive(
+    app: QWorker,
+    leased: Leased,
+    generation: int,
+    accept: frozenset[str],
+    stand_in: Task[..., Any] | None = None,
+) -> Request:
+    """Make the request of *leased*. stand_in: the task of one that is not to run, when its own is not known.
 
     Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
     """
@@ -139,7 +169,7 @@ def receive(app: QWorker, leased: Leased, generation: int, accept: frozenset[str
     if body is not None:  # protocol 1: the child gets it as protocol 2
         payload = protocol.upgrade(headers, properties, body)
         leased = leased._replace(headers=payload.headers, properties=payload.properties, body=payload.body)
-    task = app.tasks.get(headers["task"])
+    task = app.tasks.get(headers["task"], stand_in)
     if task is None:
         raise NotRegistered(headers["task"])
     return Request(leased, generation, headers, task)

@@ -18,7 +18,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from qworker.errors import BackendError, EncodeError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.retry import RECONNECT
 from qworker.safe_repr import safe_repr
-from qworker.transports.lease import Ack, DeadLetter, ResultRow, Store
+from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -52,7 +52,7 @@ UNIT_BYTES = 65536
 
 
 class ResultWriter(ThreadComponent):
-    """post: gives orders to the Listener."""
+    """post: gives orders to the Listener. record: records the parts of joins."""
 
     name = "result writer"
 
@@ -61,10 +61,12 @@ class ResultWriter(ThreadComponent):
         app: QWorker,
         on_crash: Callable[[str, BaseException], None],
         post: Callable[[Iterable[SettlementOrder]], None],
+        record: Callable[[Sequence[Part]], None] = lambda parts: None,
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
         self._post = post
+        self._record = record
         self.mailbox: Mailbox[SettlementOrder] = Mailbox(self.wake)
         self._waiting: deque[SettlementOrder] = deque()  # this thread only, as all below
         self._units = 0
@@ -127,7 +129,11 @@ class ResultWriter(ThreadComponent):
                     return self._try_later(now, f"does not answer: {away}")
             else:
                 if self._failures:
-                    logger.warning("the result store answers again after %d failures", self._failures)
+                    logger.warning(
+                        "the result store answers again after %d failures",
+                        self._failures,
+                        extra={"event": "result-store-back"},
+                    )
                 for order in batch:
                     self._done(order)
                 self._post([_stripped(order) for order in batch if order.final or order.starts])
@@ -140,7 +146,11 @@ class ResultWriter(ThreadComponent):
         self._failures += 1
         self._retry_at = now + delay
         logger.warning(
-            "the result store %s; trying again in %.1f s (%d results wait)", how, delay, len(self._waiting)
+            "the result store %s; trying again in %.1f s (%d results wait)",
+            how,
+            delay,
+            len(self._waiting),
+            extra={"event": "result-store-lost"},
         )
         return delay
 
@@ -165,7 +175,10 @@ class ResultWriter(ThreadComponent):
 
     def _without_result(self, order: SettlementOrder, error: Exception) -> SettlementOrder:
         """What is to become of *order*, whose row the store has refused for the last time."""
-        task_id, status, *_ = _row(order)
+        row = _row(order)
+        if row is None:
+            return _stripped(order)
+        task_id, status, *_ = row
         why = f"the result store failed: {_shown(error)}"
         settlement = order.settlement
         try:
@@ -188,14 +201,15 @@ class ResultWriter(ThreadComponent):
         size, count = 0, 0
         for order in islice(self._waiting, MAX_BATCH):
             count += 1
-            size += len(_row(order)[2])
+            size += _size(order)
             if size >= MAX_BATCH_BYTES:
                 break
         return list(islice(self._waiting, count))
 
     def _store(self, batch: list[SettlementOrder]) -> None:
         backend = self._app.backend
-        rows = [_row(order) for order in batch]
+        rows = [row for order in batch if (row := _row(order)) is not None]
+        parts = [part for order in batch for part in _parts(order)]
         try:
             backend.store_rows(rows)
         except UNFIT:  # one of them is to blame, and must not keep the others
@@ -204,6 +218,12 @@ class ResultWriter(ThreadComponent):
                     backend.store_rows([row])
                 except UNFIT as error:
                     self._store_why_not(row[0], error)
+                    parts = [
+                        part._replace(status=states.FAILURE) if part.task_id == row[0] else part
+                        for part in parts
+                    ]
+        if parts:
+            self._record(parts)  # after the results, which whoever finishes a join is going to read
 
     def _store_why_not(self, task_id: str, error: Exception) -> bool:
         """The store will never take this result: it is a failure for who waits for it. False when it does not
@@ -246,15 +266,22 @@ class ResultWriter(ThreadComponent):
                 self.clock.sleep(pause)
 
 
-def carries_row(order: SettlementOrder) -> bool:
-    """Whether there is a result to store before *order* is carried out."""
+def carries_result(order: SettlementOrder) -> bool:
+    """Whether there is a result to store, or a part to record, before *order* is carried out."""
     settlement = order.settlement
-    return isinstance(settlement, Ack | DeadLetter | Store) and settlement.row is not None
+    return isinstance(settlement, Ack | DeadLetter | Store) and (
+        settlement.row is not None or bool(settlement.parts)
+    )
 
 
-def _row(order: SettlementOrder) -> ResultRow:
-    row: ResultRow = order.settlement.row  # type: ignore[union-attr, assignment]  # see carries_row
+def _row(order: SettlementOrder) -> ResultRow | None:
+    row: ResultRow | None = order.settlement.row  # type: ignore[union-attr]  # see carries_result
     return row
+
+
+def _parts(order: SettlementOrder) -> tuple[Part, ...]:
+    parts: tuple[Part, ...] = order.settlement.parts  # type: ignore[union-attr]  # see carries_result
+    return parts
 
 
 def _shown(error: Exception) -> str:
@@ -262,12 +289,18 @@ def _shown(error: Exception) -> str:
 
 
 def _units(order: SettlementOrder) -> int:
-    return 1 + len(_row(order)[2]) // UNIT_BYTES
+    return 1 + _size(order) // UNIT_BYTES
+
+
+def _size(order: SettlementOrder) -> int:
+    """Bytes of the result."""
+    row = _row(order)
+    return 0 if row is None else len(row[2])
 
 
 def _stripped(order: SettlementOrder) -> SettlementOrder:
     """What is left to do once the row is stored."""
     settlement = order.settlement
     if isinstance(settlement, Ack | DeadLetter):
-        return order._replace(settlement=settlement._replace(row=None))
+        return order._replace(settlement=settlement._replace(row=None, parts=()))
     return order._replace(settlement=None)

@@ -14,7 +14,7 @@ the message becomes a dead letter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qworker import states
@@ -22,7 +22,7 @@ from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
-from qworker.transports.lease import Ack, Consumer, DeadLetter, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, Consumer, DeadLetter, Part, Release, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -37,13 +37,15 @@ than so much at a time, and after an outage there may be very many."""
 LONGEST = 500
 """Characters of an error, or of a reason, that are repeated."""
 LATER_SECONDS = 60.0
-"""After so long a message comes back that can neither be settled nor buried."""
+"""After so long a message comes back that can neither be settled nor dead-lettered."""
 
 
 class Settlements:
-    """consumer: of the broker of *app*, whose result store makes the rows that it stores beside."""
+    """consumer: of the broker of *app*, whose result store makes the rows that it stores beside. on_parts:
+    called when parts of joins were recorded along."""
 
-    def __init__(self, app: QWorker, consumer: Consumer) -> None:
+    def __init__(self, app: QWorker, consumer: Consumer, on_parts: Callable[[], None] = lambda: None) -> None:
+        self._on_parts = on_parts
         self._app = app
         self._consumer = consumer
         self._generation = 0
@@ -67,6 +69,8 @@ class Settlements:
         for portion in _portions(settlements):
             self._settle(portion)
         lost, self._done, self._lost = self._lost, set(), set()
+        if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
+            self._on_parts()
         return lost
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
@@ -108,15 +112,16 @@ class Settlements:
         """Ends for what is refused as *settlement*, the best first."""
         row = None if isinstance(settlement, Release) else settlement.row
         failure = None if row is None else self._failure_row(row, why)
+        parts = () if isinstance(settlement, Release) else _failed(settlement.parts)
         if isinstance(settlement, Store):
             if failure is not None:
-                yield Store(failure)
+                yield Store(failure, parts)
             return
         tag = settlement.tag
         counted = False
         if isinstance(settlement, Ack):
             if failure is not None:
-                yield Ack(tag, failure)
+                yield Ack(tag, failure, parts)
         elif isinstance(settlement, Release):
             counted = settlement.counted
             yield Release(tag, counted=counted)
@@ -125,8 +130,8 @@ class Settlements:
             why = f"{safe_repr(settlement.reason, LONGEST)}; {why}"
             for each in (row, failure):
                 if each is not None:
-                    yield DeadLetter(tag, why, each, counted)
-        yield DeadLetter(tag, why, counted=counted)
+                    yield DeadLetter(tag, why, each, counted, parts)
+        yield DeadLetter(tag, why, counted=counted, parts=parts)
         yield DeadLetter(tag, "the broker does not take how it ended", counted=counted)
         if isinstance(settlement, Ack):
             yield Ack(tag)  # it ran: better no word of it than to run it for ever
@@ -145,6 +150,11 @@ class Settlements:
         except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
             logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
             return None
+
+
+def _failed(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """*parts* of a call whose result could not be stored."""
+    return tuple(part._replace(status=states.FAILURE) for part in parts)
 
 
 def _portions(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:

@@ -9,16 +9,16 @@ Thread:      any: it has no state but what it was built with.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qworker.components import outcomes
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
-from qworker.components.result_writer import ResultWriter, carries_row
+from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import Outcome
-from qworker.transports.lease import Ack, DeadLetter, ResultRow, Settlement, Store
+from qworker.tasks.outcome import LAPSED, UNSTARTED, Outcome
+from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -52,16 +52,24 @@ class Settler:
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
         """Settle requests that ended, or are not to run after all; what had not started is ready again."""
-        if self._counters is not None:
-            self._counters.count(_runs(ends))
-        orders, waiting = [], []
+        orders, waiting, told = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
+            if request.failing is not None:
+                outcome = _answered(request.failing.outcome, outcome)
+            elif (failing := outcomes.failing(app, request, outcome, now)) is not None:
+                request.failing = failing
+                waiting.append(request)
+                continue
+            told.append((request, outcome))
             settlement = outcomes.end(app, request, outcome, now)
             if settlement is None:
                 waiting.append(request)
             else:
+                orders += [_along(row, parts) for row, parts in outcome.follow]
                 orders.append(_order(request, settlement))
+        if self._counters is not None:
+            self._counters.count(_runs(told))
         if waiting:
             self._ready.put_back(waiting)
         self._post_many(orders)
@@ -70,11 +78,19 @@ class Settler:
         """Store the state STARTED of running requests."""
         self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
 
-    def refuse(self, request: Request | Stranger, outcome: Outcome) -> None:
-        """Settle a message that was not let in: nobody waits for its settlement, and it is not counted."""
+    def refuse(self, request: Request | Stranger, outcome: Outcome) -> bool:
+        """Settle a message that was not let in: nobody waits for its settlement, and it is not counted.
+
+        True: it has to be let in after all, since a child is to tell the calls that it carries.
+        """
+        if isinstance(request, Request):
+            request.failing = outcomes.failing(self._app, request, outcome, self._app.clock.now())
+            if request.failing is not None:
+                return True
         settlement = outcomes.end(self._app, request, outcome, self._app.clock.now())
         if settlement is not None:
             self.settle(settlement)
+        return False
 
     def settle(self, settlement: Settlement) -> None:
         """Tell the broker of a message that is in nobody's hands here."""
@@ -85,14 +101,26 @@ class Settler:
         if self._writer is None:
             self._mailbox.post_many(orders)
             return
-        self._writer.mailbox.post_many(order for order in orders if carries_row(order))
-        self._mailbox.post_many(order for order in orders if not carries_row(order))
+        self._writer.mailbox.post_many(order for order in orders if carries_result(order))
+        self._mailbox.post_many(order for order in orders if not carries_result(order))
+
+
+def _answered(failing: Outcome, outcome: Outcome) -> Outcome:
+    """The end of a request that was given to a child because it had ended as *failing*, and came back with
+    *outcome*."""
+    return outcome if outcome.kind in (failing.kind, UNSTARTED, LAPSED) else failing
+
+
+def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:
+    """The order to store what ends along with a request."""
+    return SettlementOrder(None, Store(row, tuple(Part(*part) for part in parts)))
 
 
 def _order(request: Request, settlement: Settlement) -> SettlementOrder:
     """The order to settle *request* so."""
     if not request.acked:
         return SettlementOrder(request, settlement)
-    # The message is gone: only the result is left to store.
-    row = settlement.row if isinstance(settlement, Ack | DeadLetter) else None
-    return SettlementOrder(request, Store(row) if row is not None else None)
+    # The message is gone: only the result is left to store, and the parts to record.
+    if not isinstance(settlement, Ack | DeadLetter) or settlement.row is None:
+        return SettlementOrder(request, None)
+    return SettlementOrder(request, Store(settlement.row, settlement.parts))

@@ -5,11 +5,10 @@ Goes to:     Mediator, each limited task no faster than its rate; through *overf
 Thread:      as ReadyQueue.
 
 Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
-to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Who comes is
-promised the first moment that nobody before it was promised. What would wait here for over LONGEST_WAIT
-seconds goes back to the broker until that moment, so that it holds neither a slot nor anybody up; when it
-returns it stands where it was promised to stand, before all who came later. So the order is kept, and nobody
-waits for ever.
+to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Each request
+reserves the first moment that is free. What would wait here for over LONGEST_WAIT seconds goes back to the
+broker until its moment, so that it holds neither a slot nor anybody up; when it returns it has its old place
+in the line, before all that came later. So the order is kept, and nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST_LATE = 256
 """How many may wait beyond what fits into LONGEST_WAIT: who returned in time while there was no slot to run
 in."""
 MOST_REMEMBERED = 10_000
-"""Of those in the broker, that their promises are known of; later ones are promised anew when they return."""
+"""Of those in the broker, whose reservations are remembered; the others reserve anew when they return."""
 FORGET_SECONDS = 60.0
 """Who has not returned so long after its moment is with another worker."""
 
@@ -36,16 +35,16 @@ Overflow = Callable[[Request, float], None]
 
 
 class _Place(NamedTuple):
-    """In a line: the monotonic time that was promised, and a number that makes equal ones stand as they
+    """In a line: the monotonic time that was reserved, and a number that makes equal ones stand as they
     came."""
 
-    promised: float
+    reserved: float
     number: int
     request: Request
 
 
 class _Bucket:
-    """Of one task: its line, when the next token drops, and what was promised."""
+    """Of one task: its line, when the next token drops, and what is reserved."""
 
     __slots__ = ("_away", "_last", "_number", "interval", "line", "most", "next_token")
 
@@ -55,39 +54,39 @@ class _Bucket:
         self.line: list[_Place] = []
         self.next_token = 0.0
         self._last: float | None = None
-        """The latest moment that was promised."""
+        """The latest moment that is reserved."""
         self._away: dict[str, float] = {}
-        """Task id → what was promised to those that went back, the earliest first."""
+        """Task id → what those reserved that went back, the earliest first."""
         self._number = 0
 
-    def promise(self, now: float) -> float:
-        """The first moment that nobody has."""
+    def reserve(self, now: float) -> float:
+        """The first moment that is free, which is taken then."""
         moment = max(now, self.next_token) + len(self.line) * self.interval
         if self._last is not None:
             moment = max(moment, self._last + self.interval)
         self._last = moment
         return moment
 
-    def enter(self, request: Request, promised: float) -> _Place | None:
+    def enter(self, request: Request, reserved: float) -> _Place | None:
         """Have *request* stand in line; return the last one if it is one too many."""
         self._number += 1
-        insort(self.line, _Place(promised, self._number, request))
+        insort(self.line, _Place(reserved, self._number, request))
         return self.line.pop() if len(self.line) > self.most else None
 
-    def sent_away(self, request: Request, promised: float, now: float) -> None:
-        """Remember what was promised to *request*, which goes back to the broker."""
+    def sent_away(self, request: Request, reserved: float, now: float) -> None:
+        """Remember what *request* has reserved, which goes back to the broker."""
         away = self._away
         while away and away[first := next(iter(away))] < now - FORGET_SECONDS:
             del away[first]
         if len(away) < MOST_REMEMBERED:
-            away[request.id] = promised
+            away[request.id] = reserved
 
     def returned(self, request: Request, now: float, wall: float) -> float | None:
-        """What was promised to *request* before, here or by another worker; None when it is new."""
-        promised = self._away.pop(request.id, None)
-        if promised is None and request.leased.due is not None and request.eta is None:
+        """What *request* reserved before, here or at another worker; None when it is new."""
+        reserved = self._away.pop(request.id, None)
+        if reserved is None and request.leased.due is not None and request.eta is None:
             return now + min(0.0, request.leased.due - wall)
-        return promised
+        return reserved
 
 
 class TaskBucket(ReadyQueue):
@@ -116,21 +115,21 @@ class TaskBucket(ReadyQueue):
                     bucket.sent_away(*away, now)
                     too_far.append(away)
             self._changed()
-        for request, promised in too_far:
-            self._overflow(request, wall + promised - now)
+        for request, reserved in too_far:
+            self._overflow(request, wall + reserved - now)
 
     def _stand(
         self, bucket: _Bucket, request: Request, now: float, wall: float
     ) -> tuple[Request, float] | None:
         """Have *request* stand in its line; return who has to go back to the broker, and until when."""
-        promised = bucket.returned(request, now, wall)
-        if promised is None:
-            promised = bucket.promise(now)
-            if promised - now > LONGEST_WAIT:
-                return request, promised
-        last = bucket.enter(request, promised)
+        reserved = bucket.returned(request, now, wall)
+        if reserved is None:
+            reserved = bucket.reserve(now)
+            if reserved - now > LONGEST_WAIT:
+                return request, reserved
+        last = bucket.enter(request, reserved)
         self._waiting += last is None
-        return None if last is None else (last.request, bucket.promise(now))
+        return None if last is None else (last.request, bucket.reserve(now))
 
     def _take(self, slots: Slots) -> list[Request]:
         if not self._waiting:

@@ -59,6 +59,14 @@ class WaitingRequests:
         if requests and (rest := self._mediator.offer(requests)):
             self._ready.put_many(rest)
 
+    def end_failing(self, requests: Sequence[Request]) -> list[Request]:
+        """End those of *requests* that a child was to tell of, and cannot any more; return the others."""
+        failing = [(request, request.failing.outcome) for request in requests if request.failing is not None]
+        if not failing:
+            return list(requests)
+        self._on_ended(failing)
+        return [request for request in requests if request.failing is None]
+
     def keep_acked(self, requests: Sequence[Request]) -> list[Request]:
         """Put back those of *requests* that are acked: the broker has them no more. Return the others.
         requests: from the end of the ready queue, the last one first."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from qworker.errors import NotAvailable
 
 LATER = "comes in a later version"
-_WORKFLOWS = f"workflows {LATER.replace('comes', 'come')}; until then link= goes on with one result"
 _SCHEDULES = (
     f"schedules {LATER.replace('comes', 'come')}; until then have cron call `qworker call`, or let the task "
     "call itself again with countdown="
@@ -25,7 +24,7 @@ _EVENTS = (
     "what happens in a worker"
 )
 _STEPS = "there are no boot steps here: signals observe a worker, and middleware changes what it does"
-_STAMPS = "headers are not stamped here: give headers= to apply_async(), and read task.request.headers"
+_STAMPS = "revoke() takes ids"
 _EVENTLET = "there are no greenlets here: `async def` tasks run as they are, and `--pool threads` runs others"
 _KOMBU = (
     "send calls with app.send_task() or task.apply_async(); for messages of another kind use kombu itself"
@@ -34,8 +33,6 @@ _HOOKS = "middleware (qworker.Middleware) is what changes how a task is publishe
 
 APP = {
     "Beat": _SCHEDULES,
-    "GroupResult": _WORKFLOWS,
-    "ResultSet": "ask each result, or await them together with asyncio.gather()",
     "WorkController": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
     "Worker": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
     "add_periodic_task": _SCHEDULES,
@@ -43,7 +40,7 @@ APP = {
     "annotations": "app.conf.task_annotations holds them",
     "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
     "bugreport": "the command `qworker report` prints it",
-    "canvas": _WORKFLOWS,
+    "canvas": "import it: from qworker import canvas",
     "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable "
     "QWORKER_…",
     "configured": "settings are read at first use; app.conf.resolve() reads them now",
@@ -100,21 +97,15 @@ TASK = {
     "Request": _HOOKS,
     "Strategy": _HOOKS,
     "add_around": _HOOKS,
-    "add_to_chord": _WORKFLOWS,
-    "chunks": _WORKFLOWS,
-    "map": _WORKFLOWS,
     "pop_request": "call task.apply() to run it with a request",
     "push_request": "call task.apply() to run it with a request",
-    "replace": _WORKFLOWS,
-    "on_replace": _WORKFLOWS,
     "request_stack": "task.request is the request of the task that is running",
     "send_event": _EVENTS,
     "signature_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
-    "starmap": _WORKFLOWS,
     "start_strategy": _HOOKS,
     "subtask_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
 }
-_RESULT_STORE = "results of all tasks of an app are in one store: say result_backend, or make another app"
+ONE_STORE = "results of all tasks of an app are in one store: say result_backend, or make another app"
 _ONE_SWITCH = "acks_on_failure_or_timeout says it for both"
 
 TASK_OPTIONS = {
@@ -122,7 +113,7 @@ TASK_OPTIONS = {
     "Strategy": _HOOKS,
     "acks_on_failure": _ONE_SWITCH,
     "acks_on_timeout": _ONE_SWITCH,
-    "backend": _RESULT_STORE,
+    "backend": ONE_STORE,
     "exchange_type": "an exchange is declared with its queue, in the setting task_queues",
     "lazy": "a task is made when it is defined; its settings are read at first use all the same",
     "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries says how often",
@@ -134,30 +125,23 @@ OVERRIDES = {
     name: TASK_OPTIONS.get(name) or TASK[name]
     for name in ("Request", "Strategy", "start_strategy", "acks_on_failure", "acks_on_timeout",
     "retry_on_worker_lost",
-                 "on_replace", "request_stack", "from_config", "store_eager_result")
+                 "request_stack", "from_config", "store_eager_result")
 }  # fmt: skip
 """What a subclass of Task cannot change by defining it: to find it there says that something is expected of
 it."""
 
 RESULT = {
-    "build_graph": _WORKFLOWS,
-    "graph": _WORKFLOWS,
     "revoke_by_stamped_headers": _STAMPS,
     "throw": "maybe_throw() raises what the task raised",
     "on_ready": "result.then(callback) is called when it has ended",
-    "supports_native_join": "ask each result, or await them together with asyncio.gather()",
 }
 
 SIGNATURE = {
-    "stamp": _STAMPS,
-    "stamp_links": _STAMPS,
     "append_to_list_option": "link() and link_error() add callbacks",
     "extend_list_option": "link() and link_error() add callbacks",
     "AsyncResult": "app.AsyncResult(id) is the handle of a call; freeze() gives that of a signature",
-    "TYPES": _WORKFLOWS,
-    "register_type": _WORKFLOWS,
+    "register_type": "the kinds are chain, group, chord and the mappings; a task can send any calls",
     "election": "workers elect nobody here",
-    "flatten_links": _WORKFLOWS,
 }
 
 SIGNALS = {
@@ -173,11 +157,6 @@ SIGNALS = {
 
 FRONT_DOOR = {
     "Celery": "the app's class is QWorker here: from qworker import QWorker",
-    **dict.fromkeys(
-        ("chain", "group", "chord", "chunks", "subtask", "maybe_signature", "xmap", "xstarmap"),
-        "workflows are not in this version; link= goes on with one result",
-    ),
-    "signature": "app.signature() makes one",
     "bootsteps": _STEPS,
     "task": "decorate with @app.task, or with @shared_task",
     "uuid": "uuid.uuid4() of Python makes ids; qworker makes its own where none is given",
@@ -186,7 +165,6 @@ FRONT_DOOR = {
     "beat": _SCHEDULES,
     "schedules": _SCHEDULES,
     "events": _EVENTS,
-    "canvas": _WORKFLOWS,
     "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says "
     "what to do",
     "bin": "the command line is qworker.cli.main",
@@ -203,7 +181,6 @@ COMMANDS = {
     "status": "`qworker doctor` says which workers are there",
     "multi": "start several with your init system: `qworker init systemd` prints the files",
     "list": "`qworker queues` shows queues",
-    "graph": _WORKFLOWS,
     "amqp": "`qworker queues` and `qworker purge` look at queues; the broker's own tools do the rest",
     "migrate": "`qworker move` moves messages from one broker to another",
     "upgrade": "`qworker config check` says which settings are old; old names are understood as they are",

@@ -102,7 +102,6 @@ _STEPS = "there are no boot steps here; use signals or middleware"
 _WAITS = "a worker waits for its broker for as long as it takes, a caller for `task_publish_timeout`"
 _SCHEDULES = "schedules come in a later version: nothing is started by it"
 _EVENTS = "events come in a later version; signals tell what happens in a worker"
-_WORKFLOWS = "workflows come in a later version"
 
 # Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
 WITHOUT_EFFECT = {
@@ -149,7 +148,8 @@ WITHOUT_EFFECT = {
     "redis_": _UNNEEDED,
     "result_backend_": _UNNEEDED,
     "result_cache_max": _UNNEEDED,
-    "result_chord_": _WORKFLOWS,
+    "result_chord_expires": "what waits for a chord's members is kept as long as results: `result_expires`",
+    "result_chord_join_timeout": "the members of a chord have ended when their values are read",
     "result_exchange": "results that are sent (`rpc://`) go straight to the queue of their caller",
     "result_exchange_type": "results that are sent (`rpc://`) go straight to the queue of their caller",
     "result_failure_expires": "`result_expires` is for values and failures alike",
@@ -159,7 +159,6 @@ WITHOUT_EFFECT = {
     "sentinel_": _NOT_YET,
     "task_acks_on_failure": "`task_acks_on_failure_or_timeout` says it for both",
     "task_acks_on_timeout": "`task_acks_on_failure_or_timeout` says it for both",
-    "task_allow_error_cb_on_chord_header": _WORKFLOWS,
     "task_create_missing_queue_exchange_type": "a queue that is not declared is reached by its name",
     "task_create_missing_queue_type": "see `task_default_queue_type`",
     "task_default_delivery_mode": "messages are always durable",

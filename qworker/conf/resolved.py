@@ -12,10 +12,12 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qworker.conf.broker import BrokerSettings
 from qworker.conf.checks import check
 from qworker.conf.compat import understand
+from qworker.conf.results import ResultSettings
 from qworker.conf.secrets import is_secret, mask
-from qworker.conf.settings import SETTINGS, Declarations
+from qworker.conf.settings import SETTINGS
 from qworker.conf.sources import (
     Given,
     Layer,
@@ -26,6 +28,8 @@ from qworker.conf.sources import (
     from_object,
     from_pyproject,
 )
+from qworker.conf.tasks import TaskSettings
+from qworker.conf.workers import WorkerSettings
 from qworker.errors import ConfigurationError
 from qworker.naming import near
 
@@ -48,7 +52,7 @@ class _Resolution(NamedTuple):
     problems: list[Problem]
 
 
-class Settings(Declarations):
+class Settings(BrokerSettings, TaskSettings, ResultSettings, WorkerSettings):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
     Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells

@@ -54,6 +54,6 @@ class Setting(NamedTuple):
 
 
 def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
-    """Declare a setting, as `settings.Declarations` does. *bounds* are the other fields of Setting."""
+    """Declare a setting, as the modules of topics do. *bounds* are the other fields of Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)

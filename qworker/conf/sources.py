@@ -19,7 +19,7 @@ from qworker.naming import import_object, near
 
 ENVIRONMENT_PREFIX = "QWORKER_"
 # Variables of ours that are no settings.
-ENVIRONMENT_RESERVED = frozenset({"APP", "CRASH_AT", "DEBUG"})
+ENVIRONMENT_RESERVED = frozenset({"APP", "CRASH_AT", "DEBUG", "HOLD_AT"})
 _PACKAGE = str(Path(__file__).parents[1])
 PYPROJECT_RESERVED = frozenset({"app"})
 

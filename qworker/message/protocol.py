@@ -42,6 +42,7 @@ from qworker.naming import hostname, task_id
 from qworker.safe_repr import repr_args, repr_kwargs
 
 __all__ = [
+    "NO_EMBED_JSON",
     "Body",
     "EncodedMessage",
     "HeaderTemplate",
@@ -260,8 +261,8 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
 _MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
 _MARKED = quote(_MARK)
-_MAY_BE_ABSENT = ("eta", "expires", "parent_id")
-_NO_EMBED_JSON = f",{dumps(NO_EMBED)}]"
+NO_EMBED_JSON = dumps(NO_EMBED)
+"""The third part of the body of a call that nothing follows."""
 
 
 class HeaderTemplate:
@@ -269,9 +270,11 @@ class HeaderTemplate:
 
     - prototype: a message with all that is the same for those calls (task, shadow, timelimit, headers…).
     - limit: as for the function ``encode()``, which gives the same for the same message.
+
+    is_plain: bodies are JSON, and nothing is done to them.
     """
 
-    __slots__ = ("_is_plain", "_limit", "_pieces", "prototype")
+    __slots__ = ("_limit", "_pieces", "is_plain", "prototype")
 
     def __init__(self, prototype: TaskMessage, limit: int | None = None) -> None:
         self.prototype = prototype
@@ -280,8 +283,6 @@ class HeaderTemplate:
             replace(
                 prototype,
                 id=_MARK,
-                eta=_MARK,
-                expires=_MARK,
                 root_id=_MARK,
                 parent_id=_MARK,
                 argsrepr=_MARK,
@@ -289,12 +290,12 @@ class HeaderTemplate:
                 origin=_MARK,
             )
         )
-        _checked({**marked, "eta": None, "expires": None})
+        _checked(marked)
         text = encode_json(without_empty(marked), {"headers": prototype.headers}).decode()
-        for name in _MAY_BE_ABSENT:  # then its name goes, too
-            text = text.replace(f',"{name}":{_MARKED}', _MARKED, 1)
-        self._pieces = tuple(text.split(_MARKED))
-        self._is_plain = (
+        text = text.replace(f',"parent_id":{_MARKED}', _MARKED, 1)  # it may be absent, name and all
+        *self._pieces, tail = text.split(_MARKED)
+        self._pieces.append(tail[:-1])
+        self.is_plain = (
             prototype.serializer == "json"
             and prototype.compression is None
             and prototype.reply_to is None
@@ -309,14 +310,20 @@ class HeaderTemplate:
         kwargs: dict[str, Any],
         root_id: str | None = None,
         parent_id: str | None = None,
-        eta: str | None = None,
-        expires: str | None = None,
-        signer: SupportsSigning | None = None,
+        more: str = "",
+        embed: str = NO_EMBED_JSON,
     ) -> EncodedMessage:
-        """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does."""
-        if not self._is_plain or signer is not None:
-            message = self._message(id, args, kwargs, root_id, parent_id, eta, expires)
-            return encode(message, signer, self._limit)
+        """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does.
+
+        - more: text of further headers, each after a comma.
+        - embed: text of the third part of the body; only where the template is plain.
+        """
+        if not self.is_plain:
+            message = replace(
+                self.prototype, id=id, args=args, kwargs=kwargs, root_id=root_id, parent_id=parent_id
+            )
+            encoded = encode(message, None, self._limit)
+            return encoded._replace(headers=f"{encoded.headers[:-1]}{more}}}") if more else encoded
         if type(id) is not str or not 0 < len(id) <= MAX_ID or not id.isprintable():
             raise PublishError(f"task_id must be printable text of 1 to {MAX_ID} characters, not {id!r:.80}")
         try:
@@ -324,34 +331,17 @@ class HeaderTemplate:
         except Exception as error:  # __json__ and registered encoders are the user's code
             let_pass(error)
             raise explain({"args": args, "kwargs": kwargs}, error) from error
-        body = (arguments[:-1] + _NO_EMBED_JSON).encode()
+        body = f"{arguments[:-1]},{embed}]".encode()
         if len(body) > MAX_DEPTH and too_deep(body):
             raise explain({"args": args, "kwargs": kwargs}, RecursionError())
         quoted = quote(id)
-        due = "" if eta is None else f',"eta":{quote(eta)}'
-        end = "" if expires is None else f',"expires":{quote(expires)}'
         parent = "" if parent_id is None else f',"parent_id":{quote(parent_id)}'
-        head, p1, p2, p3, p4, p5, p6, p7, tail = self._pieces
+        head, p1, p2, p3, p4, p5, tail = self._pieces
         headers = (
-            f"{head}{quoted}{p1}{due}{p2}{end}{p3}{quote(root_id) if root_id else quoted}{p4}{parent}"
-            f"{p5}{quote(repr_args(args))}{p6}{quote(repr_kwargs(kwargs))}{p7}{_origin_json}{tail}"
+            f"{head}{quoted}{p1}{quote(root_id) if root_id else quoted}{p2}{parent}"
+            f"{p3}{quote(repr_args(args))}{p4}{quote(repr_kwargs(kwargs))}{p5}{_origin_json}{tail}{more}}}"
         )
         return EncodedMessage(headers, None, body)
-
-    def _message(
-        self,
-        id: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        root_id: str | None,
-        parent_id: str | None,
-        eta: str | None,
-        expires: str | None,
-    ) -> TaskMessage:
-        return replace(
-            self.prototype, id=id, args=args, kwargs=kwargs, root_id=root_id, parent_id=parent_id, eta=eta,
-            expires=expires,
-        )  # fmt: skip
 
 
 # -- the next attempt --

@@ -255,6 +255,17 @@ def _as_text(value: Any, what: str) -> str:
 NO_EMBED: dict[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
+_EMPTY_EMBEDS = (
+    b'{"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',  # Celery's spelling
+    b'{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]',
+)
+
+
+def may_embed(body: bytes) -> bool:
+    """Whether *body*, which is not decoded, may have calls embedded: False when it certainly has none."""
+    return type(body) is not bytes or not body.endswith(_EMPTY_EMBEDS)
+
+
 def decode_body(
     body: bytes,
     headers: Mapping[str, Any],

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.canvas.signature import Signature, signatures
+from qworker.canvas.signature import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError
@@ -114,6 +114,7 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
         elif (
             option not in OPTIONS
             and option not in FOR_CELERYS_SAKE
+            and option not in listed(options.get("stamped_headers"))
             and option not in app.middleware_options()
         ):
             guesses = near(option, [*OPTIONS, *app.middleware_options()])
@@ -194,7 +195,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         ignore_result=bool(chosen.get("ignore_result")),
         replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
         stamped_headers=chosen.get("stamped_headers"),
-        stamps=chosen.get("stamps") or {},
+        stamps=stamps_of(chosen),
         argsrepr=chosen.get("argsrepr"),
         kwargsrepr=chosen.get("kwargsrepr"),
         headers=_headers(name, options.get("headers"), defaults.get("headers")),
@@ -205,6 +206,12 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
+
+
+def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The stamps among *options*: each by its name, as signatures have them, or in a mapping."""
+    named = (name for name in listed(options.get("stamped_headers")) if name in options)
+    return {**(options.get("stamps") or {}), **{name: options[name] for name in named}}
 
 
 _ADDRESS = ("queue", "exchange", "routing_key")

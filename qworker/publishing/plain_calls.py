@@ -2,14 +2,23 @@
 
 Comes from:  the publisher, at the first call of a task after a change of the settings.
 Goes to:     the envelope of each such call, by a template of its headers.
-Thread:      any; nothing is changed once it is made.
+Thread:      any; a PlainCalls is not changed once it is made, and MemberCalls are of one who publishes.
+
+Calls in workflows have a few options, and are written in the same way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
-from qworker.message.protocol import HeaderTemplate
+from qworker.canvas.membership import HEADER
+from qworker.canvas.signature import Signature
+from qworker.message.kombu_json import dumps
+from qworker.message.protocol import NO_EMBED_JSON, HeaderTemplate
+from qworker.message.reading import MAX_HEADERS, NO_EMBED, valid_id
+from qworker.message.serialization import encode_json
 from qworker.middleware import overrides
 from qworker.publishing.call import Call, Invocation, make_call
 from qworker.publishing.routing import Router
@@ -23,14 +32,15 @@ if TYPE_CHECKING:
 class PlainCalls:
     """Writes the plain calls of one task. ignored: their results are not stored."""
 
-    __slots__ = ("_check", "_encode", "_priority", "ignored", "queue")
+    __slots__ = ("_check", "_encode", "_priority", "embeds", "ignored", "queue")
 
     def __init__(self, prototype: Call, task: Task[..., Any], limit: int) -> None:
         """prototype: a call without arguments. limit: bytes of a body, decompressed."""
         self.queue = prototype.destination.queue
         self.ignored = prototype.message.ignore_result
         self._priority = prototype.destination.priority
-        self._encode = HeaderTemplate(prototype.message, limit).encode
+        template = HeaderTemplate(prototype.message, limit)
+        self._encode, self.embeds = template.encode, template.is_plain
         self._check = task.check_arguments if task.typing else None
 
     def envelope(
@@ -40,13 +50,90 @@ class PlainCalls:
         kwargs: dict[str, Any],
         root_id: str | None = None,
         parent_id: str | None = None,
+        more: str = "",
+        embed: str = NO_EMBED_JSON,
     ) -> Envelope:
         """The envelope of the call *id*. Raises TypeError for arguments that the task does not take, and
-        EncodeError and PublishError as ``encode()`` does."""
+        EncodeError and PublishError as ``encode()`` does.
+
+        - more, embed: texts of further headers, and of what the body embeds, which not each can (*embeds*).
+        """
         if self._check is not None:
             self._check(*args, **kwargs)
-        headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id)
+        headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed)
         return Envelope(self.queue, headers, properties, body, self._priority)
+
+
+class MemberCalls:
+    """Writes calls of workflows that are published together. What many of them share, their group and the
+    body of its chord, is written once."""
+
+    def __init__(
+        self, plain: Callable[[str], PlainCalls | None], root_id: str | None, parent_id: str | None
+    ) -> None:
+        """plain: what writes the plain calls of a task, by its name. root_id, parent_id: of the calls."""
+        self._plain = plain
+        self._root_id = root_id
+        self._parent_id = parent_id
+        self._group: Any = None
+        self._placed = ""
+        """The text of the header that names _group, up to the number of a member."""
+        self._chord: Any = None
+        self._embed = ""
+        """The text of what the body of a call embeds that is a part of _chord."""
+
+    def envelope(self, call: Signature) -> tuple[Envelope, PlainCalls] | None:
+        """The envelope of *call*, whose id is settled, and what has written it; None when it has other
+        options than such have, or its task asks for more.
+
+        Raises as PlainCalls.envelope() does.
+        """
+        options = call["options"]
+        plain = self._plain(call["task"])
+        if plain is None or not options.keys() <= _OF_MEMBERS:
+            return None
+        more, embed = "", NO_EMBED_JSON
+        group, number, headers = options.get("group_id"), options.get("group_index"), options.get("headers")
+        if group is not None:
+            if group is not self._group:
+                if not valid_id(group):
+                    return None
+                self._group, self._placed = group, f',"group":{quote(group)},"group_index":'
+            if type(number) is not int:
+                return None
+            more = f"{self._placed}{number}"
+        elif number is not None:
+            return None
+        if headers:
+            if headers.keys() != _OF_JOINS:
+                return None
+            more = f'{more},"{HEADER}":{dumps(headers[HEADER])}'
+            if len(more) > MAX_HEADERS // 2:
+                return None
+        chain, chord = options.get("chain"), options.get("chord")
+        if chain or chord:
+            if not plain.embeds:
+                return None
+            embed = self._embedded(chain, chord)
+        args, kwargs, root_id = call["args"], call["kwargs"], options.get("root_id") or self._root_id
+        sent = plain.envelope(options["task_id"], args, kwargs, root_id, self._parent_id, more, embed)
+        return sent, plain
+
+    def _embedded(self, chain: Any, chord: Any) -> str:
+        if chain:
+            return _embed(chain, chord)
+        if chord is not self._chord:
+            self._embed, self._chord = _embed(chain, chord), chord
+        return self._embed
+
+
+def _embed(chain: Any, chord: Any) -> str:
+    parts = {"chain": chain, "chord": chord}
+    return encode_json({**NO_EMBED, **parts}, parts).decode()
+
+
+_OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
+_OF_JOINS = frozenset([HEADER])
 
 
 def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCalls | None:

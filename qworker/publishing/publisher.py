@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qworker.canvas.signature import Signature
 from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
@@ -30,7 +31,7 @@ from qworker.message.protocol import (
 from qworker.middleware import compose
 from qworker.naming import task_id, task_ids
 from qworker.publishing.call import Call, Invocation, check_options, make_call, read_call
-from qworker.publishing.plain_calls import PlainCalls, plain_calls
+from qworker.publishing.plain_calls import MemberCalls, PlainCalls, plain_calls
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
 from qworker.publishing.transactions import holding_back, sender
@@ -46,6 +47,10 @@ logger = logging.getLogger(__name__)
 
 _NO_KEYWORDS: dict[str, Any] = {}
 
+_OF_A_WORKFLOW = {"add_to_parent": False}
+"""What is remembered by the task that calls is the workflow, and not its calls."""
+
+Answer = Callable[[], AsyncResult[Any]]
 CallEagerly = Callable[["Task[..., Any]", TaskMessage, Mapping[str, Any]], AsyncResult[Any]]
 
 _Ready = tuple[Envelope, EncodedMessage | None, Call | None]
@@ -116,28 +121,68 @@ class Publisher:
                 return self._call_many_plain(task, plain, calls)
         if options.get("task_id") is not None:
             raise PublishError("task_id is for one call: give each its own, in signatures")
-        eager = self.app.conf.task_always_eager
         ready: list[_Ready] = []
-        answers: list[Callable[[], AsyncResult[Any]]] = []  # asked once all are stored
-        for item in calls:
-            invocation = read_call(self.app, task, item)
-            called, _, args, kwargs, own_options = invocation
-            invocation = invocation._replace(options={**own_options, **options})
-            if called is not None and called.own_apply_async:
-                with holding_back(self.app) as held:
-                    result = called.apply_async(args, kwargs, **invocation.options)
-                ready += [(envelope, None, None) for envelope in held]
-                answers.append(partial(_same, result))
-                continue
-            call = self._make_call(invocation)
-            if eager and called is not None:
-                answers.append(partial(self._call_eagerly, called, call.message, invocation.options))
-                continue
-            self._through_middleware(call, partial(self._collect, ready, call))
-            answers.append(partial(self._result, call, called))
+        answers = [self._enter(ready, task, item, options) for item in calls]
         if ready:
             self._deliver(ready)
         return [answer() for answer in answers]
+
+    def publish(self, calls: list[Signature], results: Mapping[str, AsyncResult[Any]]) -> None:
+        """Publish calls of workflows at once, which have their ids; *results*, by these ids, learn where the
+        calls went, and whether what they return is kept.
+
+        The list is emptied: of many calls there is either the signature or the message.
+        """
+        observed = before_task_publish.receivers or after_task_publish.receivers
+        context = current_context()
+        within = context is not None and context.id is not None
+        root, parent = (context.root_id, context.id) if within and context is not None else (None, None)
+        members = MemberCalls(cache(self._plain_member), root, parent)
+        ready: list[_Ready] = []
+        answers: list[Answer] = []
+        calls.reverse()
+        while calls:
+            call = calls.pop()
+            written = None if observed else members.envelope(call)
+            if written is None:
+                answers.append(self._enter(ready, None, call, _OF_A_WORKFLOW))
+                continue
+            envelope, plain = written
+            ready.append((envelope, None, None))
+            result = results.get(call["options"]["task_id"])
+            if result is not None:
+                result.ignored, result._queue = plain.ignored, plain.queue
+        if ready:
+            self._deliver(ready)
+        for answer in answers:
+            sent = answer()
+            result = results.get(sent.id)
+            if result is not None:
+                result.ignored, result._queue = sent.ignored, sent._queue
+
+    def _enter(
+        self, ready: list[_Ready], task: Task[..., Any] | None, item: Any, options: dict[str, Any]
+    ) -> Answer:
+        """Add what is to be sent for *item*, one of many calls, to *ready*; return what gives its result,
+        which is asked once all are stored."""
+        invocation = read_call(self.app, task, item)
+        called, _, args, kwargs, own_options = invocation
+        invocation = invocation._replace(options={**own_options, **options})
+        if called is not None and called.own_apply_async:
+            with holding_back(self.app) as held:
+                result = called.apply_async(args, kwargs, **invocation.options)
+            ready += [(envelope, None, None) for envelope in held]
+            return partial(_same, result)
+        call = self._make_call(invocation)
+        if called is not None and self.app.conf.task_always_eager:
+            return partial(self._call_eagerly, called, call.message, invocation.options)
+        self._through_middleware(call, partial(self._collect, ready, call))
+        return partial(self._result, call, called)
+
+    def _plain_member(self, name: str) -> PlainCalls | None:
+        """What writes the calls of the task *name* in workflows, where nothing asks for more."""
+        task = self.app.tasks.get(name)
+        return None if task is None or task.own_apply_async else self._plain(task)
 
     def _call_many_plain(
         self, task: Task[..., Any], plain: PlainCalls, calls: Iterable[Any]

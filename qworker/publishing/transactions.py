@@ -26,6 +26,11 @@ def sender(app: QWorker) -> Sender:
     return app.broker.sender if replacement is None or replacement[0] is not app else replacement[1]
 
 
+def is_held_back(app: QWorker) -> bool:
+    """Tell whether calls of *app* are collected now, and not sent."""
+    return isinstance(sender(app), _Held)
+
+
 @contextmanager
 def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
     """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""

@@ -1,13 +1,19 @@
 """Awaiting: an event loop goes on while a result is waited for.
 
-Comes from:  ``await result``.
+Comes from:  ``await result``, and ``gathering`` for many results at once.
 Goes to:     the ResultWatcher of the result store, whose thread calls back into the loop.
 Thread:      the event loop's. asyncio is imported by who awaits, not by who imports this.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from functools import partial
 from typing import TYPE_CHECKING
+
+from qworker.backends.result_watcher import final
+from qworker.errors import DamagedResult
 
 if TYPE_CHECKING:
     from qworker.backends.base import Backend, Found, Meta
@@ -41,3 +47,51 @@ async def ended(backend: Backend, task_id: str) -> Meta:
         return await future
     finally:
         attendant.cancel(task_id, call_back)
+
+
+async def each_ended(
+    backend: Backend, ids: Collection[str], timeout: float | None = None
+) -> AsyncIterator[dict[str, Found]]:
+    """Yield what has ended of *ids*, as it ends, until all has or *timeout* seconds have passed.
+
+    Raises BackendError when the store does not answer.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    arrived: deque[tuple[str, Found | Exception]] = deque()
+    something = asyncio.Event()
+
+    def call_back(task_id: str, found: Found | Exception) -> None:
+        arrived.append((task_id, found))
+        if len(arrived) == 1:  # else the loop has been told, and takes this one with the others
+            try:
+                loop.call_soon_threadsafe(something.set)
+            except RuntimeError:
+                pass  # the loop has ended
+
+    attendant = backend.watcher.loops
+    missing = {task_id: partial(call_back, task_id) for task_id in ids}
+    deadline = None if timeout is None else loop.time() + timeout
+    attendant.call_many(missing)
+    try:
+        while missing:
+            try:
+                left = None if deadline is None else max(0.0, deadline - loop.time())
+                await asyncio.wait_for(something.wait(), left)
+            except TimeoutError:
+                if found := final(await asyncio.to_thread(backend.read_many, list(missing))):
+                    yield found  # at the last moment
+                return
+            something.clear()
+            ended: dict[str, Found] = {}
+            while arrived:
+                task_id, each = arrived.popleft()
+                if isinstance(each, Exception) and not isinstance(each, DamagedResult):
+                    raise each
+                missing.pop(task_id, None)
+                ended[task_id] = each
+            if ended:
+                yield ended
+    finally:
+        attendant.cancel_many(missing)

@@ -7,19 +7,21 @@ Thread:      any; one object may be shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from qworker import states
 from qworker.clock import parse_iso
-from qworker.conf.absent import RESULT, absent
+from qworker.conf.absent import ONE_STORE, RESULT, absent
 from qworker.context import get_current_app
-from qworker.errors import ResultTimeout
+from qworker.errors import NotAvailable, ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.results import callbacks, tree
 from qworker.results.awaiting import ended
+from qworker.results.group_result import GroupResult, result_described
+from qworker.results.tree import described, forget_line, ids_of_line, tree_of
 from qworker.results.waiting import (
     HINT_AFTER,
     all_of,
@@ -52,16 +54,25 @@ class AsyncResult(Generic[R]):
     TimeoutError = ResultTimeout
     """For ``except result.TimeoutError``."""
 
+    supports_native_join = True
+    """Many are waited for together (ResultSet.join_native), with every result store."""
+
     __slots__ = ("__weakref__", "_app", "_meta", "_promises", "_queue", "id", "ignored", "parent")
 
     def __init__(
         self,
         id: str,
         app: QWorker | None = None,
-        parent: AsyncResult[Any] | None = None,
+        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
         queue: str | None = None,
         ignored: bool = False,
+        *,
+        backend: Any = None,
+        task_name: str | None = None,
     ) -> None:
+        """backend, task_name: there for Celery's sake, whose place backend= is the app's."""
+        if backend is not None:
+            raise NotAvailable(f"AsyncResult(backend=…) is not in qworker: {ONE_STORE}")
         self.id = id
         self.parent = parent
         self.ignored = ignored
@@ -126,9 +137,11 @@ class AsyncResult(Generic[R]):
             tree.raise_of_parents(self)
         if on_message is not None and self._meta is None:
             on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)
+        looked = self.backend.watcher.mark()
         meta = self._final_meta()
         if meta is None:
-            meta = self.keep(wait_for(self.app, self.id, self._queue, limit, interval, on_interval))
+            found = wait_for(self.app, self.id, self._queue, limit, interval, on_interval, looked)
+            meta = self.keep(found)
         if on_message is not None:
             on_message(meta)
         value = self._value(meta, propagate)
@@ -222,8 +235,9 @@ class AsyncResult(Generic[R]):
         return parse_iso(done) if isinstance(done, str) else done
 
     @property
-    def children(self) -> list[AsyncResult[Any]]:
-        """The calls that the task made, known once it has ended."""
+    def children(self) -> list[Any]:
+        """The calls that the task made, known once it has ended: an AsyncResult for each, a GroupResult for a
+        group."""
         return [result_from_tuple(child, self._app) for child in self._look().get("children") or ()]
 
     @property
@@ -290,15 +304,16 @@ class AsyncResult(Generic[R]):
     iterdeps = tree.iterdeps
     collect = tree.collect
     get_leaf = tree.get_leaf
+    build_graph = tree.build_graph
+    graph = property(tree.build_graph, doc="build_graph(): what has not ended raises IncompleteStream.")
+    tree = tree_of
 
     # -- acting --
 
-    def forget(self) -> None:
-        """Delete what is stored of it and of the results before it; the state is PENDING afterwards."""
-        self._meta = None
-        if self.parent is not None:
-            self.parent.forget()
-        self.backend.forget(self.id)
+    forget = forget_line
+
+    def _is_stored(self) -> bool:
+        return True
 
     def revoke(
         self,
@@ -310,26 +325,24 @@ class AsyncResult(Generic[R]):
     ) -> None:
         """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is running already.
 
+        Of a chain or a chord that was called, it cancels all that has not run: what runs before it, too. What
+        would have come after a call that was cancelled fails along.
+
         The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise
         ControlError.
         connection: None, or one of this app's.
         """
-        self.app.control.revoke(
-            self.id,
-            terminate=terminate,
-            signal="SIGTERM" if signal is None else signal,
-            connection=connection,
-            reply=wait,
-            timeout=timeout,
-        )
+        tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
 
-    def as_tuple(self) -> Any:
-        """Return ``((id, parent), children)``, plain data that result_from_tuple makes a result of again."""
-        return (self.id, self.parent and self.parent.as_tuple()), None
+    as_tuple = described
+    as_list = ids_of_line
+    _is_single = True
 
-    def as_list(self) -> list[str]:
-        """Return its id and those of the results before it."""
-        return [self.id, *(self.parent.as_list() if self.parent is not None else ())]
+    def _singles(self) -> Iterator[AsyncResult[Any]]:
+        yield self
+
+    def _members_described(self) -> None:
+        return None
 
     if not TYPE_CHECKING:
 
@@ -352,12 +365,7 @@ class AsyncResult(Generic[R]):
         return type(self), (self.id, None, self.parent, self._queue, self.ignored)
 
 
-def result_from_tuple(value: Any, app: QWorker | None = None) -> AsyncResult[Any]:
-    """Make the result that ``as_tuple()`` described. Raises ValueError for anything else."""
-    try:
-        (identity, parent), _ = value
-    except (TypeError, ValueError):
-        identity, parent = None, None
-    if not isinstance(identity, str):
-        raise ValueError(f"{value!r} does not describe a result: expected ((id, parent), children)")
-    return AsyncResult(identity, app, result_from_tuple(parent, app) if parent else None)
+def result_from_tuple(value: Any, app: QWorker | None = None) -> Any:
+    """Make the AsyncResult or GroupResult that ``as_tuple()`` described. Raises ValueError for anything
+    else."""
+    return result_described(value, app, AsyncResult)

@@ -1,7 +1,7 @@
 """Result tree: a result with the results of the calls its task made, and of theirs.
 
-Comes from:  ``AsyncResult``, of which these are methods.
-Goes to:     the result store, once for every result that is looked at.
+Comes from:  ``AsyncResult`` and ``GroupResult``, of which these are methods.
+Goes to:     the result store, once for all results of a level.
 Thread:      any.
 
 A task's calls are known once it has ended (its option ``trail`` is on by default).
@@ -9,46 +9,86 @@ A task's calls are known once it has ended (its option ``trail`` is on by defaul
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from qworker import states
 from qworker.errors import IncompleteStream
+from qworker.results import outline
+from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
 if TYPE_CHECKING:
+    from qworker.backends.base import Meta
+    from qworker.results.graph_result import GraphResult
+    from qworker.results.group_result import GroupResult
     from qworker.results.result import AsyncResult
+    from qworker.results.several import ResultSet
+
+    Node: TypeAlias = AsyncResult[Any] | GroupResult[Any] | GraphResult
 
 
-def iterdeps(
-    result: AsyncResult[Any], intermediate: bool = False
-) -> Iterator[tuple[AsyncResult[Any] | None, AsyncResult[Any]]]:
+DESCRIBED = 32
+"""How many results of a line are described: each nests two levels deeper, and messages nest 200 at most.
+"""
+
+
+def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
     """Go through the tree, level by level: ``(parent, result)`` for each, of which the first parent is None.
 
     intermediate: pass over the calls of what has not ended; else IncompleteStream is raised after such a
     result.
     """
-    waiting: deque[tuple[AsyncResult[Any] | None, AsyncResult[Any]]] = deque([(None, result)])
-    while waiting:
-        parent, node = waiting.popleft()
-        yield parent, node
-        if node.ready():
-            waiting.extend((node, child) for child in node.children)
-        elif not intermediate:
-            raise IncompleteStream(
-                f"task {node.id} has not ended, so the calls that it makes are not known yet"
-            )
+    level: list[tuple[Node | None, Node]] = [(None, result)]
+    while level:
+        _look([single for _, node in level for single in node._singles()])
+        below: list[tuple[Node | None, Node]] = []
+        for parent, node in level:
+            yield parent, node
+            if node.ready():  # who goes through them may have waited for this one
+                below.extend((node, child) for child in node.children)
+            elif not intermediate:
+                raise IncompleteStream(
+                    f"task {node.id} has not ended, so the calls that it makes are not known yet"
+                )
+        level = below
 
 
-def collect(
-    result: AsyncResult[Any], intermediate: bool = False, **options: Any
-) -> Iterator[tuple[AsyncResult[Any], Any]]:
+def _look(results: Sequence[AsyncResult[Any]]) -> None:
+    """Look once for all of *results* that are not known to have ended, and keep what has."""
+    unknown = [each for each in results if each._meta is None and not each.ignored]
+    if len(unknown) < 2:
+        return  # it is looked for by itself
+    found = unknown[0].backend.read_many([each.id for each in unknown])
+    for each in unknown:
+        meta = found.get(each.id)
+        if isinstance(meta, dict) and meta["status"] in states.READY_STATES:
+            each.keep(meta)
+
+
+def build_graph(
+    result: AsyncResult[Any], intermediate: bool = False, formatter: GraphFormatter | None = None
+) -> DependencyGraph[Node]:
+    """Return the tree as a graph of results, each with those that came of it. intermediate: as for
+    iterdeps(). formatter: how to_dot() draws it."""
+    graph: DependencyGraph[Node] = DependencyGraph(
+        formatter=formatter or GraphFormatter(root=result.id, shape="oval")
+    )
+    for parent, node in iterdeps(result, intermediate):
+        graph.add_arc(node)
+        if parent is not None:
+            graph.add_edge(parent, node)
+    return graph
+
+
+def collect(result: Node, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
     """Wait for each result of the tree in turn: ``(result, value)`` for each. options: as for get(), of
     each."""
     for _, node in iterdeps(result, intermediate):
         yield node, node.get(**options)
 
 
-def get_leaf(result: AsyncResult[Any]) -> Any:
+def get_leaf(result: Node) -> Any:
     """Wait for all results of the tree, and return the value of the last."""
     value = None
     for _, each in collect(result):
@@ -56,11 +96,152 @@ def get_leaf(result: AsyncResult[Any]) -> Any:
     return value
 
 
-def raise_of_parents(result: AsyncResult[Any]) -> None:
-    """Raise the exception of a result before *result*, if one has failed; of the first, if several have."""
-    parents, node = [], result.parent
+class ResultTree(NamedTuple):
+    """What is known of a result, and of those of the calls that its task made.
+
+    name: of the task, where ``result_extended`` is on; None of a group, and where it is not known. state: of
+    a group FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is known of any,
+    else STARTED.
+    """
+
+    id: str
+    name: str | None
+    state: str
+    children: tuple[ResultTree, ...]
+
+
+def tree_of(result: Node) -> ResultTree:
+    """Return the tree of *result* as it stands now; waits for nothing, and looks once for each level of it.
+
+    Each call and each group is there once. Raises DamagedResult for one that cannot be read.
+    """
+    met = {result.id}
+    nodes: list[tuple[Node, Meta, list[str]]] = []
+    level: list[Any] = [result]
+    while level:
+        unknown = [node.id for node in level if node._is_single and node._meta is None and not node.ignored]
+        found = result.backend.get_many(unknown) if unknown else {}
+        below: list[Any] = []
+        for node in level:
+            meta = (node._meta or found.get(node.id) or {}) if node._is_single else {}
+            if meta and meta["status"] in states.READY_STATES:
+                node.keep(meta)
+            known = meta.get("status") in states.READY_STATES or not node._is_single
+            new = {child.id: child for child in (node.children if known else ()) if child.id not in met}
+            met.update(new)
+            below.extend(new.values())
+            nodes.append((node, meta, list(new)))
+        level = below
+    made: dict[str, ResultTree] = {}
+    for node, meta, ids in reversed(nodes):  # what is below was met later
+        children = tuple(made.pop(each) for each in ids)
+        state = (
+            meta.get("status", states.PENDING)
+            if node._is_single
+            else state_of_many(child.state for child in children)
+        )
+        made[node.id] = ResultTree(node.id, meta.get("name"), state, children)
+    return made[result.id]
+
+
+def state_of_many(members: Iterable[str]) -> str:
+    """The state of a group whose *members* are in these; a call whose result is ignored does not count."""
+    found = set(members) - {states.IGNORED}
+    if found & states.PROPAGATE_STATES:
+        return states.FAILURE
+    if found <= {states.SUCCESS, states.PENDING} and len(found) < 2:
+        return next(iter(found), states.SUCCESS)
+    return states.STARTED
+
+
+# -- the results before it --
+
+
+def line(result: Node | ResultSet[Any]) -> Iterator[Node]:
+    """*result* and those before it, the nearest first."""
+    node: Any = result
     while node is not None:
-        parents.append(node)
+        yield node
         node = node.parent
-    for parent in reversed(parents):
-        parent.maybe_throw()
+
+
+def singles_before(result: Node) -> list[AsyncResult[Any]]:
+    """The results of single calls before *result*, those of groups included, the nearest first."""
+    return [single for node in line(result) if node is not result for single in node._singles()]
+
+
+def raise_of_parents(result: Node) -> None:
+    """Raise the exception of a result before *result*, if one has failed; of the first, if several have."""
+    parents = [parent for parent in reversed(singles_before(result)) if not parent.ignored]
+    unknown = [parent.id for parent in parents if parent._meta is None]
+    found = result.backend.get_many(unknown) if unknown else {}
+    for parent in parents:
+        meta = parent._meta or found.get(parent.id)
+        if meta is not None and meta["status"] in states.READY_STATES:
+            parent._value(parent.keep(meta), True)
+
+
+def described(result: Node) -> Any:
+    """Return ``((id, parent), members)``, plain data that result_from_tuple makes a result of again.
+
+    members: None for a single call. Of a long chain, the nearest before it are described, as many as JSON can
+    nest.
+    """
+    told: Any = None
+    for node in reversed(list(islice(line(result), DESCRIBED))):
+        told = (node.id, told), node._members_described()
+    return told
+
+
+def ids_of_line(result: Node) -> list[str]:
+    """Return its id and those of the results before it."""
+    return [node.id for node in line(result)]
+
+
+def _of_the_workflow(result: Node | ResultSet[Any]) -> list[AsyncResult[Any]]:
+    """The results of single calls in it, before it, and before each of its members."""
+    met: dict[int, Any] = {}
+    unseen: list[Any] = [result]
+    while unseen:
+        node = unseen.pop()
+        if node is not None and id(node) not in met:  # members may have the same line before them
+            met[id(node)] = node
+            unseen.extend((node.parent, *node._singles()))
+    return [single for node in met.values() for single in node._singles()]
+
+
+def revoke_workflow(
+    result: Node | ResultSet[Any],
+    connection: Any = None,
+    terminate: bool = False,
+    signal: str | int | None = None,
+    wait: bool = False,
+    timeout: Any = None,
+) -> None:
+    """Tell all workers, in one order, to run no call of the workflow of which *result* is the result, but for
+    those that are known here to have ended. See AsyncResult.revoke()."""
+    ids = list(dict.fromkeys(each.id for each in _of_the_workflow(result) if each._meta is None))
+    if ids:
+        result.app.control.revoke(
+            ids if len(ids) > 1 else ids[0],
+            terminate=terminate,
+            signal="SIGTERM" if signal is None else signal,
+            connection=connection,
+            reply=wait,
+            timeout=timeout,
+        )
+
+
+def forget_line(result: Node | ResultSet[Any]) -> None:
+    """Delete what is stored of it and of the results before it; the state is PENDING afterwards."""
+    stored = [single for single in _of_the_workflow(result) if single._is_stored()]
+    for single in stored:
+        single._meta = None
+    if not stored:
+        return
+    backend = result.backend
+    backend.forget_many({single.id: None for single in stored})
+    if result.parent is not None and backend.supports_locks:
+        for before in line(result):
+            if before is result or not before._is_single:
+                outline.forget(backend, before.id)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from qworker import states
@@ -77,8 +78,10 @@ def wait_for(
     timeout: float | None,
     interval: float,
     on_interval: Callable[[], Any] | None,
+    looked: int | None = None,
 ) -> Meta:
-    """Return the metadata of the task once it has ended. timeout: seconds, None for ever.
+    """Return the metadata of the task once it has ended. timeout: seconds, None for ever. looked: what the
+    watcher's mark() said before somebody looked for it.
 
     Raises ResultTimeout when it has not ended by then.
     """
@@ -99,7 +102,8 @@ def wait_for(
             )
         until_hint = None if hinted else max(0.0, HINT_AFTER - waited) or 0.01
         look = min(part for part in (left, until_hint, _LONGEST_LOOK) if part is not None)
-        found = backend.wait([task_id], look, on_interval=on_interval, interval=interval)
+        wait = backend.wait if looked is None else partial(backend.watcher.wait, looked=looked)
+        found, looked = wait([task_id], look, on_interval=on_interval, interval=interval), None
         if task_id in found:
             return found[task_id]
         if not hinted and clock.monotonic() - started >= HINT_AFTER:

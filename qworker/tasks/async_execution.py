@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.context import Context
 from qworker.errors import SoftTimeLimitExceeded, TimeLimitExceeded
+from qworker.tasks import copies
 from qworker.tasks.execution import Run
 from qworker.tasks.outcome import Outcome
 
@@ -48,6 +49,8 @@ async def execute_async(
     """
     import asyncio  # some 30 ms and 3 MB that a process without async tasks does not pay
 
+    if (copy := copies.refused(app, task, context)) is not None:
+        return copy
     run = Run(app, task, context)
     try:
         run.enter()

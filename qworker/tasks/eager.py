@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.canvas.signature import signatures
-from qworker.context import Context, current_context
-from qworker.errors import Reject, Retry
+from qworker.context import Context, current_context, pop, push
+from qworker.errors import Reject, Replaced, Retry
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.message.serialization import content_types
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
-from qworker.publishing.call import check_options
+from qworker.publishing.call import check_options, stamps_of
 from qworker.results.result import AsyncResult
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.coroutines import run_to_end
@@ -43,14 +44,20 @@ class EagerResult(AsyncResult[R]):
     def __init__(
         self,
         id: str,
-        value: Any,
+        ret_value: Any,
         state: str,
         traceback: str | None = None,
         name: str | None = None,
         app: QWorker | None = None,
     ) -> None:
         super().__init__(id, app)
-        self._meta = {"status": state, "result": value, "traceback": traceback, "name": name, "task_id": id}
+        self._meta = {
+            "status": state,
+            "result": ret_value,
+            "traceback": traceback,
+            "name": name,
+            "task_id": id,
+        }
 
     def get(
         self, timeout: float | timedelta | None = None, propagate: bool = True, *args: Any, **kwargs: Any
@@ -67,8 +74,8 @@ class EagerResult(AsyncResult[R]):
     async def _await(self) -> R:
         return self._value(self._look(), True)
 
-    def forget(self) -> None:
-        """Nothing is stored."""
+    def _is_stored(self) -> bool:
+        return False
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Too late: it has run."""
@@ -128,11 +135,26 @@ def apply_eagerly(
             break
         args, kwargs, retries = value.sig.args, value.sig.kwargs, retries + 1
         options = {**options, **value.sig.options}
+    traceback = outcome.traceback
+    if isinstance(value, Replaced):
+        state, value, traceback = _replaced(task, context, value)
     if throw is None:
         throw = app.conf.task_eager_propagates
     if throw and isinstance(value, BaseException) and state in (states.FAILURE, states.REJECTED):
         raise value.reason if isinstance(value, Reject) and isinstance(value.reason, BaseException) else value
-    return EagerResult(identity, value, state, outcome.traceback, task.name, app)
+    return EagerResult(identity, value, state, traceback, task.name, app)
+
+
+def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str, Any, str | None]:
+    """Run what has taken the place of a task; return state, value or error, and traceback of that."""
+    token = push(context, task)
+    try:
+        ended: Any = by.sig.apply()
+    except Exception as error:  # noqa: BLE001 - of a chain it is raised, whoever asks
+        return states.FAILURE, error, "".join(format_exception(error))
+    finally:
+        pop(token)
+    return ended.state, ended.result, ended.traceback
 
 
 def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Outcome:
@@ -180,6 +202,8 @@ def _context(
         "shadow": options.get("shadow"),
         "group": options.get("group_id"),
         "group_index": options.get("group_index"),
+        "stamped_headers": options.get("stamped_headers"),
+        "stamps": stamps_of(options),
         **(options.get("headers") or {}),
     }
     delivery_info = {

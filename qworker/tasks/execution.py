@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
-from qworker.context import Context, calls_within, enter_by, pop, push
+from qworker.canvas.membership import FAILED, is_ignored
+from qworker.context import Context, calls_within, enter_by, message_headers, pop, push
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -27,14 +28,15 @@ from qworker.errors import (
     MessageError,
     PublishError,
     Reject,
+    Replaced,
     Retry,
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.message.exceptions import exception_to_dict
+from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.middleware import compose
 from qworker.safe_repr import safe_repr, storable
-from qworker.tasks import followup
+from qworker.tasks import copies, followup
 from qworker.tasks.outcome import (
     EXPECTED,
     FAILURE,
@@ -42,10 +44,13 @@ from qworker.tasks.outcome import (
     INTERRUPTED,
     INVALID,
     REJECTED,
+    REPLACED,
     REQUEUED,
     RETRY,
     SUCCESS,
     TERMINATED,
+    Fields,
+    Followed,
     Outcome,
 )
 from qworker.transports.lease import ResultRow
@@ -83,6 +88,8 @@ def execute(
     app: QWorker, task: Task[..., Any], context: Context, body: Body, disarm: Callable[[], None] | None = None
 ) -> Outcome:
     """Run *task* for *context*; return how it ended. disarm: called as soon as the body is done."""
+    if (copy := copies.refused(app, task, context)) is not None:
+        return copy
     run = Run(app, task, context)
     try:
         run.enter()
@@ -111,6 +118,38 @@ def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseE
     return run.tell(run.raised, error)
 
 
+def fail(
+    app: QWorker,
+    task: Task[..., Any],
+    context: Context,
+    kind: str,
+    text: str,
+    state: str,
+    error: dict[str, Any],
+) -> Outcome:
+    """End a task that did not come to run, or whose process died: tell its errbacks, and what would have come
+    after it.
+
+    - kind, text: of the outcome. state, error: what is stored.
+    """
+    token = push(context, task)
+    try:
+        row = None
+        if not _is_ignored(context, task) or task.store_errors_even_if_ignored:
+            meta = app.backend.meta(context.id, state, error, context=context)
+            row = app.backend.row(context.id, meta)
+        if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
+            followup.failed(app, context, exception_of({"status": state, "result": error}), "")
+        follow = followup.doomed(app, context, error, "") if context.chain else ()
+        parts = followup.chord_parts(app, context, state, error) if context.chord else ()
+        return Outcome(kind, None, text, None, row, follow, parts)
+    except Exception:
+        logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
+        return Outcome(kind, None, text)
+    finally:
+        pop(token)
+
+
 def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow | None:
     """The row of the state STARTED, for the worker to store. Never fails the run."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
@@ -121,6 +160,12 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
     except EncodeError as error:
         logger.warning("state STARTED of %s is not stored: %s", context.id, error)
         return None
+
+
+def _is_ignored(context: Context, task: Task[..., Any]) -> bool:
+    if not task.ignore_result:
+        return context.ignore_result
+    return is_ignored(message_headers(context), True) or context.ignore_result
 
 
 class Run:
@@ -155,6 +200,9 @@ class Run:
         if task.own_call:
             function = task
             enter_by(self.context, task)
+        headers = message_headers(self.context)
+        if FAILED in headers:
+            function = followup.for_failed(function, headers[FAILED])
         if self.app.middleware:
             chain = compose(
                 self.app.middleware, "execute", lambda context: function(*context.args, **context.kwargs)
@@ -190,15 +238,16 @@ class Run:
         try:
             if calls_within(context):
                 followup.succeeded(self.app, context, value)
-            if not (context.ignore_result or task.ignore_result):
+            if not _is_ignored(context, task):
                 row = self._store(states.SUCCESS, value)
+            parts = self._parts(states.SUCCESS, value)
         except (PublishError, BrokerUnavailable) as error:  # a result or a follow-up that cannot be sent
             return self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
-        return Outcome(SUCCESS, self.runtime, text, None, row)
+        return Outcome(SUCCESS, self.runtime, text, None, row, parts=parts)
 
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -211,7 +260,8 @@ class Run:
             return Outcome(TERMINATED, self.runtime, str(error))
         if isinstance(error, Ignore):
             self.status, self.value = states.IGNORED, error
-            return Outcome(IGNORED, self.runtime, safe_repr(error))
+            kind = REPLACED if isinstance(error, Replaced) else IGNORED
+            return Outcome(kind, self.runtime, storable(str(error)) if kind is REPLACED else safe_repr(error))
         if isinstance(error, Reject):
             return self._rejected(error)
         if isinstance(error, Retry):
@@ -241,7 +291,7 @@ class Run:
         cause = directive.exc or directive
         text = _format(cause)
         row = None
-        if not (context.ignore_result or task.ignore_result):
+        if not _is_ignored(context, task):
             row = self._store(states.RETRY, exception_to_dict(cause), text)
         self.info = info = ExceptionInfo(cause, text)
         if signals.task_retry.receivers:
@@ -251,31 +301,48 @@ class Run:
 
     def _rejected(self, error: Reject) -> Outcome:
         self.status, self.value = states.REJECTED, error
-        row = None
+        row: ResultRow | None = None
+        follow: tuple[Followed, ...] = ()
+        parts: Fields = ()
         if not error.requeue:  # it will never run: who waits for it is told
-            row = self._tell_failure(error, _format(error))
+            text = _format(error)
+            row, follow = self._tell_failure(error, text), self._doomed(error, text)
+            parts = self._parts(states.FAILURE, exception_to_dict(error))
         error.__traceback__ = None
         kind = REQUEUED if error.requeue else REJECTED
-        return Outcome(kind, self.runtime, safe_repr(error.reason), row=row)
+        return Outcome(kind, self.runtime, safe_repr(error.reason), row=row, follow=follow, parts=parts)
 
     def _failed(self, error: BaseException) -> Outcome:
         task, context = self.task, self.context
         self.status, self.value = states.FAILURE, error
         text = _format(error)
-        row = self._tell_failure(error, text)
+        row, follow = self._tell_failure(error, text), self._doomed(error, text)
         self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
         kind = EXPECTED if isinstance(error, task.throws) else FAILURE
         if not context.is_eager:
             # The traceback's frames hold everything the body held: let go of it.
             error.__traceback__ = None
-        return Outcome(kind, self.runtime, safe_repr(error), text, row)
+        parts = self._parts(states.FAILURE, exception_to_dict(error))
+        return Outcome(kind, self.runtime, safe_repr(error), text, row, follow, parts)
+
+    def _parts(self, status: str, result: Any) -> Fields:
+        """What the task is a part of by the chord in its message."""
+        if not self.context.chord or self.context.is_eager:
+            return ()
+        return followup.chord_parts(self.app, self.context, status, result)
+
+    def _doomed(self, error: BaseException, text: str) -> tuple[Followed, ...]:
+        """What ends along with the task, which has failed with *error* for good."""
+        if not self.context.chain or self.context.is_eager:
+            return ()
+        return followup.doomed(self.app, self.context, exception_to_dict(error), text)
 
     def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
         """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is
         not to be stored."""
         task, context = self.task, self.context
         row = None
-        ignored = context.ignore_result or task.ignore_result
+        ignored = _is_ignored(context, task)
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks:

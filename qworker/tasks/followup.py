@@ -11,17 +11,25 @@ calls again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.signature import Signature
-from qworker.errors import BrokerUnavailable, PublishError
+from qworker import states
+from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, publication
+from qworker.canvas.signature import Signature, listed, signature
+from qworker.canvas.stamping import NAMES, hand_on
+from qworker.context import Context
+from qworker.errors import BrokerUnavailable, ChordError, NotSupported, PublishError
+from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.call import OPTIONS
+from qworker.publishing.transactions import holding_back
+from qworker.publishing.workflows import planned, start
 from qworker.tasks.coroutines import run_to_end
+from qworker.tasks.outcome import Fields, Followed
+from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.context import Context
     from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -33,15 +41,11 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
     Raises PublishError or BrokerUnavailable when one of them cannot be sent.
     """
     for callback in context.callbacks or ():
-        _call(app, context, callback, (value,))
+        follow(app, context, callback, (value,))
     if context.chain:
         # The chain is kept in reverse: the last comes next, and takes the others along.
         *rest, following = context.chain
-        _call(app, context, following, (value,), chain=rest or None)
-    if context.chord:
-        logger.error(
-            "task %s[%s] is part of a chord, which this version does not join", context.task, context.id
-        )
+        follow(app, context, following, (value,), chain=rest or None)
 
 
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str) -> None:
@@ -52,22 +56,123 @@ def failed(app: QWorker, context: Context, error: BaseException, traceback: str)
     not known here.
     """
     for errback in context.errbacks or ():
-        signature = Signature(errback, app=app)
+        call = Signature(errback, app=app)
         arguments = (context, error, traceback)
         try:
-            if _takes(app.tasks.get(signature.task), signature, arguments):
-                returned = signature(*arguments)
+            if _takes(app.tasks.get(call.task), call, arguments):
+                returned = call(*arguments)
                 if isinstance(returned, Coroutine):
                     run_to_end(returned)
             else:
-                _call(app, context, errback, (context.id,))
+                follow(app, context, errback, (context.id,))
         except (
             PublishError,
             BrokerUnavailable,
         ) as unsent:  # the failure itself is told and stored, and must stand
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):
-            logger.exception("errback %s of task %s[%s] raised", signature.task, context.task, context.id)
+            logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
+
+
+def chord_parts(app: QWorker, context: Context, status: str, result: Any) -> Fields:
+    """What the task is a part of, by the chord in its message (Celery's format), having ended with *status*.
+
+    result: the value, or the exception as it is stored. Raises EncodeError.
+    """
+    number = -1 if context.group_index is None else context.group_index
+    return _chord_parts(app, context.chord, context.group, number, context.id, status, result)
+
+
+def _chord_parts(
+    app: QWorker, body: Any, group: Any, number: Any, task_id: Any, status: str, result: Any
+) -> Fields:
+    if not body or not isinstance(group, str) or type(number) is not int or not isinstance(task_id, str):
+        return ()
+    try:
+        joins = app.backend.joins
+    except NotSupported:
+        return ()
+    written = app.backend.encode_value(body, about=("join", group))
+    part = joins.chord_part(group, number, task_id, status, result, written)
+    return () if part is None else (tuple(part),)
+
+
+def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
+    """The calls of the chain that would have come after the task, which has failed with *error* (as it is
+    stored): each fails along with it, so that nobody waits for it."""
+    return ended(app, calls_in(context.chain or (), following=True), error, traceback, context.id)
+
+
+def chord_failed(app: QWorker, body: Signature, why: str) -> tuple[list[Envelope], tuple[Followed, ...]]:
+    """The messages to the errbacks of the *body* of a chord that failed, and what is to be stored of its
+    calls.
+
+    For chords of which Celery's workers know: one of them would run a body that is sent to fail. An errback
+    that takes ``(request, exc, traceback)`` gets these in our workers alone; one of Celery's gives it the id
+    of the body, as it does to all others.
+    """
+    failing: list[Signature] = []
+    with holding_back(app) as held:
+        for call, rest in first_calls(body):
+            failing += (call, *calls_in(rest))
+            for number, each in enumerate(listed(call.options.get("link_error"))):
+                errback = signature(each, app=app)
+                if errback.id is None and call.id is not None:  # who tells it again makes the same call
+                    errback.set(task_id=f"{call.id}-errback-{number}")
+                _tell(app, errback, call, why, publication(body))
+    return held, ended(app, failing, exception_to_dict(ChordError(why)), "")
+
+
+def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Mapping[str, Any]) -> None:
+    if errback["subtask_type"] is not None:
+        start(app, planned(app, errback, (call.id,)))
+        return
+    known = _known(errback.options)
+    known["headers"] = {**(known.get("headers") or {}), **marks}
+    if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
+        told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
+        known["headers"][FAILED] = told
+    args = errback.args if errback.immutable else (call.id, *errback.args)
+    app.send_task(errback.task, args, errback.kwargs, **known)
+
+
+def for_failed(function: Callable[..., Any], told: Any) -> Callable[..., Any]:
+    """What is run instead of *function*, in whose message the header FAILED is *told*: of the body of a chord
+    nothing (it raises ChordError), of an errback of that itself, with what it takes."""
+    if not isinstance(told, Mapping):
+        raise ChordError(str(told))
+    request = Context(**{name: told.get(name) for name in ("id", "task", "args", "kwargs")})
+    error = ChordError(str(told.get("why")))
+    return lambda _, *args, **kwargs: function(request, error, "", *args, **kwargs)
+
+
+def ended(
+    app: QWorker,
+    calls: Iterable[Signature],
+    error: Mapping[str, Any],
+    traceback: str,
+    parent: str | None = None,
+) -> tuple[Followed, ...]:
+    """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored)."""
+    found: list[Followed] = []
+    for call in calls:
+        given = call.options
+        task_id = given.get("task_id")
+        if not isinstance(task_id, str):
+            continue
+        headers = {**(given.get("headers") or {}), "id": task_id}
+        chord = given.get("chord"), given.get("group_id"), given.get("group_index", -1)
+        parts = (
+            *(tuple(part) for part in parts_of(headers, states.FAILURE)),
+            *_chord_parts(app, *chord, task_id, states.FAILURE, error),
+        )
+        places = {"group_id": given.get("group_id"), "parent_id": parent}
+        known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
+        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, **known)
+        row = app.backend.row(task_id, meta)
+        if row is not None:
+            found.append((row, parts))
+    return tuple(found)
 
 
 def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
@@ -84,23 +189,45 @@ def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any
     return True
 
 
-def _call(
+def follow(
     app: QWorker, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any
 ) -> None:
-    signature = Signature(call, app=app)
-    # Whatever a Celery producer has put beside the options that we know is for its own eyes.
-    options = {name: value for name, value in signature.options.items() if name in OPTIONS}
+    """Send *call*, with *args* before its own, as what follows the task of *context*. more: further options.
+
+    Raises PublishError or BrokerUnavailable when it cannot be sent.
+    """
+    following = signature(call, app=app)
+    options = {**following.options, **more}
+    following["options"] = {name: value for name, value in options.items() if value is not None}
+    if context.stamps:
+        hand_on(following, context.stamped_headers or list(context.stamps), context.stamps)
+    try:
+        if following["subtask_type"] is None:
+            _tidy(app, context, following)
+            following.apply_async(args)
+            return
+        made = planned(app, following, args)
+        for each in made.calls:
+            _tidy(app, context, each)
+        start(app, made)
+    except TypeError as error:  # it does not take what is put before its arguments
+        raise PublishError(
+            f"{following.task}, which follows {context.task}, was not sent: {error}"
+        ) from error
+
+
+def _tidy(app: QWorker, context: Context, call: Signature) -> None:
+    """Leave of a call's options those that we know: what else a Celery producer has put there is for its own
+    eyes."""
+    options = _known(call.options)
     if context.reply_to is not None:  # who called the first is to hear of all
         options.setdefault("reply_to", context.reply_to)
     if isinstance(priority := options.get("priority"), int):  # RabbitMQ has more of them
         options["priority"] = max(0, min(priority, app.conf.task_queue_max_priority))
-    signature["options"] = options
-    stamps = {"stamps": context.stamps, "stamped_headers": context.stamped_headers} if context.stamps else {}
-    try:
-        signature.apply_async(
-            args, **{**stamps, **{name: value for name, value in more.items() if value is not None}}
-        )
-    except TypeError as error:  # it does not take what is put before its arguments
-        raise PublishError(
-            f"{signature.task}, which follows {context.task}, was not sent: {error}"
-        ) from error
+    call["options"] = options
+
+
+def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of *options* that we know, and the stamps among them."""
+    stamps = listed(options.get(NAMES))
+    return {name: value for name, value in options.items() if name in OPTIONS or name in stamps}

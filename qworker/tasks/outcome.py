@@ -8,7 +8,7 @@ Thread:      any. All fields are plain values, so that an outcome can cross a pr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.transports.lease import ResultRow
 
@@ -19,6 +19,8 @@ FAILURE = "failure"
 EXPECTED = "expected failure"
 """The exception is one of the task's ``throws``."""
 IGNORED = "ignored"
+REPLACED = "replaced"
+"""Another call goes on under its id."""
 REJECTED = "rejected"
 REQUEUED = "requeued"
 """The task raised ``Reject(requeue=True)``."""
@@ -34,6 +36,8 @@ LOST = "lost"
 """The process died."""
 UNSTARTED = "unstarted"
 """The pool gives the request back: the run had not begun."""
+LAPSED = "lapsed"
+"""The lease was lost before the run had begun: another worker has it."""
 REVOKED = "revoked"
 EXPIRED = "expired"
 POISONED = "poisoned"
@@ -46,12 +50,20 @@ UNREADABLE = "unreadable"
 """No request can be made of the message."""
 
 
+Fields = tuple[tuple[Any, ...], ...]
+"""Of some Parts. Plain values, since they cross a socket."""
+Followed = tuple[ResultRow, Fields]
+"""A call that will never run: its result, and the fields of its Parts. Plain values, since they cross a
+socket."""
+
+
 class Outcome(NamedTuple):
     """kind: one of the constants above.
 
     runtime: seconds; None when the run did not come to an end of its own. text: repr of the result or of the
     exception, or in words how it ended. row: the result for the worker to store before the ack; None when the
-    run has brought none.
+    run has brought none. follow: what ends along with it, the calls that would have come after it. parts: of
+    chords in Celery's layout.
     """
 
     kind: str
@@ -59,3 +71,8 @@ class Outcome(NamedTuple):
     text: str = ""
     traceback: str | None = None
     row: ResultRow | None = None
+    follow: tuple[Followed, ...] = ()
+    parts: Fields = ()
+
+
+NOT_STARTED = Outcome(UNSTARTED)

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
+from qworker.canvas.mapping import chunks, xmap, xstarmap
 from qworker.canvas.signature import Signature
 from qworker.conf import absent
 from qworker.conf.absent import refuse
@@ -23,7 +24,7 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
-from qworker.tasks import next_attempt
+from qworker.tasks import next_attempt, replacement
 from qworker.tasks.eager import EagerResult, apply_eagerly
 
 if TYPE_CHECKING:
@@ -262,6 +263,18 @@ class Task(Generic[P, R]):
         """Return the call with exactly these arguments, not made yet."""
         return self.signature(args, kwargs, immutable=True)
 
+    def map(self, it: Iterable[Any]) -> xmap:
+        """Return a call that runs ``task(item)`` for each item of *it*, in one message; not made yet."""
+        return xmap(self.s(), it, app=self.app)
+
+    def starmap(self, it: Iterable[Any]) -> xstarmap:
+        """Return a call that runs ``task(*item)`` for each item of *it*, in one message; not made yet."""
+        return xstarmap(self.s(), it, app=self.app)
+
+    def chunks(self, it: Iterable[Any], n: int) -> chunks:
+        """Return a group of calls like starmap(), of *n* items each; not made yet."""
+        return chunks(self.s(), it, n, app=self.app)
+
     # -- from inside --
 
     @property
@@ -296,6 +309,33 @@ class Task(Generic[P, R]):
         exception itself.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
+
+    def replace(self, sig: Any) -> Any:
+        """Let *sig* take the place of the task that is running, and raise Replaced (which is an Ignore) to
+        leave it.
+
+        - sig: a signature or a workflow; of a group, the value is the list.
+
+        What it returns is the result of this task: it has its id, its callbacks and errbacks, the rest of its
+        chain, and its place in a chord. Raises ConfigurationError for a signature that is part of a chord
+        already, PublishError and BrokerUnavailable as apply_async does. Say ``return self.replace(sig)``.
+        """
+        return self.on_replace(replacement.replacement(self, sig))
+
+    def on_replace(self, sig: Any) -> Any:
+        """Called by replace() with what is to be sent; an override returns ``super().on_replace(sig)``."""
+        return replacement.replace(self, sig)
+
+    def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
+        """Add *sig*, a signature or workflow, to the chord whose member is running: the body waits for it,
+        too, and gets its value after those of the members so far.
+
+        - lazy (bool): leave it to the caller to send it: the body waits until he does.
+
+        Returns its result, or the signature if *lazy*. Raises NotInChord where there is no chord,
+        PublishError and BrokerUnavailable as apply_async does, and NotSupported where results keep no chords.
+        """
+        return replacement.add_to_chord(self, sig, lazy)
 
     def autoretry_countdown(self, context: Context) -> float:
         """Seconds to wait before the automatic retry of *context*.

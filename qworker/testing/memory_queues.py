@@ -40,7 +40,7 @@ class Message:
     owner: int = 0
     deliveries: int = 0
     redelivered: bool = False
-    parked: int = 0
+    requeued: int = 0
 
     @property
     def queue(self) -> str:
@@ -55,7 +55,7 @@ class Message:
 
     def leased(self) -> Leased:
         queue, headers, properties, body, priority = self.envelope[:5]
-        counts = (self.deliveries, self.redelivered, self.parked)
+        counts = (self.deliveries, self.redelivered, self.requeued)
         return Leased(self.tag, queue, priority, self.due, *counts, headers, properties, body)
 
 
@@ -115,7 +115,7 @@ class MemoryQueues:
             message.due = float(settlement.due) if settlement.due is not None else message.due
             message.deliveries += settlement.counted
             message.redelivered = message.redelivered or settlement.counted or settlement.redelivered
-            message.parked += settlement.parked
+            message.requeued += settlement.requeued
             return True
         del self.messages[settlement.tag]
         if isinstance(settlement, DeadLetter):

@@ -116,16 +116,27 @@ class InlinePool(TaskPool):
     def _execute(self, request: Request) -> None:
         try:
             prepared = prepare(
-                self._app, self._accept, self._settings.hostname, request.headers, request.leased
+                self._app,
+                self._accept,
+                self._settings.hostname,
+                request.headers,
+                request.leased,
+                request.failing,
             )
         except MessageError as error:
             outcome = execution.invalid(error)
         else:
-            if tracks_start(prepared):
+            if self._app.clock.uptime() >= request.starts_before:
+                self.end(request, UNSTARTED)
+                return
+            if request.failing is None and tracks_start(prepared):
                 row = execution.started(self._app, prepared.task, prepared.context)
                 if row is not None:
                     self._on_stored([(request, row)])
-            if request.is_async:
+            if request.failing is not None:
+                told = request.failing.told()
+                outcome = execution.fail(self._app, prepared.task, prepared.context, *told)
+            elif request.is_async:
                 import asyncio
 
                 outcome = asyncio.run(execute_async(self._app, *prepared))

@@ -84,6 +84,8 @@ class StepWorker(Worker):
         parts.mediator.step(now)
         if parts.writer is not None:
             parts.writer.step(now)
+        if parts.joiner is not None:
+            parts.joiner.step(now)
         return rest == 0 or self._picture() != before
 
     def run(self) -> int:

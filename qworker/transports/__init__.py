@@ -6,10 +6,10 @@ Thread:      any.
 
 Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack),
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
-``group_commit``, ``wakeup``,
-``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields`` (what is beside a message),
-``recent``, ``transfer`` (from one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``,
-``amqp``, ``sql``, ``sqs``, ``kombu``; none of them knows another.
+``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
+(what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
+one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``,
+``kombu``; none of them knows another.
 """
 
 from __future__ import annotations

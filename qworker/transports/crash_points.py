@@ -1,8 +1,8 @@
-"""Crash points: steps between claim and ack at which tests kill this process, once.
+"""Crash points: steps between claim and ack at which tests kill this process, once, or hold a thread of it.
 
-Comes from:  the environment variable ``QWORKER_CRASH_AT``, "name of the point@file that remembers that it was
-             hit".
-Goes to:     ``if CRASHING: crash_point("claimed")`` at each boundary; without the variable, one look at a
+Comes from:  the environment variables ``QWORKER_CRASH_AT`` and ``QWORKER_HOLD_AT``, "name of the point@file
+             that remembers that it was hit".
+Goes to:     ``if CRASHING: crash_point("claimed")`` at each boundary; without the variables, one look at a
              constant.
 Thread:      any.
 """
@@ -11,18 +11,28 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 CRASH_AT = os.environ.get("QWORKER_CRASH_AT", "")
-CRASHING = bool(CRASH_AT)
+HOLD_AT = os.environ.get("QWORKER_HOLD_AT", "")
+CRASHING = bool(CRASH_AT or HOLD_AT)
 
 
 def crash_point(name: str) -> None:
-    """Die here as by kill -9, if this is the point that was asked for and no process has died of it
-    before."""
-    wanted, _, file = CRASH_AT.partition("@")
-    if name == wanted:
-        try:
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            return
+    """Die here as by kill -9, or hold this thread until the file is empty no more, if this is the point that
+    was asked for and nobody has come by it before."""
+    if name == HOLD_AT.partition("@")[0] and (file := _first(HOLD_AT)):
+        while not os.path.getsize(file):
+            time.sleep(0.01)
+    if name == CRASH_AT.partition("@")[0] and _first(CRASH_AT):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first(point: str) -> str:
+    """The file of *point*, made now; "" when it was there."""
+    file = point.partition("@")[2]
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return ""
+    return file

@@ -72,7 +72,10 @@ class Brokers:
 
     def say(self, old: int, new: int, error: BrokerUnavailable, who: str) -> None:
         why = mask_urls(str(error))
-        logger.warning("broker %s fails: %s; %s with %s", self.name(old), why, who, self.name(new))
+        names = self.name(old), self.name(new)
+        logger.warning(
+            "broker %s fails: %s; %s with %s", names[0], why, who, names[1], extra={"event": "failover"}
+        )
 
 
 class Current:

@@ -25,10 +25,10 @@ from qworker.interrupts import NotOurTurn, in_turn, interruptible
 T = TypeVar("T")
 
 
-class Turns(Protocol):
+class Connected(Protocol):
     """Who has a connection that one may use at a time; a fork gives the child another lock."""
 
-    turn: Lock
+    lock: Lock
 
 
 class Pending(Generic[T]):
@@ -43,11 +43,11 @@ class Pending(Generic[T]):
 
 
 class Line(Generic[T]):
-    """Callers that wait for the turn of *place*. serve: with a batch, the first of which is the caller's own,
+    """Callers that wait for the lock of *place*. serve: with a batch, the first of which is the caller's own,
     and a deadline (monotonic seconds); it is done with those that it marks so. name: of the place, for
     messages."""
 
-    def __init__(self, place: Turns, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
+    def __init__(self, place: Connected, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
         self._place = place
         self._serve = serve
         self._name = name
@@ -65,16 +65,16 @@ class Line(Generic[T]):
         """
         deadline = time.monotonic() + timeout
         mine = Pending(items)
-        turn, pending = self._place.turn, self._pending
+        lock, pending = self._place.lock, self._pending
         try:
             pending.append(mine)
             try:
-                in_turn(turn, timeout, self._take_turn, mine, deadline)
+                in_turn(lock, timeout, self._serve_all, mine, deadline)
             except NotOurTurn:
                 try:
                     pending.remove(mine)
                 except ValueError:  # it is under way: only that can tell
-                    in_turn(turn, None, self._take_turn, mine, deadline)
+                    in_turn(lock, None, self._serve_all, mine, deadline)
                 else:
                     raise BrokerUnavailable(
                         f"{self._name} took no message within {timeout:g} s; nothing was published"
@@ -86,7 +86,7 @@ class Line(Generic[T]):
         if mine.error is not None:
             raise mine.error
 
-    def _take_turn(self, mine: Pending[T], deadline: float) -> None:
+    def _serve_all(self, mine: Pending[T], deadline: float) -> None:
         """Serve all that is pending: the caller's, and what others brought meanwhile."""
         if mine.done:
             return
@@ -113,7 +113,7 @@ class GroupCommit(Line[T]):
     which nothing of it was written, or None."""
 
     def __init__(
-        self, place: Turns, store: Callable[[Sequence[T], float], Exception | None], name: str
+        self, place: Connected, store: Callable[[Sequence[T], float], Exception | None], name: str
     ) -> None:
         super().__init__(place, self._write_all, name)
         self._store = store

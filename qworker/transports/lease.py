@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from qworker.errors import ConfigurationError, NotSupported
 from qworker.transports.capabilities import Capability
 
-MARK = struct.Struct("=q")
+SLOT = struct.Struct("=q")
 """One slot of the file at running_path(): the tag that a child runs, 0 for none."""
 MAX_LEASE_BYTES = 32 * 1024**2
 """Of bodies in what one lease() returns: the message that goes over it is the last."""
@@ -49,7 +49,7 @@ class Envelope(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A message on lease. deliveries counts the runs of it that a death cut short; parked, how often it was
+    """A message on lease. deliveries counts the runs of it that a death cut short; requeued, how often it was
     put back because nobody here knew its task, or its task asked for that (``Reject(requeue=True)``)."""
 
     tag: int
@@ -58,7 +58,7 @@ class Leased(NamedTuple):
     due: float | None
     deliveries: int
     redelivered: bool
-    parked: int
+    requeued: int
     headers: str
     properties: str | None
     body: bytes
@@ -89,29 +89,46 @@ class QueueInfo(NamedTuple):
     oldest: float | None = None
 
 
+class Part(NamedTuple):
+    """A member of a join has ended. number: of the member, from 0. status: its final state.
+
+    value, body: of a join in Celery's layout, the value as Celery writes it there, and the call that follows
+    as the member's message carried it. b"": the join is ours, and has both.
+    """
+
+    join: str
+    number: int
+    task_id: str
+    status: str
+    value: bytes = b""
+    body: bytes = b""
+
+
 class Ack(NamedTuple):
-    """Forget the message; store *row* (if any) in the same step."""
+    """Forget the message; store *row* (if any) and record *parts* in the same step."""
 
     tag: int
     row: ResultRow | None = None
+    parts: tuple[Part, ...] = ()
 
 
 class Release(NamedTuple):
     """Give the message back, to be leased again at epoch second *due* (None: at once).
 
-    counted: a run of it was cut short by a death. parked: its task is not known here, or asked to be put
+    counted: a run of it was cut short by a death. requeued: its task is not known here, or asked to be put
     back. redelivered: whoever gets it next is to know that it was delivered before (as counted says too).
     """
 
     tag: int
     due: float | None = None
     counted: bool = False
-    parked: bool = False
+    requeued: bool = False
     redelivered: bool = False
 
 
 class DeadLetter(NamedTuple):
-    """Move the message to the dead letters, with the reason; store *row* (if any) in the same step.
+    """Move the message to the dead letters, with the reason; store *row* (if any) and record *parts* in the
+    same step.
 
     counted: as in Release.
     """
@@ -120,12 +137,14 @@ class DeadLetter(NamedTuple):
     reason: str
     row: ResultRow | None = None
     counted: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 class Store(NamedTuple):
-    """Store *row*; the message itself was settled before, or stays."""
+    """Store *row* and record *parts*; the message itself was settled before, or stays."""
 
     row: ResultRow
+    parts: tuple[Part, ...] = ()
 
 
 Settlement = Ack | Release | DeadLetter | Store

@@ -21,12 +21,12 @@ MOVED = OWN + "moved"
 """How many bytes at the beginning of the body are headers that were too large for their place."""
 PACKED = OWN + "packed"
 """The same, of a body that was compressed with them."""
-DUE, DELIVERIES, PARKED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + "parked", OWN + "redelivered"
+DUE, DELIVERIES, REQUEUED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + "parked", OWN + "redelivered"
 DEATHS = OWN + "deaths"
 """The workers whose deaths are in the count of deliveries, by the names of their running files."""
 QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
 """Of a dead letter."""
-KEPT = frozenset({DELIVERIES, PARKED, REDELIVERED, DUE, DEATHS})
+KEPT = frozenset({DELIVERIES, REQUEUED, REDELIVERED, DUE, DEATHS})
 """What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old
 one."""
 

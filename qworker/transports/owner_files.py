@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from qworker.clock import boot_id
-from qworker.transports.lease import MARK
+from qworker.transports.lease import SLOT
 
 try:
     import fcntl
@@ -212,4 +212,4 @@ def _read(path: str) -> bytes | None:
 
 
 def _tags(data: bytes) -> set[int]:
-    return {mark for (mark,) in MARK.iter_unpack(data[: len(data) // MARK.size * MARK.size]) if mark}
+    return {mark for (mark,) in SLOT.iter_unpack(data[: len(data) // SLOT.size * SLOT.size]) if mark}

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from qworker import QWorker, Reject, SoftTimeLimitExceeded, signals
+from qworker import QWorker, Reject, SoftTimeLimitExceeded, group, signals
 from tests.acceptance.ledger import run
 
 app = QWorker("faults")
@@ -33,6 +33,40 @@ def work(self: Any, number: int = 0, seconds: float = 0.0) -> int:
         if seconds:
             time.sleep(seconds)
     return number
+
+
+@app.task(name="gather", bind=True)
+def gather(self: Any, values: list[Any]) -> list[Any]:
+    """The body of a join."""
+    with run(self):
+        pass
+    return values
+
+
+@app.task(name="spread", bind=True)
+def spread(self: Any, number: int = 0, size: int = 3) -> Any:
+    """Be replaced by many calls of work(); the list of what they return."""
+    with run(self):
+        pass
+    return self.replace(group(work.s(number + n) for n in range(size)))
+
+
+@app.task(name="widen", bind=True)
+def widen(self: Any, number: int) -> int:
+    """Add a call of work() to the chord."""
+    with run(self):
+        self.add_to_chord(work.s(number + 1))
+    return number
+
+
+@app.task(name="close", bind=True)
+def close(self: Any, values: Any = None, **named: Any) -> Any:
+    """The body of a join, or a node of a graph; says in the file ``bodies`` whether its message is delivered
+    for the first time."""
+    again = self.request.delivery_info["redelivered"] or self.request.deliveries
+    with open("bodies", "a") as file:
+        file.write(f"{self.request.id} {'again' if again else 'first'}\n")
+    return named or values
 
 
 @app.task(name="work_async", bind=True)

@@ -21,6 +21,7 @@ from qworker import QWorker
 from tests.acceptance import ledger
 from tests.acceptance.ledger import ENDED, STARTED, Record
 from tests.acceptance.processes import children, command_of, descendants, kill, state
+from tests.support import waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = "tests.acceptance.fault_tasks:app"
@@ -327,14 +328,9 @@ def opened(path: Path, **settings: object) -> Iterator[Site]:
 def until(condition: Callable[[], T], what: str, *workers: WorkerProcess, seconds: float = PATIENCE) -> T:
     """Wait for *condition* to give something true, and return that; fail with the workers' logs after
     *seconds*."""
-    deadline = time.monotonic() + seconds
-    pause = 0.002
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            logs = "\n".join(f"--- {worker.log_path.name}\n{worker.log[-6000:]}" for worker in workers)
-            raise AssertionError(f"waited {seconds:g} s for {what}\n{logs}")
-        time.sleep(pause)
-        pause = min(pause * 1.3, 0.05)
+
+    def say() -> str:
+        logs = "\n".join(f"--- {worker.log_path.name}\n{worker.log[-6000:]}" for worker in workers)
+        return f"for {what}\n{logs}"
+
+    return waiting.until(condition, seconds, say)

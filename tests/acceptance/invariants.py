@@ -97,7 +97,8 @@ def check_clean(site: Site) -> None:
         assert not worker.alive, f"I-11 {worker.name} still runs"
         for pid in worker.seen:
             until(lambda pid=pid: gone(pid), f"process {pid} of {worker.name} to end", worker, seconds=5)
-    assert site.left() == [], "I-15"
+    left = site.left()
+    assert not left, f"I-15 {left}"
 
 
 def _check_overlap(starts: list[Record], ends: list[Record], about: str) -> None:

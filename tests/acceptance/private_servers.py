@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.processes import descendants, gone, kill, state
+from tests.support.waiting import until
 
 PATIENCE = 60.0
 """Seconds that a server may take to start or to end on a busy machine."""
@@ -141,10 +142,7 @@ class Server(ABC):
         self._frozen = []
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.binary} does not {what}"
-            time.sleep(0.005)
+        until(condition, PATIENCE, lambda: f"for {self.binary} to {what}")
 
     def close(self) -> None:
         """Nothing of it is left, data neither. May be called twice."""

@@ -36,7 +36,7 @@ def state(pid: int) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether *pid* runs no more (a zombie that nobody has buried counts as gone).
+    """Whether *pid* runs no more (a zombie that nobody has reaped counts as gone).
 
     The first thread may be a zombie while others, which keep the sockets open, are still dying.
     """

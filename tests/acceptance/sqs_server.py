@@ -1,7 +1,7 @@
 """An SQS of a test's own: moto's, which answers boto as Amazon does, and forgets all when it ends.
 
-Comes from:  test_sqs.py and tests/integration/test_sqs_store.py.
-Goes to:     ``python -m moto.server``.
+Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py.
+Goes to:     moto's server.
 Thread:      the test's; the kernel kills a server whose test has died.
 """
 
@@ -17,6 +17,17 @@ import boto3
 from tests.acceptance.private_servers import Server
 
 REGION = "us-east-1"
+QUICK = """
+import sys, time
+from moto.server import main
+from moto.sqs import models
+
+models.unix_time_millis = lambda: time.time() * 1000
+models.SQSBackend.is_message_valid_based_on_retention_period = lambda *given: True
+main(sys.argv[1:])
+"""
+"""moto's server. Of each message it asks how old it is, and counts all of the queue for that: with some
+hundred messages a call takes half a second."""
 
 
 class Sqs(Server):
@@ -34,7 +45,7 @@ class Sqs(Server):
         """It keeps nothing."""
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-c", QUICK, "-H", "127.0.0.1", "-p", str(self.port)]
 
     def answers(self) -> bool:
         try:

@@ -28,7 +28,7 @@ def benchmarks(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 def test_a_small_run_measures_counts_and_reports(tmp_path: Path) -> None:
-    workloads = ["noop", "stored", "enqueue", "bulk", "start"]
+    workloads = ["noop", "stored", "enqueue", "bulk", "start", "chain", "chord", "group", "large-chord"]
     done = benchmarks(
         "run",
         "--peers",

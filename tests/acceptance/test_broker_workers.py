@@ -9,63 +9,47 @@ import time
 import pytest
 
 from tests.acceptance.brokers import Broken, RemoteSite, Stream
-from tests.acceptance.invariants import MOST_HELD, check
+from tests.acceptance.harness import WorkerProcess
+from tests.acceptance.invariants import check
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.processes import gone, kill
 from tests.acceptance.proxy import REFUSE
 from tests.acceptance.together import (
+    A_DAY,
     another_takes_over_from_who_is_killed,
+    everything_runs_exactly_once,
     little_is_lost_that_must_not_run_twice,
+    little_runs_again_when_workers_are_killed_at_full_speed,
     nobody_waits_behind_a_long_task,
+    repeated,
     two_workers_share_a_queue,
+    who_is_frozen_on_the_way_to_the_pool_starts_nothing,
     who_wakes_after_its_lease_starts_nothing,
 )
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
-def repeated(site: RemoteSite) -> int:
-    """How many runs there were beyond one for each call."""
-    starts = [record.id for record in site.records(kind=STARTED)]
-    return len(starts) - len(set(starts))
-
-
 def test_nothing_happens(remote: RemoteSite) -> None:
     """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
-    worker = remote.start()
-    remote.send_many("work", [(number,) for number in range(300)])
-    remote.send_many("work_async", [(number, 0.01) for number in range(50)])
-    for number in range(10):
-        remote.send("work", number, 0.01)
-        remote.send("work", number, countdown=0.5)
-        remote.send("flaky", 2)
-        remote.send("once", number)
-    remote.drained()
-    worker.stop()
-    check(remote)
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-    assert set(remote.states().values()) == {"SUCCESS"}
+    everything_runs_exactly_once(remote)
 
 
 def test_main_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
-    """F-02: its children go at once; another worker has everything back; only what ran is run again."""
+    """F-02: its children go at once; another worker has everything back; only what ran is run again. On one
+    host nobody waits for a lease to end."""
+    remote.settings["worker_lease_seconds"] = A_DAY
     first = remote.start()
     go = remote.path / "go"
     long = [remote.send("until_file", str(go)) for _ in range(2)]
     remote.started(*long)
     short = remote.send_many("work", [(number, 0.002) for number in range(200)])
     later = [remote.send("work", number, countdown=1.5) for number in range(5)]
-    killed = time.monotonic()
     first.kill()
     for pid in first.seen:
         remote.until(lambda pid=pid: gone(pid), "the children to go with their worker")
     second = remote.start(name="two")
-    again = remote.started(*long, times=2)
-    assert max(record.monotonic for record in again) - killed < 8.0, (
-        "on one host nobody waits for a lease to end"
-    )
+    remote.started(*long, times=2)
     go.touch()
     remote.drained()
     second.stop()
@@ -76,19 +60,7 @@ def test_main_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
 
 def test_main_is_killed_while_short_tasks_stream(remote: RemoteSite) -> None:
     """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
-    remote.send_many("work", [(number,) for number in range(6000)])
-    for name in ("one", "two", "three"):
-        worker = remote.start(name=name)
-        goal = len(remote.records()) + 600
-        remote.until(lambda goal=goal: len(remote.records()) >= goal, "some tasks to run")
-        worker.kill()
-    last = remote.start(name="last")
-    remote.drained()
-    last.stop()
-    check(remote)
-    assert repeated(remote) <= 3 * MOST_HELD, (
-        "what a worker had done but not acked is bounded by what it holds"
-    )
+    little_runs_again_when_workers_are_killed_at_full_speed(remote)
 
 
 def test_a_busy_child_is_killed(remote: RemoteSite) -> None:
@@ -160,6 +132,12 @@ def test_little_is_lost_that_must_not_run_twice(remote: RemoteSite) -> None:
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
 def test_who_wakes_after_its_lease_starts_nothing(remote: RemoteSite) -> None:
     who_wakes_after_its_lease_starts_nothing(remote)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["worker", "tree"])
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_who_is_frozen_on_the_way_to_the_pool_starts_nothing(remote: RemoteSite, whole: bool) -> None:
+    who_is_frozen_on_the_way_to_the_pool_starts_nothing(remote, "dispatching", whole)
 
 
 @pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
@@ -245,10 +223,8 @@ def test_an_early_ack_outlives_the_broker(broken: Broken, remote: RemoteSite) ->
     assert repeated(remote) == 0
 
 
-@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
-def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
-    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
-    remote.settings["worker_lease_seconds"] = 2
+def frozen_until_another_is_done(remote: RemoteSite) -> tuple[WorkerProcess, WorkerProcess, list[int]]:
+    """A worker that is frozen while it works, the one that did all that work then, and whom to thaw."""
     first = remote.start()
     ids = [remote.send("work", number, 0.4) for number in range(6)]
     remote.started(ids[0])
@@ -257,6 +233,14 @@ def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
         kill(pid, signal.SIGSTOP)
     second = remote.start(name="two")
     remote.drained()
+    return first, second, frozen
+
+
+@pytest.mark.parametrize("broken", ["redis", "postgresql"], indirect=True)
+def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
+    """F-06: another takes over; when the first wakes, its late results and acks are refused."""
+    remote.settings["worker_lease_seconds"] = 2
+    first, second, frozen = frozen_until_another_is_done(remote)
     taken = len(remote.records(kind=STARTED))
     for pid in frozen:
         kill(pid, signal.SIGCONT)
@@ -280,14 +264,7 @@ def test_a_frozen_worker_loses_its_lease(remote: RemoteSite) -> None:
 def test_a_frozen_worker_falls_silent_for_rabbitmq(remote: RemoteSite) -> None:
     """F-06 where the server's heartbeat is the lease."""
     remote.settings["broker_heartbeat"] = 2
-    first = remote.start()
-    ids = [remote.send("work", number, 0.4) for number in range(6)]
-    remote.started(ids[0])
-    frozen = first.tree()
-    for pid in frozen:
-        kill(pid, signal.SIGSTOP)
-    second = remote.start(name="two")
-    remote.drained()
+    first, second, frozen = frozen_until_another_is_done(remote)
     for pid in frozen:
         kill(pid, signal.SIGCONT)
     more = [remote.send("work", number, 0.05) for number in range(10)]
@@ -320,14 +297,16 @@ def test_an_outage_longer_than_the_lease(broken: Broken, remote: RemoteSite) -> 
 
 def test_a_task_longer_than_the_lease(remote: RemoteSite) -> None:
     """F-64, F-57: a live worker renews; nobody else takes what it runs, or what it holds for later."""
-    remote.settings["worker_lease_seconds"] = 1
+    # A crowded machine has let a worker stand still for most of a second: two of them are more than that.
+    remote.settings["worker_lease_seconds"] = 2
     workers = [remote.start(name=name) for name in ("one", "two")]
-    ids = [remote.send("work", number, 3.5) for number in range(3)]
-    later = [remote.send("work", number, countdown=2.5) for number in range(10)]
+    ids = [remote.send("work", number, 5.0) for number in range(3)]
+    later = [remote.send("work", number, countdown=4.0) for number in range(10)]
     remote.drained()
     remote.ended(*ids, *later)
     for worker in workers:
         worker.stop()
+        assert "is dead" not in worker.log, worker.log
     check(remote)
     assert repeated(remote) == 0
 

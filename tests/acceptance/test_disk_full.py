@@ -34,7 +34,7 @@ def fill(most=10**9):
 
 fill(2**21)
 store = SQLiteBroker(f"sqlite:///{disk}/queue.db")
-epoch = store.consumer.register("w@test", ["q"], 1)
+generation = store.consumer.register("w@test", ["q"], 1)
 stored = []
 
 # Full while publishing: what push() returned from is there, and the rest was refused with a reason.
@@ -54,7 +54,7 @@ for attempt in range(3):
 # Full while working: nothing is settled by halves.
 try:
     leased = store.consumer.lease(["q"], 10_000).messages
-    store.consumer.settle(epoch, [DeadLetter(message.tag, "x" * 5000) for message in leased])
+    store.consumer.settle(generation, [DeadLetter(message.tag, "x" * 5000) for message in leased])
 except BrokerUnavailable as error:
     said["work"] = str(error)
 
@@ -69,10 +69,10 @@ except (BrokerUnavailable, ConfigurationError) as error:
 filler.unlink()
 store.sender.push([Envelope("q", "after", None, b"")])
 store.consumer.deregister()
-epoch = store.consumer.register("w@test", ["q"], 1)
+generation = store.consumer.register("w@test", ["q"], 1)
 found = store.consumer.lease(["q"], 10_000).messages
 said["kept"] = [message.headers for message in found] == [*stored, "after"]
-said["lost"] = len(store.consumer.settle(epoch, [Ack(message.tag) for message in found]))
+said["lost"] = len(store.consumer.settle(generation, [Ack(message.tag) for message in found]))
 said["stored"] = len(stored)
 said["left"] = len(store.consumer.lease(["q"], 10).messages) + len(store.admin.dead())
 store.close()

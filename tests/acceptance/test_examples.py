@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -74,7 +75,8 @@ def test_log_digest(example: Path) -> None:
         digest = subprocess.Popen(
             [sys.executable, "digest.py"], cwd=example, env=environment(), stdout=subprocess.PIPE, text=True
         )
-        wait_for(example / "worker.log", "StillGrowing")
+        log = example / "worker.log"
+        until(lambda: "StillGrowing" in log.read_text(), say=log.read_text)
         growing.write_text(finished)
         out, _ = digest.communicate(timeout=60)
     assert digest.returncode == 0
@@ -114,10 +116,3 @@ def test_async_checker(example: Path) -> None:
     # One after the other they would take 110 seconds.
     assert seconds is not None
     assert float(seconds[1]) < 20
-
-
-def wait_for(path: Path, words: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while words not in path.read_text():
-        assert time.monotonic() < deadline, f"{words!r} never appeared in:\n{path.read_text()}"
-        time.sleep(0.05)

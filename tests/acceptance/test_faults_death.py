@@ -11,14 +11,17 @@ from contextlib import closing
 import pytest
 
 from tests.acceptance.harness import Site, until
-from tests.acceptance.invariants import MOST_HELD, check
+from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import descendants, gone, kill
 from tests.acceptance.together import (
     another_takes_over_from_who_is_killed,
+    everything_runs_exactly_once,
     little_is_lost_that_must_not_run_twice,
+    little_runs_again_when_workers_are_killed_at_full_speed,
     nobody_waits_behind_a_long_task,
     two_workers_share_a_queue,
+    who_is_frozen_on_the_way_to_the_pool_starts_nothing,
     who_wakes_after_its_lease_starts_nothing,
 )
 
@@ -27,21 +30,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120
 
 def test_nothing_happens(site: Site) -> None:
     """F-00: the anchor. Without a fault everything runs exactly once and all is clean."""
-    worker = site.start()
-    site.send_many("work", [(number,) for number in range(300)])
-    site.send_many("work_async", [(number, 0.01) for number in range(50)])
-    for number in range(10):
-        site.send("work", number, 0.01)
-        site.send("work", number, countdown=0.5)
-        site.send("flaky", 2)
-        site.send("once", number)
-    site.drained()
-    worker.stop()
-    check(site)
-    per_id = [len(site.records(id, STARTED)) for id in site.sent if site.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-    assert set(site.states().values()) == {"SUCCESS"}
+    everything_runs_exactly_once(site)
 
 
 def test_main_is_killed_with_work_in_flight(site: Site) -> None:
@@ -72,20 +61,7 @@ def test_main_is_killed_with_work_in_flight(site: Site) -> None:
 
 def test_main_is_killed_while_short_tasks_stream(site: Site) -> None:
     """F-02 at full speed, three times over: batches of acks are lost with the process, never a message."""
-    site.send_many("work", [(number,) for number in range(6000)])
-    runs = 0
-    for name in ("one", "two", "three"):
-        worker = site.start(name=name)
-        goal = len(site.records()) + 600
-        site.until(lambda goal=goal: len(site.records()) >= goal or not site.waiting(), "some tasks to run")
-        worker.kill()
-        runs += 1
-    last = site.start(name="last")
-    site.drained()
-    last.stop()
-    check(site)
-    repeats = len(site.records(kind=STARTED)) - len(site.sent)
-    assert repeats <= runs * MOST_HELD, "what a worker had done but not acked is bounded by what it holds"
+    little_runs_again_when_workers_are_killed_at_full_speed(site)
 
 
 def test_the_whole_tree_is_killed(site: Site) -> None:
@@ -309,6 +285,12 @@ def test_who_wakes_after_its_lease_starts_nothing(site: Site) -> None:
     who_wakes_after_its_lease_starts_nothing(site, freeze)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["worker", "tree"])
+@pytest.mark.parametrize("point", ["dispatching", "offering"])
+def test_who_is_frozen_on_the_way_to_the_pool_starts_nothing(site: Site, point: str, whole: bool) -> None:
+    who_is_frozen_on_the_way_to_the_pool_starts_nothing(site, point, whole, freeze)
+
+
 def test_a_frozen_child_under_a_hard_limit(site: Site) -> None:
     """F-07: it can run no handler any more; the limit is kept from outside."""
     worker = site.start(task_time_limit=1)
@@ -384,10 +366,11 @@ def freeze(site: Site, pids: list[int]) -> None:
 
 def test_a_task_longer_than_the_lease(site: Site) -> None:
     """F-64: a live worker renews; nobody else takes what it runs, or what it holds for later (F-57)."""
-    site.settings["worker_lease_seconds"] = 1
+    # A crowded machine has let a worker stand still for most of a second: two of them are more than that.
+    site.settings["worker_lease_seconds"] = 2
     workers = [site.start(name=name) for name in ("one", "two")]
-    ids = [site.send("work", number, 3.5) for number in range(3)]
-    later = [site.send("work", number, countdown=2.5) for number in range(10)]
+    ids = [site.send("work", number, 5.0) for number in range(3)]
+    later = [site.send("work", number, countdown=4.0) for number in range(10)]
     site.finished(*ids, *later)
     site.drained()
     for worker in workers:

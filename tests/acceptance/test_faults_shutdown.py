@@ -42,6 +42,8 @@ def test_term_waits_for_what_runs(site: Site) -> None:
     waiting = [site.send("work", number) for number in range(10)]
     soon = [site.send("work", number, countdown=1.0) for number in range(3)]
     worker.signal(signal.SIGTERM)
+    # Before it has taken any of them, they all are in the queue as well.
+    site.until(lambda: "stopping: waiting" in worker.log, "the worker to have heard")
     site.until(
         lambda: site.query("SELECT count(*) FROM message WHERE owner IS NULL") == [(13,)],
         "the rest to go back",

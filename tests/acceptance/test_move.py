@@ -21,6 +21,7 @@ from qworker import QWorker
 from qworker.transports.lease import Broker, DeadLetter, Envelope
 from tests.acceptance.harness import REPOSITORY
 from tests.acceptance.private_servers import serving
+from tests.support.messages import call
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -95,13 +96,10 @@ def house(tmp_path: Path) -> Iterator[House]:
 def messages(total: int, delayed: bool = True) -> list[Envelope]:
     now = round(time.time())
     return [
-        Envelope(
-            "celery",
-            json.dumps({"task": "tasks.add", "id": f"id-{number}"}),
-            None,
-            b"[[1,2],{},{}]",
-            (0, 3, 6, 9)[number % 4],
-            now + 3600.0 + number if delayed and number % 5 == 0 else None,
+        call(
+            f"id-{number}",
+            priority=(0, 3, 6, 9)[number % 4],
+            due=now + 3600.0 + number if delayed and number % 5 == 0 else None,
         )
         for number in range(total)
     ]
@@ -212,9 +210,9 @@ def test_dead_letters(house: House) -> None:
     old, new = house.url("sqlite"), house.url("sqlite")
     store = house.open(old)
     store.sender.push(messages(150, delayed=False))
-    epoch = store.consumer.register("undertaker", ["celery"], 1)
+    generation = store.consumer.register("undertaker", ["celery"], 1)
     store.consumer.settle(
-        epoch,
+        generation,
         [DeadLetter(leased.tag, "because") for leased in store.consumer.lease(["celery"], 150).messages],
     )
     store.consumer.deregister()

@@ -90,7 +90,8 @@ def test_rights_that_are_taken_away_for_a_while_do_not_end_a_worker(
     broken: Broken, remote: RemoteSite
 ) -> None:
     worker = remote.start()
-    remote.send_many("work", [(number, 0.05) for number in range(60)])
+    # As many as outlast the server's command, which may take seconds.
+    remote.send_many("work", [(number, 0.05) for number in range(300)])
     remote.until(lambda: len(remote.records(kind=STARTED)) >= 20, "some tasks to run")
     rights(broken, "^$")
     broken.proxy.cut()
@@ -122,7 +123,8 @@ def test_a_poison_that_kills_the_main_process_is_given_up(remote: RemoteSite) ->
     """Each worker dies while it runs the poison, and what else it holds is innocent."""
     settings = {"task_max_deliveries": 3, "worker_prefetch_multiplier": 4}
     poison = remote.send("until_file", str(remote.path / "never"))
-    good = [remote.send("work", number, 30.0) for number in range(2)]
+    # The suspect waits for the only process: what is before it must not take as long as we wait for it.
+    good = [remote.send("work", number, 3.0) for number in range(2)]
     for death in range(3):
         worker = remote.start("-c", "1", name=f"victim{death}", **settings)
         remote.started(poison, times=death + 1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.acceptance.harness import REPOSITORY, WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.sqs_server import REGION, Sqs
+from tests.acceptance.together import repeated
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -33,11 +35,8 @@ class Options(dict[str, Any]):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Sqs]:
-    server = Sqs()
-    try:
+    with closing(Sqs()) as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -49,12 +48,6 @@ def remote(server: Sqs, tmp_path: Path) -> Iterator[RemoteSite]:
     }
     with RemoteSite(tmp_path, server.url, server.url, **settings) as site:
         yield site
-
-
-def repeated(site: RemoteSite) -> int:
-    """How many runs there were beyond one for each call."""
-    starts = [record.id for record in site.records(kind=STARTED)]
-    return len(starts) - len(set(starts))
 
 
 def qworker(site: RemoteSite, *words: str) -> str:

@@ -44,9 +44,10 @@ PUBLIC = (
 )
 """Paths that stay where they are, besides the names in ``qworker.__all__``."""
 NAMES = (
-    "AsyncResult", "ConfigurationError", "Context", "EagerResult", "Ignore", "MaxRetriesExceeded",
-    "Middleware", "NotRegistered", "PublishError", "QWorker", "QWorkerError", "Reject", "ResultTimeout",
-    "Retry", "Signature", "SoftTimeLimitExceeded", "Task", "TaskRevoked", "TimeLimitExceeded", "WorkerLost",
+    "AsyncResult", "ConfigurationError", "Context", "EagerResult", "GroupResult", "Ignore",
+    "MaxRetriesExceeded", "Middleware", "NotRegistered", "PublishError", "QWorker", "QWorkerError", "Reject",
+    "ResultSet", "ResultTimeout", "Retry",
+    "Signature", "SoftTimeLimitExceeded", "Task", "TaskRevoked", "TimeLimitExceeded", "WorkerLost",
     "__version__", "allow_join_result", "current_app", "current_task", "errors", "get_task_logger",
     "shared_task", "signals", "states",
 )  # fmt: skip

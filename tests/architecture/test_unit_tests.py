@@ -10,26 +10,19 @@ from tests.architecture.source import REPOSITORY
 
 UNIT = REPOSITORY / "tests" / "unit"
 SLEEPS = {
-    "test_execution.py": 1,  # a coroutine that is cancelled
     "test_interrupts.py": 2,  # a handler's error cuts them short
     "test_result.py": 3,  # a real loop's turns, and a promise that must not be kept twice
     "test_result_watcher.py": 1,  # threads that take turns
-    "test_task.py": 1,  # cut short by a signal
 }
 """Calls of a sleep of more than 0 seconds, by file."""
 PATCHES = {
     "test_assembly.py": 2,  # any part of a whole worker may fail to stop
-    "test_component.py": 1,  # a step that ends its own thread
     "test_execution.py": 3,  # a result store that fails
-    "test_listener.py": 6,  # a clock at whose rests things happen; calls of a broker, counted
     "test_middleware.py": 1,  # middleware that answers by itself
     "test_outcomes.py": 1,  # each column of the table is read
     "test_result_watcher.py": 3,  # what happens between two lines
     "test_result_writer.py": 2,  # a result store that fails
-    "test_schedule_controller.py": 1,  # calls, counted
     "test_settlements.py": 2,  # a portion of 16 MiB; what a fake refuses
-    "test_task_bucket.py": 1,  # what flows over
-    "test_transfer.py": 3,  # the order of calls
 }
 """Replaced attributes of what is ours, by file: with monkeypatch, or by an assignment."""
 THEIRS = ("os", "sys.modules", "redis", "pymysql", "psycopg", "'tempfile")

@@ -91,10 +91,10 @@ def dead_letter(tasks: Path) -> Callable[..., None]:
         app = find_app("tasks").app
         plain = '{"task": "tasks.add", "id": "abc"}'
         app.broker.sender.push([Envelope("celery", headers or plain, None, body)] * count)
-        epoch = app.broker.consumer.register("undertaker@here", ["celery"], 1)
+        generation = app.broker.consumer.register("undertaker@here", ["celery"], 1)
         leased = app.broker.consumer.lease(["celery"], 100).messages
         assert len(leased) == count
-        app.broker.consumer.settle(epoch, [DeadLetter(message.tag, reason) for message in leased])
+        app.broker.consumer.settle(generation, [DeadLetter(message.tag, reason) for message in leased])
         app.broker.consumer.deregister()
 
     return give_up

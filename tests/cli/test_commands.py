@@ -395,7 +395,7 @@ def test_any_command_tells_all_wrong_settings(project, run):
 
 def test_shell_runs_code_with_the_tasks_at_hand(tasks, run):
     assert (
-        run("shell", "-c", "print(add(1, 2), app.main, sorted(tasks))").stdout
+        run("shell", "-c", "print(add(1, 2), app.main, sorted(tasks)[-2:])").stdout
         == "3 tasks ['tasks.add', 'tasks.fail']\n"
     )
 

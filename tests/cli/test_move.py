@@ -9,7 +9,8 @@ import pytest
 
 from qworker.cli.discovery import find_app
 from qworker.transports import open_broker
-from qworker.transports.lease import Envelope
+from tests.support.messages import call, ids
+from tests.support.receiving import everything
 
 
 @pytest.fixture
@@ -17,24 +18,16 @@ def old(tasks):
     """A broker with two ready messages and a delayed one."""
     app = find_app("tasks").app
     store = open_broker("sqlite:///old.db", app.conf)
-    store.sender.push([envelope("1"), envelope("2"), envelope("3", due=time.time() + 3600)])
+    store.sender.push([call("1"), call("2"), call("3", due=time.time() + 3600)])
     yield store
     store.close()
 
 
-def envelope(id, **fields):
-    return Envelope("celery", json.dumps({"task": "tasks.add", "id": id}), None, b"[[1,2],{},{}]", **fields)
-
-
 def held(url):
     store = open_broker(url, find_app("tasks").app.conf)
-    store.consumer.register("reader", ["celery"], 1)
-    taken = [
-        *store.consumer.lease(["celery"], 100).messages,
-        *store.consumer.lease(["celery"], 0, delayed_limit=100, eta_window=1e6).messages,
-    ]
+    taken = everything(store)
     store.close()
-    return {json.loads(leased.headers)["id"]: leased for leased in taken}
+    return dict(zip(ids(taken), taken, strict=True))
 
 
 MOVE = ("move", "sqlite:///old.db", "sqlite:///new.db")

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from qworker.cli.main import main
 from qworker.cli.reload import Reloader, difference, loaded_files, project_files, snapshot
+from tests.support.waiting import until
 
 SLOW = 30.0
 
@@ -119,9 +119,7 @@ def test_log_file_json_and_pid_file(tasks, start, shell):
         "-A", "tasks", "-n", "w1", "-f", "%n.log", "--log-json", "--pidfile", "%n.pid", "-l", "info"
     )
     log, pid = Path("w1.log"), Path("w1.pid")
-    deadline = time.monotonic() + SLOW
-    while not (log.exists() and "ready" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: log.exists() and "ready" in log.read_text())
     assert pid.read_text() == f"{worker.process.pid}\n"
     twin = shell("start", "-A", "tasks", "-n", "w1", "--pidfile", str(pid))
     assert twin.returncode == 1

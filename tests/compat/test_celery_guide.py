@@ -18,20 +18,18 @@ pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
 from celery import _state as celery_state
 
-from qworker.context import set_default_app
-from qworker.tasks import registry
 from tests.compat.sides import CELERY, QWORKER, Side
+from tests.support.shared_tasks import nothing_left_behind
 
 pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    before, celerys = list(registry.shared), set(celery_state._on_app_finalizers)
-    yield
-    registry.shared[:] = before
+    celerys = set(celery_state._on_app_finalizers)
+    with nothing_left_behind():
+        yield
     celery_state._on_app_finalizers.intersection_update(celerys)
-    set_default_app(None)
 
 
 def plus(x: int, y: int) -> int:

@@ -46,7 +46,7 @@ def build(**settings: Any) -> tuple[Any, Callable[[], dict[str, Any]]]:
     app = celery.Celery("proj", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(task_default_queue="compat", **settings)
 
-    @app.task(name="proj.add")
+    @app.task(name="proj.add", shared=False)
     def add(x: Any, y: Any) -> Any:
         return x + y
 

@@ -130,7 +130,7 @@ def test_their_worker_runs_our_calls(project: Project) -> None:
 def test_a_mixed_fleet_runs_each_call_once(project: Project) -> None:
     project.our_worker()
     project.their_worker()
-    project.until(lambda: "ready" in project.logs())
+    project.until(lambda: "ready;" in project.logs() and "@test ready." in project.logs())
     sent = []
     for number in range(150):
         sent.append(project.theirs.send_task("proj.add", (number,)).id)

@@ -70,7 +70,7 @@ def clean(kind: str, own: str) -> None:
         import redis
 
         with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{own}:*"):
+            for key in client.scan_iter(f"{own}*"):
                 client.delete(key)
     elif kind == "postgresql":
         ask_postgresql(f"DROP SCHEMA compat_{own} CASCADE")
@@ -169,6 +169,20 @@ def test_each_wakes_the_other_on_redis() -> None:
     assert pair.ours.AsyncResult("y").get(timeout=10) == 2
     for timer in timers:
         timer.join()
+    clean("redis", own)
+    pair.close()
+
+
+@pytest.mark.parametrize("ending", ["", "1", "_", ".", ":", "-"])
+def test_a_prefix_of_keys_on_redis_is_read_as_celery_reads_it(ending: str) -> None:
+    own = uuid.uuid4().hex
+    pair = Pair(
+        result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": own + ending}
+    )
+    pair.theirs.backend.store_result("x", 1, "SUCCESS")
+    pair.ours.backend.store("y", pair.ours.backend.meta("y", "SUCCESS", 2))
+    assert pair.ours.AsyncResult("x").get(timeout=0) == 1
+    assert pair.theirs.AsyncResult("y").get(timeout=0) == 2
     clean("redis", own)
     pair.close()
 

@@ -27,6 +27,7 @@ from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sqs import SqsLeasePlace
 from tests.support.waiting import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -112,6 +113,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "memory": MemoryPlace,
     "failover": FailoverPlace,
     "kombu": KombuLeasePlace,
+    "sqs": SqsLeasePlace,
 }
 FOR_ONE_PROCESS = frozenset({"memory", "kombu"})
 """Those that no other process can reach."""

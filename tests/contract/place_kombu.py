@@ -1,34 +1,18 @@
-"""The brokers that are spoken to through kombu, as places: kombu's memory, and Amazon SQS as moto plays it.
+"""The brokers that are spoken to through kombu, as places: kombu's memory.
 
-Comes from:  test_settlement_fuzz.py and test_interrupted.py. The suite of the whole contract, which they
-             do not keep, does without them.
-Goes to:     kombu in this process, or a server of the test's own.
+Comes from:  lease_places; test_settlement_fuzz.py.
+Goes to:     kombu in this process.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from qworker.conf import Settings
-from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker, kombu_broker
 from qworker.transports.kombu.server import DEAD
-from tests.acceptance.sqs_server import REGION, Sqs
-
-SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
-
-
-@contextmanager
-def sqs_server() -> Iterator[Sqs]:
-    server = Sqs()
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 class KombuPlace:
@@ -54,23 +38,6 @@ class KombuPlace:
             store.close()
 
 
-class SqsPlace(KombuPlace):
-    def __init__(self, server: Sqs) -> None:
-        super().__init__()
-        self.server = server
-        server.reset()
-
-    def open(self, **options: Any) -> KombuBroker:
-        store = open_broker(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
-        assert isinstance(store, KombuBroker)
-        self.opened.append(store)
-        return store
-
-    def clear(self) -> None:
-        for store in self.opened:
-            store.close()
-
-
 CANNOT = {
     **dict.fromkeys(
         (
@@ -89,7 +56,7 @@ CANNOT = {
             "test_a_settled_result_never_goes_back",
             "test_all_kinds_of_settlement_go_in_one_step",
             "test_what_is_not_ours_is_named_and_left_alone",
-            "test_an_old_epoch_settles_nothing",
+            "test_an_old_generation_settles_nothing",
             "test_an_ack_removes_the_message_and_stores_its_result",
             "test_a_retried_dead_letter_leaves_no_failure_behind",
             "test_sweeping_takes_expired_results",
@@ -128,7 +95,7 @@ CANNOT = {
     "test_queues_say_how_they_stand": "COUNTS",
     "test_order_holds_over_several_leases_and_pushes": "PRIORITY: there are a few steps, or none",
     "test_a_message_comes_back_as_it_was_sent": "headers are written anew, with the same values",
-    "test_a_buried_message_is_a_dead_letter": "the same",
+    "test_what_is_dead_lettered_is_a_dead_letter": "the same",
     "test_no_queue_waits_for_another_to_run_dry": "only queues are read that were registered",
 }
 

@@ -26,6 +26,7 @@ from qworker.backends.keyvalue import TASK_PREFIX
 from qworker.backends.memcached import MemcachedBackend
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.redis import RedisBackend
+from qworker.backends.sql import SQLBackend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
@@ -33,6 +34,7 @@ from qworker.context import Context
 from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body
+from qworker.results import outline
 from qworker.results.result import AsyncResult
 from qworker.testing.clock import FakeClock
 from tests.servers import URLS, require
@@ -701,6 +703,18 @@ def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
 # -- locks, counters, groups --
 
 
+def test_which_calls_a_workflow_has(open_: Open) -> None:
+    backend = open_()
+    last, group = new_id(), new_id()
+    line: list[Any] = [[group, None, [[["m", "add"]], [["n", "add", "IGNORED"]]]], [last, "total"]]
+    assert outline.read(backend, last) is None
+    outline.keep(backend, line, "caller")
+    assert outline.read(backend, last) == outline.read(backend, group) == (line, "caller")
+    assert outline.read(backend, "m") is None
+    outline.forget(backend, last)
+    assert outline.read(backend, group) is None
+
+
 @pytest.mark.parametrize("for_ever", [None, 0, "0s"])
 def test_results_are_kept_for_ever_where_that_is_asked_for(open_: Open, kind: str, for_ever: Any) -> None:
     clock = FakeClock(SYSTEM_CLOCK.now())
@@ -759,6 +773,146 @@ def test_groups_are_kept_replaced_and_deleted(open_: Open) -> None:
     backend.delete_group("g")
     backend.delete_group("g")
     assert backend.get_group("g") is None
+
+
+def test_a_group_is_saved_and_restored(open_: Open) -> None:
+    backend = open_()
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    inner = app.GroupResult("inner", [app.AsyncResult("b"), app.AsyncResult("c")])
+    saved = app.GroupResult("outer", [app.AsyncResult("a"), inner], app.AsyncResult("before"))
+    saved.save()
+    restored = app.GroupResult.restore("outer")
+    assert (restored, restored.parent.id, restored[1].id) == (saved, "before", "inner")
+    restored.delete()
+    assert app.GroupResult.restore("outer") is None
+
+
+def test_a_group_is_waited_for(open_: Open) -> None:
+    asking, storing = open_(), open_()
+    app = QWorker("proj", broker=KeepingStore(), backend=asking, set_as_current=False)
+    ids = [new_id() for _ in range(300)]
+    asked: list[int] = []
+    read_many = asking.read_many
+    asking.read_many = lambda ids: asked.append(len(ids)) or read_many(ids)  # type: ignore[func-returns-value,method-assign]
+
+    def store_all() -> None:
+        until(lambda: len(asked) > 1)
+        for start in range(0, len(ids), 50):
+            rows = [
+                storing.row(each, storing.meta(each, states.SUCCESS, each))
+                for each in ids[start : start + 50]
+            ]
+            storing.store_rows([row for row in rows if row is not None])
+
+    thread = threading.Thread(target=store_all)
+    thread.start()
+    group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
+    assert group.get(timeout=60) == ids
+    thread.join()
+    assert group.completed_count() == len(ids)
+    group.forget()
+    assert asking.get_many(ids) == {}
+
+
+def round_trips(backend: Backend, kind: str) -> list[str]:
+    """What *backend* asks its server, or its file, from now on; of a store that has neither, its looks."""
+    asked: list[str] = []
+    if isinstance(backend, SQLBackend):
+        engine = backend._database.engine
+        sa.event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2]))
+        return asked
+
+    def counting(name: str, method: Any) -> Any:
+        def count(*args: Any, **more: Any) -> Any:
+            asked.append(name)
+            return method(*args, **more)
+
+        return count
+
+    ways = {"sqlite": ("_read", "_write"), "redis": ("_ask",), "memcached": ("_do",)}
+    for name in ways.get(kind, ("read_many", "forget_many")):
+        setattr(backend, name, counting(name, getattr(backend, name)))
+    return asked
+
+
+LOOKS = {
+    "ready": lambda group: group.ready() is False,
+    "waiting": lambda group: group.waiting() is True,
+    "failed": lambda group: group.failed() is True,
+    "successful": lambda group: group.successful() is False,
+    "completed_count": lambda group: group.completed_count() == len(group) - 2,
+    "maybe_throw": lambda group: group.maybe_throw(propagate=False) is None,
+}
+
+
+def test_to_ask_a_group_of_thousands_takes_a_few_round_trips(open_: Open, kind: str) -> None:
+    backend = open_()
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
+    states_of = {ids[0]: states.FAILURE, ids[1]: states.STARTED}
+    value = exception_to_dict(KeyError())
+    rows = [backend.row(each, backend.meta(each, states_of.get(each, states.SUCCESS), value)) for each in ids]
+    for start in range(0, len(rows), 100):
+        backend.store_rows([row for row in rows[start : start + 100] if row is not None])
+    asked = round_trips(backend, kind)
+    few = 2  # a statement of SQL has so many ids at most
+    for name, look in LOOKS.items():
+        asked.clear()
+        assert look(app.GroupResult("g", [app.AsyncResult(each) for each in ids])), name
+        assert len(asked) <= few, (name, len(asked))
+    group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
+    assert group.completed_count() == len(ids) - 2
+    asked.clear()
+    assert (group.failed(), group.waiting()) == (True, True)
+    assert len(asked) <= 2  # one each, for the one that runs
+    asked.clear()
+    group.forget()
+    assert len(asked) <= few + 1
+    assert backend.read_many(ids) == {}
+
+
+def test_who_waits_for_thousands_looks_once_for_what_has_ended_since(open_: Open, kind: str) -> None:
+    asking, storing = open_(), open_()
+    app = QWorker("proj", broker=KeepingStore(), backend=asking, set_as_current=False)
+    ids = [new_id() for _ in range(1000 if kind != "filesystem" else 200)]
+    looks: list[int] = []
+    read_many = asking.read_many
+    asking.read_many = lambda ids: looks.append(len(ids)) or read_many(ids)  # type: ignore[func-returns-value,method-assign]
+    group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
+
+    def store_all() -> None:
+        until(lambda: len(looks) > 1)
+        for start in range(0, len(ids), 20):
+            some = ids[start : start + 20]
+            found = [storing.row(each, storing.meta(each, states.SUCCESS, each)) for each in some]
+            storing.store_rows([row for row in found if row is not None])
+
+    async def main() -> set[str]:
+        return {result.id async for result in group.as_completed(timeout=60)}
+
+    thread = threading.Thread(target=store_all)
+    thread.start()
+    assert asyncio.run(main()) == set(ids)
+    thread.join()
+    assert len(looks) < len(ids) / 4, looks
+
+
+def test_a_group_is_awaited(open_: Open) -> None:
+    app = QWorker("proj", broker=KeepingStore(), backend=open_(), set_as_current=False)
+    ids = [new_id() for _ in range(5)]
+    group = app.GroupResult("g", [app.AsyncResult(each) for each in ids])
+
+    async def main() -> list[str]:
+        values = []
+        store(app.backend, ids[0], result=0)
+        async for result in group.as_completed(timeout=60):
+            values.append(await result)
+            if len(values) < len(ids):
+                await asyncio.to_thread(store, app.backend, ids[len(values)], result=len(values))
+        assert await group == values
+        return values
+
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
 
 
 def test_closed_and_used_again(open_: Open) -> None:

@@ -61,7 +61,7 @@ class Bag(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.entries: dict[str, Entry] = {}  # all that are not settled for good
         self.acked: set[str] = set()
-        self.buried: set[str] = set()
+        self.dead_lettered: set[str] = set()
         self.stores: list[Broker] = []
         self.epochs: list[int] = []
         self.last_renewal: list[float] = []
@@ -163,14 +163,16 @@ class Bag(RuleBasedStateMachine):
         )
         settlements: list[Settlement] = []
         for entry in chosen:
-            how = data.draw(st.sampled_from(["ack", "release", "count", "delay", "bury"]), label=entry.name)
+            how = data.draw(
+                st.sampled_from(["ack", "release", "count", "delay", "dead-letter"]), label=entry.name
+            )
             if how == "ack":
                 settlements.append(Ack(entry.tag))
                 self.acked.add(entry.name)
                 del self.entries[entry.name]
-            elif how == "bury":
+            elif how == "dead-letter":
                 settlements.append(DeadLetter(entry.tag, "why"))
-                self.buried.add(entry.name)
+                self.dead_lettered.add(entry.name)
                 del self.entries[entry.name]
             else:
                 due = self.clock.now() + 5 if how == "delay" else None
@@ -251,7 +253,7 @@ class Bag(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
         assert self.place.count() == len(self.entries)
-        assert {dead.headers for dead in self.stores[0].admin.dead(limit=1000)} == self.buried
+        assert {dead.headers for dead in self.stores[0].admin.dead(limit=1000)} == self.dead_lettered
 
     def teardown(self) -> None:
         if not hasattr(self, "stores"):
@@ -264,7 +266,7 @@ class Bag(RuleBasedStateMachine):
         found = [leased.headers for leased in judge.consumer.lease(QUEUES, 10_000).messages]
         assert len(found) == len(set(found))
         assert set(found) == self.entries.keys()
-        assert not self.acked & self.buried
+        assert not self.acked & self.dead_lettered
         for store in self.stores:
             store.close()
         getattr(self.place, "clear", lambda: None)()

@@ -53,7 +53,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def place(kind: str, tmp_path: Path) -> Iterator[Place]:
+def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    if kind == "sqs":
+        request.getfixturevalue("sqs")  # the server
     place = PLACES[kind](tmp_path)
     yield place
     getattr(place, "clear", lambda: None)()
@@ -100,7 +102,7 @@ def other(kind: str, tmp_path: Path) -> Iterator[Callable[[str], Other]]:
         process.close()
 
 
-def epoch(store: Broker) -> int:
+def generation(store: Broker) -> int:
     return store.consumer.register("again@test", ["q", "r"], 2)
 
 
@@ -113,7 +115,7 @@ def take(store: Broker, *queues: str, limit: int = 100) -> list[Leased]:
 
 def test_no_tag_is_given_twice(store: Broker) -> None:
     """What was noted of a message that is gone must not be taken for another's."""
-    now = epoch(store)
+    now = generation(store)
     seen: set[int] = set()
     for end in (Ack, lambda tag: DeadLetter(tag, "bad")):
         for _ in range(3):
@@ -280,7 +282,7 @@ def test_thousands_fall_due_at_once(store: Broker, clock: FakeClock) -> None:
 
 
 def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: Place) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
     assert store.consumer.settle(own, [Ack(first.tag, ROW), Ack(second.tag)]) == set()
@@ -289,7 +291,7 @@ def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: 
 
 
 def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, _ = take(store)
     assert store.consumer.settle(own, [Release(first.tag)]) == set()
@@ -297,33 +299,33 @@ def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "deliveries", "redelivered", "parked"),
+    ("release", "deliveries", "redelivered", "requeued"),
     [
         ({}, 0, False, 0),
         ({"counted": True}, 1, True, 0),
-        ({"parked": True}, 0, False, 1),
+        ({"requeued": True}, 0, False, 1),
         ({"redelivered": True}, 0, True, 0),
     ],
 )
 def test_a_release_says_why(
-    store: Broker, release: dict[str, bool], deliveries: int, redelivered: bool, parked: int
+    store: Broker, release: dict[str, bool], deliveries: int, redelivered: bool, requeued: int
 ) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a")])
     for times in (1, 2):
         (leased,) = take(store)
         store.consumer.settle(own, [Release(leased.tag, **release)])
         (again,) = take(store)
-        assert (again.deliveries, again.redelivered, again.parked) == (
+        assert (again.deliveries, again.redelivered, again.requeued) == (
             deliveries * times,
             redelivered,
-            parked * times,
+            requeued * times,
         )
         store.consumer.settle(own, [Release(again.tag)])
 
 
 def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a")])
     (leased,) = take(store)
     store.consumer.settle(own, [Release(leased.tag, clock.now() + 5)])
@@ -333,8 +335,8 @@ def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
     assert names(take(store)) == ["a"]
 
 
-def test_a_buried_message_is_a_dead_letter(store: Broker, place: Place, clock: FakeClock) -> None:
-    own = epoch(store)
+def test_what_is_dead_lettered_is_a_dead_letter(store: Broker, place: Place, clock: FakeClock) -> None:
+    own = generation(store)
     store.sender.push([message("a", "r", properties="{}", body=b"body", priority=4)])
     (leased,) = take(store, "r")
     failure = ("task-1", "FAILURE", b"{}", None)
@@ -346,12 +348,12 @@ def test_a_buried_message_is_a_dead_letter(store: Broker, place: Place, clock: F
 
 
 def test_a_result_may_be_stored_by_itself(store: Broker, place: Place) -> None:
-    assert store.consumer.settle(epoch(store), [Store(ROW)]) == set()
+    assert store.consumer.settle(generation(store), [Store(ROW)]) == set()
     assert place.result("task-1") == ("SUCCESS", ROW[2])
 
 
 def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.consumer.settle(own, [Store(ROW)])
     store.sender.push([message("a")])
     (leased,) = take(store)
@@ -361,8 +363,8 @@ def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
 
 
 def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> None:
-    own = epoch(store)
-    store.sender.push([message(name) for name in ("ack", "release", "bury", "keep")])
+    own = generation(store)
+    store.sender.push([message(name) for name in ("ack", "release", "dead-letter", "keep")])
     ack, release, dead_letter, _ = take(store)
     assert (
         store.consumer.settle(
@@ -371,14 +373,14 @@ def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> 
         == set()
     )
     assert names(take(store)) == ["release"]
-    assert [dead.headers for dead in store.admin.dead()] == ["bury"]
+    assert [dead.headers for dead in store.admin.dead()] == ["dead-letter"]
     assert place.result("task-1") is not None
     assert place.count() == 2
 
 
 @pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), DeadLetter(999, "why", ROW)])
 def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, wrong: Any) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
     good = ("task-2", "SUCCESS", b"2", None)
@@ -390,14 +392,14 @@ def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, w
 
 
 def test_a_message_is_settled_once(store: Broker) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a")])
     (leased,) = take(store)
     assert store.consumer.settle(own, [Ack(leased.tag), Ack(leased.tag)]) == {leased.tag}
 
 
 def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a")])
     (leased,) = take(store)
     store.consumer.settle(own, [Release(leased.tag)])
@@ -419,7 +421,7 @@ def test_every_enlistment_is_a_new_epoch(open_: Open) -> None:
     assert min(epochs) > 0
 
 
-def test_an_old_epoch_settles_nothing(open_: Open, place: Place) -> None:
+def test_an_old_generation_settles_nothing(open_: Open, place: Place) -> None:
     store = open_()
     old = store.consumer.register("a", ["q"], 1)
     store.sender.push([message("a")])
@@ -529,13 +531,13 @@ def test_leases_run_out_in_real_time_too(open_: Open) -> None:
 
 HOLDING = """
 store = place.open(lease_seconds=float(hear()))
-epoch = store.consumer.register("victim@test", ["q"], 1)
+generation = store.consumer.register("victim@test", ["q"], 1)
 messages = store.consumer.lease(["q"], 100).messages
 mark(store, *[m.tag for m in messages if m.headers.startswith("running")])
 say(len(messages))
 while hear():
     try:
-        say("lost", *store.consumer.settle(epoch, [Ack(m.tag) for m in messages]))
+        say("lost", *store.consumer.settle(generation, [Ack(m.tag) for m in messages]))
         store.consumer.extend()
         say("extended")
     except LeaseLost:
@@ -663,7 +665,7 @@ def test_a_close_is_a_resignation(store: Broker, open_: Open) -> None:
 def test_after_resigning_one_may_enlist_again(store: Broker) -> None:
     store.consumer.deregister()
     store.sender.push([message("a")])
-    own = epoch(store)
+    own = generation(store)
     (leased,) = take(store)
     assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
 
@@ -754,10 +756,10 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
 def test_nothing_that_was_numbered_before_a_loss_comes_again(
     place: Place, open_: Open, clock: FakeClock
 ) -> None:
-    """FLUSHALL, TRUNCATE, an old backup, a file made anew: an epoch that came again would be another
+    """FLUSHALL, TRUNCATE, an old backup, a file made anew: a generation that came again would be another
     holder's, and a worker that waits for higher numbers would hear of no revocation."""
     store, client = open_(registered=True), open_()
-    old = {epoch(store) for _ in range(3)}
+    old = {generation(store) for _ in range(3)}
     client.sender.push([message("lost")])
     (lost,) = take(store)
     client.sender.revoke(["a", "b", "c"])
@@ -772,7 +774,7 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
             store.consumer.extend()
             time.sleep(0.01)
     fresh = open_()
-    new = {epoch(fresh), epoch(store)}
+    new = {generation(fresh), generation(store)}
     fresh.consumer.deregister()
     assert len(old | new) == 5
     client = open_()
@@ -788,7 +790,7 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
 
 def test_no_number_is_given_twice_in_whatever_order_messages_end(store: Broker) -> None:
     """A late ack of the first would delete the second, unrun."""
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message(name) for name in "abcdef"])
     first = take(store)
     seen = {leased.tag for leased in first}
@@ -1044,7 +1046,7 @@ def test_what_a_child_publishes_after_its_parent_closed_is_kept(
 
 FORK_WHILE_HOLDING = """
 store = place.open()
-epoch = store.consumer.register("parent@test", ["q"], 1)
+generation = store.consumer.register("parent@test", ["q"], 1)
 (taken,) = store.consumer.lease(["q"], 1).messages
 pid = os.fork()
 if pid == 0:
@@ -1055,7 +1057,7 @@ if pid == 0:
     os._exit(0 if lost == {taken.tag} else 1)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 store.consumer.extend()
-say(code, len(store.consumer.settle(epoch, [Ack(taken.tag)])), store.consumer.wait(0))
+say(code, len(store.consumer.settle(generation, [Ack(taken.tag)])), store.consumer.wait(0))
 """
 
 
@@ -1072,11 +1074,11 @@ def test_parent_and_child_hold_leases_of_their_own(
 
 
 def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     assert store.admin.queues() == []
     store.sender.push([message("a", "r")])
     oldest = clock.now()
-    store.sender.push([message("bury"), message("keep"), message("later", due=oldest + 60)])
+    store.sender.push([message("dead-letter"), message("keep"), message("later", due=oldest + 60)])
     (dead_letter,) = take(store, limit=1)
     take(store, limit=1)
     store.consumer.settle(own, [DeadLetter(dead_letter.tag, "why")])
@@ -1092,7 +1094,7 @@ def open_queues(store: Broker) -> list[Any]:
 
 
 def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push(
         [message("running"), message("ready"), message("later", due=clock.now() + 9), message("x", "r")]
     )
@@ -1103,9 +1105,9 @@ def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
     assert names(take(store, "q", "r")) == ["x"]
 
 
-def bury_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
+def dead_letter_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
     """Dead letters named *dying*, one second after another; their tags by name."""
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message(name, queue, priority=5) for name in dying])
     for leased in take(store, queue):
         clock.advance(1)
@@ -1116,8 +1118,8 @@ def bury_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> 
 
 
 def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) -> None:
-    bury_all(store, clock, "a", "b", "c")
-    bury_all(store, clock, "d", queue="r")
+    dead_letter_all(store, clock, "a", "b", "c")
+    dead_letter_all(store, clock, "d", queue="r")
     assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "b", "a"]
     assert [dead.headers for dead in store.admin.dead("q", limit=2)] == ["c", "b"]
     assert store.admin.dead("r")[0][1:5] == ("r", "d died", clock.now(), 1)
@@ -1125,7 +1127,7 @@ def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) ->
 
 
 def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open, clock: FakeClock) -> None:
-    tags = bury_all(store, clock, "a", "b", "c")
+    tags = dead_letter_all(store, clock, "a", "b", "c")
     listening = open_(registered=True)
     assert store.admin.dead_retry([tags["b"], 999]) == 1
     assert listening.consumer.wait(30)
@@ -1138,7 +1140,7 @@ def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open,
 
 
 def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Place) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
     one, other = take(store)
     store.consumer.settle(
@@ -1150,7 +1152,7 @@ def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Pl
 
 
 def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
     store.consumer.settle(own, [DeadLetter(first.tag, "why", counted=True), DeadLetter(second.tag, "why")])
@@ -1158,7 +1160,7 @@ def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
 
 
 def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
-    tags = bury_all(store, clock, "a", "b", "c")
+    tags = dead_letter_all(store, clock, "a", "b", "c")
     assert store.admin.dead_discard([tags["a"], 999]) == 1
     assert [dead.headers for dead in store.admin.dead()] == ["c", "b"]
     assert store.admin.dead_discard([]) == store.admin.dead_retry([]) == 0
@@ -1167,7 +1169,7 @@ def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
 
 
 def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message(str(number)) for number in range(1200)])
     leased = take(store, limit=2000)
     store.consumer.settle(own, [DeadLetter(each.tag, "why") for each in leased])
@@ -1178,16 +1180,16 @@ def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
 
 
 def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> None:
-    bury_all(store, clock, "old")
+    dead_letter_all(store, clock, "old")
     clock.advance(100)
-    bury_all(store, clock, "young")
+    dead_letter_all(store, clock, "young")
     assert store.consumer.sweep(50.0, 1000) == 1
     assert [dead.headers for dead in store.admin.dead()] == ["young"]
     assert store.consumer.sweep(50.0, 1000) == 0
 
 
 def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
     first, *others = take(store)
     for leased in (*others, first):
@@ -1198,7 +1200,7 @@ def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) ->
 
 
 def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("rare", "r"), *(message(name) for name in "abcd")])
     for leased in [*take(store, "r"), *take(store, "q")]:
         clock.advance(1)
@@ -1216,7 +1218,7 @@ def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None
 
 def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: FakeClock) -> None:
     now = clock.now()
-    store.consumer.settle(epoch(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
+    store.consumer.settle(generation(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
                                 (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
     clock.advance(10)
     assert store.consumer.sweep(1e9, 1000) == 1
@@ -1224,7 +1226,7 @@ def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: Fake
 
 
 def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeClock) -> None:
-    own = epoch(store)
+    own = generation(store)
     store.consumer.settle(
         own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)]
     )
@@ -1260,7 +1262,7 @@ def test_live_workers_are_listed(
 def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
     store.close()
     store.sender.push([message("a")])
-    epoch(store)
+    generation(store)
     assert names(take(store)) == ["a"]
 
 
@@ -1282,7 +1284,7 @@ def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
         Dead(7, "q", "it was", clock.now() - 60, 0, '{"id":"b"}', yaml, b"\x00\xff"),
     ]
     store.admin.push_dead(letters)
-    own = epoch(store)
+    own = generation(store)
     store.sender.push([message("c")])
     (leased,) = take(store)
     store.consumer.settle(own, [DeadLetter(leased.tag, "later")])

@@ -24,7 +24,7 @@ from qworker.components.pool.contract import Ended, PoolSettings, TaskPool
 from qworker.components.pool.process_pool import ProcessPool
 from qworker.components.pool.spawner import ZygoteSpawner
 from qworker.components.pool.thread_pool import ThreadPool
-from qworker.components.request import Request, receive
+from qworker.components.request import Failing, Request, receive
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.message.protocol import TaskMessage, encode
 from qworker.tasks.outcome import INTERRUPTED, LOST, TERMINATED, TIME_LIMIT, UNSTARTED, Outcome
@@ -133,6 +133,10 @@ def make_app(directory: Path) -> QWorker:
         with open(path, "ab") as file:
             file.write(b"x")
         return os.getpid()
+
+    @app.task(name="atouch")
+    async def atouch(path: str) -> int:
+        return touch.run(path)
 
     @app.task(name="tell", bind=True)
     def tell(self: Any) -> list[Any]:
@@ -386,6 +390,27 @@ def test_the_task_knows_its_request(rig: Rig) -> None:
     assert rig.result(rig.end_of(request)) == [request.id, "w@h", 2, info, 1]
 
 
+@pytest.mark.parametrize("task", ["touch", "atouch"])
+def test_what_comes_too_late_does_not_start(rig: Rig, task: str) -> None:
+    late, early = rig.request(task, rig.path("late")), rig.request(task, rig.path("early"))
+    now = rig.app.clock.uptime()
+    late.starts_before, early.starts_before = now, now + 3600
+    until(lambda: not rig.pool.submit([late]))
+    assert rig.end_of(late) == Outcome(UNSTARTED)
+    until(lambda: not rig.pool.submit([early]))
+    assert rig.end_of(early).kind == "success"
+    assert not os.path.exists(rig.path("late"))
+    until(lambda: rig.pool.in_flight() == 0)
+
+
+def test_what_comes_too_late_tells_nobody_that_it_failed(rig: Rig) -> None:
+    late = rig.request("touch", rig.path("late"))
+    late.failing = Failing(Outcome(LOST), "FAILURE", {})
+    late.starts_before = rig.app.clock.uptime()
+    until(lambda: not rig.pool.submit([late]))
+    assert rig.end_of(late) == Outcome(UNSTARTED)
+
+
 def test_the_started_state_is_told_before_the_end(rig: Rig) -> None:
     rig.run("tracked")
     ((request, row),) = rig.stored
@@ -610,6 +635,20 @@ def test_suspects_that_wait_are_taken_back_like_any_others(busy: Rig) -> None:
 
 
 # -- processes --
+
+
+def test_what_waited_for_a_frozen_process_until_it_was_too_late_does_not_start(rig_of: Make) -> None:
+    one = rig_of("processes", concurrency=1)
+    until(lambda: one.run("add", 1, 1).kind == "success")
+    (pid,) = one.pool.info()["processes"]
+    os.kill(pid, signal.SIGSTOP)
+    request = one.request("touch", one.path("late"))
+    request.starts_before = one.app.clock.uptime() + 0.2
+    until(lambda: not one.pool.submit([request]))
+    until(lambda: one.app.clock.uptime() > request.starts_before)
+    os.kill(pid, signal.SIGCONT)
+    assert one.end_of(request) == Outcome(UNSTARTED)
+    assert not os.path.exists(one.path("late"))
 
 
 def test_a_suspect_shares_its_process_with_nobody(processes: Rig) -> None:

@@ -24,7 +24,7 @@ from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter
 from qworker.transports.sql.result_rows import pack
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
-from tests.servers import URLS, require
+from tests.servers import URLS, prefix_of, require
 
 pytestmark = pytest.mark.contract
 
@@ -66,7 +66,7 @@ class Desk:
         self.app = QWorker(
             "fuzz", broker=MemoryStore(), backend=url, set_as_current=False, result_extended=True,
             result_expires=60,
-            result_backend_transport_options={"global_keyprefix": f"fuzz-{directory.name}-"},
+            result_backend_transport_options={"global_keyprefix": prefix_of(directory)},
         )  # fmt: skip
         self.posted: list[SettlementOrder] = []
         self.writer = ResultWriter(self.app, lambda name, error: None, self.posted.extend)

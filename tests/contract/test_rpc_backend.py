@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection
 
 from qworker import QWorker
 from qworker.backends.rpc import RpcBackend
+from qworker.backends.rpc_connection import Connector
+from qworker.conf import Settings
 from qworker.errors import BackendError, BrokerUnavailable, NotSupported
 from qworker.message.protocol import parse_properties
 from qworker.results.result import AsyncResult
@@ -139,16 +141,13 @@ def test_who_awaits_gets_it(make: Make) -> None:
 def test_a_server_that_falls_silent_is_given_up() -> None:
     """It has accepted the connection, and answers nothing that it is asked on it."""
     with Proxy(5672) as proxy:
-        app = QWorker(
-            "rpc", broker_url=proxy.url(require("rabbitmq")), backend="rpc://", set_as_current=False
-        )
-        backend = app.backend
-        assert isinstance(backend, RpcBackend)
-        connection = backend._connect()
+        conf = Settings({"broker_url": proxy.url(require("rabbitmq"))}, environ={})
+        connector = Connector(conf, "rpc://")
+        connection = connector.connect()
         proxy.down.lost = True
         began = time.monotonic()
-        with pytest.raises(backend._broken):
-            backend._consume(connection, Queue("silent", auto_delete=True))
+        with pytest.raises(connector.broken):
+            connection.default_channel.queue_declare("silent", auto_delete=True)
         assert 5 < time.monotonic() - began < 30
 
 

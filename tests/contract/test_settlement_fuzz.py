@@ -24,9 +24,9 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
-from tests.acceptance.sqs_server import Sqs
 from tests.contract.lease_places import PLACES, Place
-from tests.contract.place_kombu import KombuPlace, SqsPlace, sqs_server
+from tests.contract.place_kombu import KombuPlace
+from tests.contract.place_sqs import SqsPlace
 from tests.support.messages import message
 
 pytestmark = pytest.mark.contract
@@ -56,7 +56,7 @@ class Desk:
         )
         self.settlements = Settlements(self.app, self.store.consumer)
         self.queue: str = getattr(place, "queue", "q")
-        self.epoch = self.store.consumer.register("fuzz@test", [self.queue], 2)
+        self.generation = self.store.consumer.register("fuzz@test", [self.queue], 2)
         self.keeps_rows = "results" not in self.store.lacks
         self.numbers = iter(range(10**9))
         self.names: dict[int, str] = {}
@@ -76,7 +76,9 @@ class Desk:
             found = self.store.consumer.lease([self.queue], count - len(self.names)).messages
             self.names |= {leased.tag: leased.headers for leased in found if leased.headers in pushed}
             strangers = [leased.tag for leased in found if leased.tag not in self.names]
-            self.store.consumer.settle(self.epoch, [Ack(tag) for tag in strangers])  # of the batch before
+            self.store.consumer.settle(
+                self.generation, [Ack(tag) for tag in strangers]
+            )  # of the batch before
             if not found:
                 self.store.consumer.wait(0.05)
         return list(self.names)
@@ -89,7 +91,7 @@ class Desk:
             assert time.monotonic() < end, f"{expected - names} stay away"
             if isinstance(found, list):
                 names |= {leased.headers for leased in found}
-                self.store.consumer.settle(self.epoch, [Ack(leased.tag) for leased in found])
+                self.store.consumer.settle(self.generation, [Ack(leased.tag) for leased in found])
             else:
                 self.store.consumer.wait(0.05)
         return names
@@ -134,12 +136,6 @@ def _backend_of(kind: str, place: Any) -> str:
     return str(place.url) if kind == "redis" else "cache+memory://"
 
 
-@pytest.fixture(scope="module")
-def sqs() -> Iterator[Sqs]:
-    with sqs_server() as server:
-        yield server
-
-
 @pytest.fixture(params=KINDS)
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     place: Any
@@ -168,7 +164,7 @@ def _innocent(end: str) -> Case:
         return {
             "ack": Ack(tag),
             "result": Ack(tag, row),
-            "bury": DeadLetter(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE",
+            "dead-letter": DeadLetter(tag, "it is bad", desk.row(f"good-{tag}", "FAILURE",
             exception_to_dict(ValueError("x")))),
             "release": Release(tag),
             "store": Store(row),
@@ -221,7 +217,7 @@ hostile = st.one_of(
     st.just(Case(lambda desk, tag: Ack(tag + 2**40), False)),
     st.just(Case(lambda desk, tag: DeadLetter(-tag, NUL), False)),
 )
-innocent = st.sampled_from(("ack", "result", "bury", "release", "store")).map(_innocent)
+innocent = st.sampled_from(("ack", "result", "dead-letter", "release", "store")).map(_innocent)
 
 
 def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> None:
@@ -229,11 +225,11 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
     tags = desk.lease(len(batch))
     given = [case.make(desk, tag) for case, tag in zip(batch, tags, strict=True)]
     touched = {each.tag for each in given if not isinstance(each, Store)}
-    lost = desk.settlements.carry_out(desk.epoch, given)
+    lost = desk.settlements.carry_out(desk.generation, given)
     assert lost.isdisjoint(tags)
     # What nobody spoke of is given back, so that what is still on lease is the fault of a settlement.
     rest = [tag for tag in tags if tag not in touched]
-    desk.settlements.carry_out(desk.epoch, [Release(tag) for tag in rest])
+    desk.settlements.carry_out(desk.generation, [Release(tag) for tag in rest])
     assert desk.on_lease() == 0
     dead = Counter(letter.headers for letter in desk.store.admin.dead(limit=10**6))
     assert not dead or max(dead.values()) == 1, "told twice"
@@ -262,7 +258,7 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
     came = desk.come_back(back)
     if desk.kind == "kombu":  # it counts nothing, so what it had kept on lease shows when it ends
         desk.store.consumer.deregister()
-        desk.epoch = desk.store.consumer.register("fuzz@test", [desk.queue], 2)
+        desk.generation = desk.store.consumer.register("fuzz@test", [desk.queue], 2)
         came |= desk.come_back(set())
     assert came.isdisjoint(ended)
     desk.clear()
@@ -301,7 +297,7 @@ def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -
     packs = desk.kind in ("postgresql", "mysql")
     bad = ("bad", "FAILURE", pack(columns), None) if packs else desk.row("bad", "FAILURE", traceback=text)
     desk.settlements.carry_out(
-        desk.epoch,
+        desk.generation,
         [
             Ack(first, desk.row("good-1")),
             Ack(second, bad),
@@ -322,7 +318,7 @@ def test_a_row_that_is_refused_is_a_failure_that_says_why(desk: Desk) -> None:
     if not desk.keeps_rows or desk.kind == "memory":
         return  # takes everything
     tag = desk.lease(1)[0]
-    desk.settlements.carry_out(desk.epoch, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
+    desk.settlements.carry_out(desk.generation, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
     meta = desk.app.backend.get("bad")
     assert meta is not None
     assert meta["status"] == "FAILURE"
@@ -334,7 +330,7 @@ def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(desk: Desk) -> None:
     if not desk.keeps_rows or desk.kind == "memory":
         return  # takes everything
     tag = desk.lease(1)[0]
-    desk.settlements.carry_out(desk.epoch, [Ack(tag, (LONE, *desk.row("x")[1:]))])
+    desk.settlements.carry_out(desk.generation, [Ack(tag, (LONE, *desk.row("x")[1:]))])
     (letter,) = desk.store.admin.dead()
     assert "does not take how it ended" in letter.reason
     assert letter.tag == tag

@@ -80,9 +80,9 @@ class Shop:
         def note(connection: Any, cursor: Any, statement: str, *others: Any) -> None:
             sent.append(statement)
 
-        sa.event.listen(backend._engine, "before_cursor_execute", note)
+        sa.event.listen(backend._database.engine, "before_cursor_execute", note)
         yield sent
-        sa.event.remove(backend._engine, "before_cursor_execute", note)
+        sa.event.remove(backend._database.engine, "before_cursor_execute", note)
 
     def close(self) -> None:
         for app in self._apps:
@@ -122,7 +122,7 @@ def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
         assert isinstance(backend, SQLBackend)
         if shop.place.server == "postgresql":
             sa.event.listen(
-                backend._engine,
+                backend._database.engine,
                 "connect",
                 lambda connection, record: setattr(connection, "answer_seconds", 0.5),
             )
@@ -434,7 +434,7 @@ def _seconds_until_heard(told: Shop) -> float:
     backend = told.storing.backend
     assert isinstance(backend, SQLBackend)
     task_id = new_ids(1)[0]
-    with backend._engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+    with backend._database.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         values = ([task_id], ["SUCCESS"], [backend.encode_value("found")])
         (step,) = backend._upsert("celery_taskmeta", ("task_id", "status", "result"), list(zip(*values,
         strict=True)), False, "%s")  # type: ignore[misc]  # fmt: skip

@@ -30,9 +30,10 @@ from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
 from tests.servers import require
 from tests.support.messages import envelope, ids
+from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
-PATIENCE = 30.0
 Open = Callable[..., AMQPBroker]
 
 
@@ -62,18 +63,6 @@ def open_(prefix: str) -> Iterator[Open]:
     yield open_one
     for store in opened:
         store.close()
-
-
-def receive(store: AMQPBroker, count: int, *queues: str, **options: Any) -> list[Leased]:
-    """The next *count* messages, as they come."""
-    found: list[Leased] = []
-    deadline = time.monotonic() + PATIENCE
-    while len(found) < count:
-        found += store.consumer.lease(queues or ("q",), count - len(found), **options).messages
-        if len(found) < count:
-            assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-            store.consumer.wait(0.05)
-    return found
 
 
 def nothing_comes(store: AMQPBroker, seconds: float = 0.2) -> None:
@@ -160,12 +149,12 @@ def test_a_release_for_later_waits_in_the_server(open_: Open) -> None:
     store.sender.push([envelope("a")])
     (leased,) = receive(store, 1)
     due = time.time() + 0.5
-    assert store.consumer.settle(own, [Release(leased.tag, due, parked=True)]) == set()
+    assert store.consumer.settle(own, [Release(leased.tag, due, requeued=True)]) == set()
     store.consumer.deregister()
     store.consumer.register("w", ["q"], 1)
     (again,) = receive(store, 1)
     assert time.time() >= due
-    assert (again.parked, again.deliveries, again.due in (None, due)) == (1, 0, True)
+    assert (again.requeued, again.deliveries, again.due in (None, due)) == (1, 0, True)
 
 
 def test_what_falls_due_soon_can_be_had_ahead(open_: Open) -> None:

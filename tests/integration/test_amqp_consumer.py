@@ -23,9 +23,10 @@ from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Settlemen
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
 from tests.support.messages import envelope, ids
+from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
-PATIENCE = 30.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRAME_MAX = 131072
 Open = Callable[..., AMQPBroker]
@@ -77,17 +78,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def receive(store: AMQPBroker, count: int) -> list[Leased]:
-    found: list[Leased] = []
-    deadline = time.monotonic() + PATIENCE
-    while len(found) < count:
-        found += store.consumer.lease(["q"], count - len(found)).messages
-        if len(found) < count:
-            assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-            store.consumer.wait(0.05)
-    return found
-
-
 def comes_again(store: AMQPBroker) -> list[str]:
     """What there is for *store*, once the marker behind everything that came back has come, too."""
     store.sender.push([envelope("marker")])
@@ -108,10 +98,7 @@ def lose_what_is_said(store: AMQPBroker, proxy: Proxy, settlements: list[Settlem
     proxy.up.lost = True
     read = proxy.up.pieces
     store.consumer.settle(store.consumer._generation, settlements)
-    deadline = time.monotonic() + PATIENCE
-    while proxy.up.pieces == read:
-        assert time.monotonic() < deadline, "the proxy has thrown it away"
-        time.sleep(0.01)
+    until(lambda: proxy.up.pieces != read)  # the proxy has thrown it away
     proxy.cut()
     proxy.heal()
 
@@ -184,7 +171,7 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     settlements = [
         Release(counted.tag, counted=True),
         DeadLetter(dead.tag, "why"),
-        Release(twice.tag, parked=True),
+        Release(twice.tag, requeued=True),
     ]
     lose_what_is_said(store, proxy, settlements)
     store.consumer._publisher = publisher
@@ -195,7 +182,7 @@ def test_what_was_sent_anew_comes_once(open_: Open, proxy: Proxy) -> None:
     assert sorted(comes_again(store)) == ["counted", "twice"]
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
     by_name = {ids([held.leased])[0]: held.leased for held in inbox.leased.values()}
-    assert (by_name["counted"].deliveries, by_name["twice"].parked) == (1, 1)
+    assert (by_name["counted"].deliveries, by_name["twice"].requeued) == (1, 1)
 
 
 # -- who was running what when it died --
@@ -250,7 +237,7 @@ def test_a_death_is_counted_for_what_was_running(open_: Open, prefix: str, direc
     store.consumer.settle(store.consumer._generation, [Release(found["poison"].tag, counted=True)])
     (again,) = receive(store, 1)
     assert again.deliveries == 4, "each death counts once, though its file is still there"
-    store.consumer.settle(store.consumer._generation, [Release(again.tag, parked=True)])
+    store.consumer.settle(store.consumer._generation, [Release(again.tag, requeued=True)])
     assert receive(store, 1)[0].deliveries == 4
 
 
@@ -303,7 +290,7 @@ def filling(size: int, **more: Any) -> dict[str, Any]:
     [
         lambda tag: DeadLetter(tag, "because " * 20_000),
         lambda tag: Release(tag, counted=True),
-        lambda tag: Release(tag, due=time.time() + 60, parked=True),
+        lambda tag: Release(tag, due=time.time() + 60, requeued=True),
     ],
 )
 def test_headers_that_fill_a_frame_are_settled(

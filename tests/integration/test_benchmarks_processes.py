@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.processes import Tree
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
@@ -48,10 +48,7 @@ def grow(tmp_path: Path) -> Iterator[Callable[[str], Tree]]:
     def start(code: str) -> Tree:
         tree = Tree([sys.executable, "-c", code], os.environ, tmp_path)
         trees.append(tree)
-        until = time.monotonic() + 10
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < until, "the process did not get ready"
-            time.sleep(0.01)
+        until((tmp_path / "ready").exists)
         return tree
 
     yield start

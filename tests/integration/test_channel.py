@@ -814,10 +814,10 @@ def test_connections_leave_no_files_open(connect: Connect, url: str) -> None:
 
 
 def test_a_dead_letter_of_kombus_can_be_tried_again(connect: Connect, store: SQLiteBroker) -> None:
-    epoch = store.consumer.register("w@test", ["q"], 1)
+    generation = store.consumer.register("w@test", ["q"], 1)
     with connect() as connection:
         publish(connection, "a")
         (leased,) = store.consumer.lease(["q"], 1).messages
-        store.consumer.settle(epoch, [DeadLetter(leased.tag, "why")])
+        store.consumer.settle(generation, [DeadLetter(leased.tag, "why")])
         store.admin.dead_retry()
         assert Inbox(connection, queue()).drain(1) == ["a"]

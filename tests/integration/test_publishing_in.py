@@ -14,18 +14,11 @@ from sqlalchemy.orm import Session
 
 from qworker import QWorker
 from qworker.errors import ConfigurationError
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 
 pytestmark = pytest.mark.integration
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-
-
-@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
-    made: SQLPlace = request.param(tmp_path)
-    yield made
-    made.clear()
 
 
 @pytest.fixture

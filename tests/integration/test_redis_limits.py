@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker
+from qworker import QWorker, chord
 from qworker.components.settlements import Settlements
-from qworker.errors import EncodeError, PublishError
-from qworker.testing import MemoryStore
+from qworker.errors import ChordError, EncodeError, PublishError
+from qworker.testing import MemoryStore, StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.redis.broker import RedisBroker
 from tests.acceptance.private_servers import Redis, serving
 from tests.support.messages import message
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -48,7 +49,7 @@ def test_a_message_that_is_too_large_is_refused_and_others_are_not(server: Redis
 
 def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app: QWorker) -> None:
     with closing(RedisBroker(server.url)) as store:
-        epoch = store.consumer.register("w@test", ["q"], 2)
+        generation = store.consumer.register("w@test", ["q"], 2)
         store.sender.push([message(str(number)) for number in range(3)])
         tags = [leased.tag for leased in store.consumer.lease(["q"], 3).messages]
         rows: list[Any] = [
@@ -56,7 +57,7 @@ def test_a_result_that_is_too_large_is_a_failure_that_says_so(server: Redis, app
             for name, size in (("one", 1), ("large", LIMIT), ("two", LIMIT // 2))
         ]
         Settlements(app, store.consumer).carry_out(
-            epoch, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)]
+            generation, [Ack(tag, row) for tag, row in zip(tags, rows, strict=True)]
         )
         assert store.admin.queues() == []
     states = {name: app.backend.get(name) for name in ("one", "large", "two")}
@@ -71,3 +72,36 @@ def test_the_result_store_refuses_it(app: QWorker) -> None:
     with pytest.raises(EncodeError, match="proto-max-bulk-len"):
         app.backend.store("other", meta)
     assert app.backend.store("small", app.backend.meta("small", "SUCCESS", 1))
+
+
+@pytest.mark.parametrize("canvas_format", ["celery", "shared"])
+def test_a_body_whose_values_are_too_large_together_fails_and_the_worker_goes_on(
+    server: Redis, canvas_format: str
+) -> None:
+    app = QWorker(
+        "bodies", broker=server.url, backend=server.url, canvas_format=canvas_format, set_as_current=False
+    )
+    told: list[str] = []
+
+    @app.task(name="give")
+    def give(size: int) -> str:
+        return "x" * size
+
+    @app.task(name="gather")
+    def gather(values: list[str]) -> int:
+        return sum(map(len, values))
+
+    @app.task(name="tell")
+    def tell(failed: str) -> None:
+        told.append(failed)
+
+    with closing(app), StepWorker(app) as worker:
+        body = gather.s().on_error(tell.si("it failed"))
+        too_large = chord([give.s(LIMIT // 3)] * 3, body)()
+        fits = chord([give.s(10)] * 3, gather.s())()
+        until(lambda: worker.run() or (too_large.ready() and fits.ready() and bool(told)))
+        assert fits.get(timeout=5) == 30
+        with pytest.raises(ChordError, match="proto-max-bulk-len"):
+            too_large.get(timeout=5, follow_parents=False)
+        assert told == ["it failed"]
+        assert app.backend.joins.count() == 0

@@ -23,6 +23,7 @@ from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, DeadLetter, Release, Store  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
+from qworker.transports.redis.sender import PORTION  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
 from tests.contract.lease_places import mark  # noqa: E402
@@ -322,14 +323,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_can_be_held_returned_reclaimed_and_buried(
+def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
     open_: Callable[..., Any], place: RedisPlace, name: str
 ) -> None:
     place.client.lpush(f"{place.prefix}q", DAMAGED[name])
     first, second = open_(), open_()
     own = first.consumer.register("first", ["q"], 1)
     (leased,) = first.consumer.lease(["q"], 10).messages
-    assert first.consumer.settle(own, [Release(leased.tag, counted=True, parked=True)]) == set()
+    assert first.consumer.settle(own, [Release(leased.tag, counted=True, requeued=True)]) == set()
     (leased,) = first.consumer.lease(["q"], 10).messages
     first.consumer.deregister()  # gives back what is held
     other = second.consumer.register("second", ["q"], 1)
@@ -698,6 +699,21 @@ def test_a_plain_lpush_of_another_ends_a_wait(open_: Callable[..., Any], place: 
 def test_stock_tools_find_the_queue(open_: Callable[..., Any], place: RedisPlace) -> None:
     open_().sender.push([message("a", "mail")])
     assert place.client.smembers(f"{place.prefix}_kombu.binding.mail") == {b"mail\x06\x16\x06\x16mail"}
+
+
+def test_what_is_pushed_in_portions_is_there_in_order_or_not_at_all(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    store, key = open_(), f"{place.prefix}q"
+    many = [message(str(number), priority=9) for number in range(2 * PORTION + 1)]
+    store.sender.push(many)
+    found = [json.loads(value)["headers"] for value in place.client.lrange(key, 0, -1)]
+    assert found[::-1] == [str(number) for number in range(len(many))]
+    with pytest.raises(TypeError):
+        store.sender.push([*many, message("x", priority=9, body="no bytes")])
+    assert place.client.llen(key) == len(many)
+    store.sender.push([message("last", priority=9)])  # by a connection that is in no transaction
+    assert place.client.llen(key) == len(many) + 1
 
 
 def test_flushing_hands_delayed_messages_to_the_lists(open_: Callable[..., Any], place: RedisPlace) -> None:

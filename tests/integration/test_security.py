@@ -72,9 +72,9 @@ class House:
                 raise Reject("not now", requeue=True)
             return "in the end"
 
-        @app.task(name="bury", bind=True)
+        @app.task(name="dead-letter", bind=True)
         def dead_letter(task: Any) -> Any:
-            self.ran.append("bury")
+            self.ran.append("dead-letter")
             if len(self.ran) < 2:
                 raise Reject("not here", requeue=False)
             return "in the end"
@@ -351,11 +351,11 @@ def test_what_a_dead_worker_held_runs_again(house: House) -> None:
 
 
 def test_a_dead_letter_runs_again(house: House) -> None:
-    result = house.app.send_task("bury")
+    result = house.app.send_task("dead-letter")
     house.worker.run()
     assert dead_letters.retry(house.app) == 1
     house.worker.run()
-    assert house.ran == ["bury", "bury"]
+    assert house.ran == ["dead-letter", "dead-letter"]
     assert result.get(timeout=0) == "in the end"
 
 
@@ -363,7 +363,7 @@ def test_a_dead_letter_that_is_too_old_is_signed_anew(house: House) -> None:
     house.worker.stop("cold")
     old = house.app.send_task("add", (1, 2))
     house.clock.advance(2 * DAY)
-    young = house.app.send_task("bury")
+    young = house.app.send_task("dead-letter")
     house.app.broker.sender.push([forged("forged", "add")])
     house.worker = house.make_worker()
     house.worker.run()

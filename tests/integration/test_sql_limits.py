@@ -18,19 +18,12 @@ from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_rows import LONGEST_ID, key_of, pack
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.contract.place_sql import MySQLPlace, SQLPlace
 from tests.support.messages import message
 
 pytestmark = pytest.mark.integration
 
 HOSTILE = ("bob\0", "bob\ud800", "bob\U0001f600", "'\\\"%s;--\\", "\x7f\x1b[31m\u202e")
-
-
-@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
-    made: SQLPlace = request.param(tmp_path)
-    yield made
-    made.clear()
 
 
 @pytest.fixture

@@ -25,18 +25,11 @@ from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import ClaimOrder
 from tests.acceptance.proxy import Proxy
 from tests.contract.lease_places import mark
-from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLPlace]:
-    made: SQLPlace = request.param(tmp_path)
-    yield made
-    made.clear()
 
 
 @pytest.fixture

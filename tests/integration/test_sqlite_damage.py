@@ -48,10 +48,10 @@ def fill(path: Path) -> None:
     with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
         store.sender.revoke(["revoked"])
         store.admin.push_dead([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
-        epoch = store.consumer.register("other@test", ["q"], 1)
+        generation = store.consumer.register("other@test", ["q"], 1)
         store.sender.push([Envelope("q", "{}", None, b"")])
         (leased,) = store.consumer.lease(["q"], 1).messages
-        store.consumer.settle(epoch, [Release(leased.tag, 4e9)])
+        store.consumer.settle(generation, [Release(leased.tag, 4e9)])
         change(path, "INSERT INTO owner SELECT NULL, 'gone@test', pid, 'boot', queues, concurrency, 0, 0, "
                      "'2-x.marks' FROM owner")  # fmt: skip
         change(path, "INSERT INTO result VALUES ('id', 'SUCCESS', x'7b7d', NULL)")
@@ -163,14 +163,14 @@ def test_a_file_that_is_there_stays_what_it_is(
         ).fetchone() == (0,)
 
 
-def test_of_sound_rows_nothing_is_buried(tmp_path: Path, lax: None) -> None:
+def test_of_sound_rows_nothing_is_dead_lettered(tmp_path: Path, lax: None) -> None:
     with closing(SQLiteBroker(f"sqlite:///{tmp_path}/queue.db")) as store:
-        epoch = store.consumer.register("w@test", ["q"], 1)
+        generation = store.consumer.register("w@test", ["q"], 1)
         store.sender.push([Envelope("q", str(number), None if number else "{}", b"", number,
         0 if number else None) for number in range(9)])  # fmt: skip
         taken = store.consumer.lease(["q"], 10, 10, 10.0).messages
         assert len(taken) == 9
         store.consumer.settle(
-            epoch, [DeadLetter(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])]
+            generation, [DeadLetter(taken[0].tag, "bad"), *(Release(leased.tag) for leased in taken[1:])]
         )
         assert len(store.admin.dead()) == 1

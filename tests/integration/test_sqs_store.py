@@ -10,7 +10,7 @@ import uuid
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,23 +25,21 @@ from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.messages import of_envelope
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.sqs.queue import Received, SqsQueue
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
+from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
-PATIENCE_SECONDS = 20.0
 Open = Callable[..., KombuBroker]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Sqs]:
-    server = Sqs()
-    try:
+    with closing(Sqs()) as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -67,18 +65,6 @@ def open_(server: Sqs) -> Iterator[Open]:
         store.close()
 
 
-def leased(store: KombuBroker, queue: str, count: int) -> list[Leased]:
-    """Wait for *count* messages."""
-    found: list[Leased] = []
-    end = time.monotonic() + PATIENCE_SECONDS
-    while len(found) < count:
-        assert time.monotonic() < end, f"{len(found)} of {count}"
-        found += store.consumer.lease([queue], count - len(found)).messages
-        if len(found) < count:
-            store.consumer.wait(1.0)
-    return found
-
-
 def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
@@ -87,7 +73,7 @@ def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -
     store.sender.push(
         [Envelope(queue, '{"id":"é"}', json.dumps(properties), body), Envelope(queue, "no JSON", None, b"")]
     )
-    first, second = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
+    first, second = sorted(receive(store, 2, queue), key=lambda leased: len(leased.body), reverse=True)
     assert json.loads(first.headers) == {"id": "é"}
     assert json.loads(first.properties or "") == properties
     assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
@@ -108,7 +94,7 @@ def test_kombu_and_we_read_each_other(open_: Open, server: Sqs, queue: str) -> N
             b"[1]", routing_key=queue, headers={"id": "a", "task": "t"}, content_type="application/json",
             content_encoding="utf-8", serializer=None,
         )  # fmt: skip
-        (message,) = leased(store, queue, 1)
+        (message,) = receive(store, 1, queue)
         assert json.loads(message.headers) == {"id": "a", "task": "t"}
         assert message.body == b"[1]"
         store.consumer.settle(own, [Ack(message.tag)])
@@ -134,7 +120,7 @@ def test_anybody_may_send_anything(open_: Open, server: Sqs, queue: str) -> None
     ]
     for body in bodies:
         client.send_message(QueueUrl=url, MessageBody=body)
-    found = leased(store, queue, len(bodies))
+    found = receive(store, len(bodies), queue)
     assert sorted(message.body.decode() for message in found) == sorted(bodies)
     store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
     assert sorted(letter.body.decode() for letter in store.admin.dead()) == sorted(bodies)
@@ -144,7 +130,7 @@ def test_many_and_large_messages(open_: Open, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(str(number), queue, body=b"x" * 60_000) for number in range(23)])
-    found = leased(store, queue, 23)
+    found = receive(store, 23, queue)
     assert sorted(map(int, ids(found))) == list(range(23))
     assert store.consumer.settle(own, [Ack(message.tag) for message in found]) == set()
     with pytest.raises(PublishError):
@@ -168,12 +154,12 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
         return len(store.sender._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
 
     store.sender.push([message(0)])
-    store.consumer.settle(own, [Ack(leased(store, queue, 1)[0].tag)])
+    store.consumer.settle(own, [Ack(receive(store, 1, queue)[0].tag)])
     fits = bisect_right(range(len(noise)), MAXIMUM_MESSAGE_LENGTH, key=bytes_sent) - 1
     with pytest.raises(PublishError):
         store.sender.push([message(fits + 10)])
     store.sender.push([message(fits)])
-    (one,) = leased(store, queue, 1)
+    (one,) = receive(store, 1, queue)
     with pytest.raises(PublishError):
         store.consumer.settle(own, [Release(one.tag, counted=True)])
     assert store.consumer.settle(own, [DeadLetter(one.tag, "why " * 100)]) == set()
@@ -192,7 +178,7 @@ def test_what_is_too_large_for_a_dead_letter_comes_back_later(open_: Open, serve
     client = server.client()
     client.send_message(QueueUrl=client.get_queue_url(QueueName=queue)["QueueUrl"], MessageBody=text)
     store.sender.push([envelope("a", queue)])
-    large, small = sorted(leased(store, queue, 2), key=lambda leased: len(leased.body), reverse=True)
+    large, small = sorted(receive(store, 2, queue), key=lambda leased: len(leased.body), reverse=True)
     with pytest.raises(PublishError):
         store.consumer.settle(own, [Ack(small.tag), DeadLetter(large.tag, "no task")])
     later = SYSTEM_CLOCK.now() + 60.0
@@ -207,8 +193,8 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(str(number), queue) for number in range(3)])
-    buried, back, ran = (message.tag for message in leased(store, queue, 3))
-    batch = [DeadLetter(buried, "why"), Release(back), Ack(ran)]
+    dead, back, ran = (message.tag for message in receive(store, 3, queue))
+    batch = [DeadLetter(dead, "why"), Release(back), Ack(ran)]
 
     def away(queue: SqsQueue) -> list[Received]:
         raise OSError("away")
@@ -219,9 +205,9 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
             with pytest.raises(BrokerUnavailable):
                 store.consumer.settle(own, batch)
     assert store.consumer.settle(own, batch) == set()
-    assert store.consumer.settle(own, batch) == {buried, back, ran}
+    assert store.consumer.settle(own, batch) == {dead, back, ran}
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
-    assert [message.tag for message in leased(store, queue, 1)] == [back]
+    assert [message.tag for message in receive(store, 1, queue)] == [back]
 
 
 @pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError",
@@ -248,7 +234,7 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     # As it comes after 15 minutes:
     early = of_envelope(envelope("again", queue, due=now + 800.0), now)
     KombuSender.send(store.sender, [early])
-    (soon,) = leased(store, queue, 1)
+    (soon,) = receive(store, 1, queue)
     assert ids([soon]) == ["soon"]
     assert SYSTEM_CLOCK.now() >= now + 6.0
     assert server.counts(queue) == (0, 2, 1)
@@ -260,14 +246,14 @@ def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope("a", queue)])
-    (message,) = leased(store, queue, 1)
+    (message,) = receive(store, 1, queue)
     store.consumer.settle(own, [Release(message.tag)])
-    (message,) = leased(store, queue, 1)
+    (message,) = receive(store, 1, queue)
     assert (message.deliveries, message.redelivered) == (0, True)
     store.consumer.settle(own, [Release(message.tag, counted=True)])
-    (message,) = leased(store, queue, 1)
+    (message,) = receive(store, 1, queue)
     assert message.deliveries == 1
-    store.consumer.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0, parked=True)])
+    store.consumer.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0, requeued=True)])
     assert server.counts(queue) == (0, 1, 0)
 
 
@@ -275,8 +261,8 @@ def test_what_others_have_is_ours_no_more(open_: Open, queue: str) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
     own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
     slow.sender.push([envelope("a", queue)])
-    (message,) = leased(slow, queue, 1)
-    (again,) = leased(quick, queue, 1)
+    (message,) = receive(slow, 1, queue)
+    (again,) = receive(quick, 1, queue)
     assert again.tag == message.tag
     assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
     slow.consumer.extend()
@@ -289,11 +275,11 @@ def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:
     own = store.consumer.register("w", [name], 1)
     now = SYSTEM_CLOCK.now()
     store.sender.push([envelope(str(number), name) for number in range(5)])
-    found = leased(store, name, 5)
+    found = receive(store, 5, name)
     assert ids(found) == list("01234")
     store.consumer.settle(own, [Ack(message.tag) for message in found])
     store.sender.push([envelope("later", name, due=now + 3.0)])
-    (later,) = leased(store, name, 1)
+    (later,) = receive(store, 1, name)
     assert SYSTEM_CLOCK.now() >= now + 3.0
     store.consumer.settle(own, [Ack(later.tag)])
 
@@ -306,7 +292,7 @@ def test_predefined_queues(open_: Open, server: Sqs, queue: str) -> None:
     store = open_(predefined_queues=predefined)
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope("a", queue)])
-    (message,) = leased(store, queue, 1)
+    (message,) = receive(store, 1, queue)
     store.consumer.settle(own, [DeadLetter(message.tag, "why")])
     assert [letter.reason for letter in store.admin.dead()] == ["why"]
     with pytest.raises(ConfigurationError, match=r"predefined_queues.*'other'"):
@@ -320,7 +306,7 @@ def test_administration(open_: Open, server: Sqs, queue: str) -> None:
     store = open_()
     own = store.consumer.register("w", [queue], 1)
     store.sender.push([envelope(name, queue) for name in "abc"])
-    found = leased(store, queue, 3)
+    found = receive(store, 3, queue)
     store.consumer.settle(own, [DeadLetter(message.tag, f"why {ids([message])[0]}") for message in found])
     letters = store.admin.dead()
     assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
@@ -340,7 +326,7 @@ def test_a_server_that_is_away(open_: Open, queue: str) -> None:
         store = open_(server.url)
         own = store.consumer.register("w", [queue], 1)
         store.sender.push([envelope("a", queue)])
-        (message,) = leased(store, queue, 1)
+        (message,) = receive(store, 1, queue)
     finally:
         server.close()
     for _ in range(2):  # the second time because it is not forgotten that this is still to be done
@@ -380,7 +366,7 @@ def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str) -> No
     store.consumer.register("w", [queue], 1)
     body = zlib.compress(b"[]" * 100)
     store.sender.push([Envelope(queue, '{"id":"a","compression":"zlib"}', None, body)])
-    (found,) = leased(store, queue, 1)
+    (found,) = receive(store, 1, queue)
     assert (json.loads(found.headers)["compression"], found.body) == ("zlib", body)
 
 
@@ -400,7 +386,7 @@ def test_what_a_lease_took_that_was_cut_short_comes_with_the_next(
 
     with monkeypatch.context() as patch:
         patch.setattr(store.sender, "send", fail)
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + PATIENCE
         while not cut:
             assert time.monotonic() < end
             with suppress(BrokerUnavailable):

@@ -19,7 +19,7 @@ from qworker.components.fetch_window import MAX_WINDOW
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
-from qworker.transports.lease import Broker, Envelope
+from qworker.transports.lease import Broker, Envelope, Release
 from qworker.transports.sqlite.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
@@ -528,18 +528,102 @@ def test_a_task_over_its_hard_limit_is_a_failure(house: House) -> None:
         result.get(timeout=0)
 
 
-@pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
-def test_errbacks_are_not_called_for_who_was_killed(house: House, why: str) -> None:
-    """They are in the body of the message, which the worker's own threads do not open."""
+def killed(house: House, why: str, **options: Any) -> tuple[Any, Any]:
+    """A call with *options* that was killed while it ran; its result, and the worker, which does not know
+    yet what follows."""
     task = house.task(time_limit=9, max_deliveries=1)
-    house.app.task(name="tell")(house.ran.append)
-    result = task.apply_async((1,), link_error=house.app.signature("tell"))
+    result = task.apply_async((1,), **options)
     worker = house.worker(on_demand=True)
     worker.run()
     worker.pool.end(worker.pool.held[0], why, "it was killed")
+    return result, worker
+
+
+@pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
+def test_a_child_tells_the_errbacks_of_who_was_killed(house: House, why: str) -> None:
+    """They are in the body of the message, which the worker's own threads do not open."""
+    house.app.task(name="tell")(house.ran.append)
+    house.app.task(name="explain")(lambda request, exc, traceback: house.ran.append((request.id, type(exc))))
+    errbacks = [house.app.signature("tell"), house.app.signature("explain")]
+    result, worker = killed(house, why, link_error=errbacks)
+    assert result.state == "PENDING", "nobody hears of it before"
+    for _ in range(3):
+        worker.run()
+        worker.pool.run()
+    worker.run()
+    error = TimeLimitExceeded if why == TIME_LIMIT else WorkerLost
+    assert house.ran == [(result.id, error), result.id]
+    with pytest.raises(error):
+        result.get(timeout=0)
+    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("why", [TIME_LIMIT, LOST])
+def test_what_would_have_come_after_who_was_killed_fails_along(house: House, why: str) -> None:
+    rest = [
+        dict(house.app.signature("work", (number,), options={"task_id": f"{number}"})) for number in (3, 2)
+    ]
+    result, worker = killed(house, why, chain=rest)
     worker.run()
     worker.pool.run()
+    worker.run()
+    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "2", "3")]
+    assert (states, house.ran) == (["FAILURE"] * 3, [])
+
+
+def test_who_dies_while_it_tells_has_ended_as_before(house: House) -> None:
+    house.app.task(name="tell")(house.ran.append)
+    result, worker = killed(house, TIME_LIMIT, link_error=house.app.signature("tell"))
+    worker.run()
+    worker.pool.end(worker.pool.held[0], LOST, "killed once more")
+    worker.run()
+    worker.pool.run()
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=0)
+    assert house.ran == []
+
+
+def test_a_worker_that_stops_tells_nobody_and_runs_it_no_more(house: House) -> None:
+    house.app.task(name="tell")(house.ran.append)
+    result, worker = killed(house, LOST, link_error=house.app.signature("tell"))
+    worker.parts.listener.quiet()
+    worker.parts.mediator.quiet()
+    worker.run()
     assert (result.state, house.ran) == ("FAILURE", [])
+    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "revoked while it waits", "poisoned"])
+def test_what_would_have_come_after_who_is_not_run_fails_along(house: House, how: str) -> None:
+    house.app.task(name="tell")(house.ran.append)
+    task = house.task(max_deliveries=1)
+    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
+    expires = {"expires": 1.0} if how == "expired" else {}
+    result = task.apply_async((1,), chain=[last], link_error=house.app.signature("tell"), **expires)
+    if how == "expired":
+        house.clock.advance(2)
+    elif how == "poisoned":
+        own = house.app.broker.consumer.register("dying@test", ["celery"], 1)
+        (leased,) = house.app.broker.consumer.lease(["celery"], 1).messages
+        house.app.broker.consumer.settle(own, [Release(leased.tag, counted=True)])
+        house.app.broker.consumer.deregister()
+    elif how == "revoked":
+        house.app.control.revoke(result.id)
+    worker = house.worker(on_demand=True)
+    if how == "revoked while it waits":
+        worker.parts.mediator.quiet()
+        worker.run()
+        worker.parts.mediator._quiet = False
+        house.app.control.revoke(result.id)
+    for _ in range(4):
+        worker.run()
+        worker.pool.run()
+    worker.run()
+    state = "FAILURE" if how == "poisoned" else "REVOKED"
+    assert (result.state, house.app.AsyncResult("last").state) == (state, "FAILURE")
+    assert house.ran == ([result.id] if how == "poisoned" else []), (
+        "Celery calls no errback of what is revoked"
+    )
 
 
 def test_bad_messages_are_dead_letters_and_stop_nobody(house: House) -> None:

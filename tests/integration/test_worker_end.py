@@ -14,6 +14,7 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable
 from qworker.testing import MemoryStore
 from qworker.worker import Worker
+from tests.support.logging_events import logged
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -135,7 +136,7 @@ def test_nor_when_the_broker_is_away(place: Place, caplog: pytest.LogCaptureFixt
     until(lambda: worker.phase == "draining")
     place.let_go.set()
     until(lambda: not worker.parts.pool.in_flight())
-    until(lambda: "settlements wait" in caplog.text)
+    until(lambda: "settlements-wait" in logged(caplog))
     place.store.away = False
     stopping.join(30)
     assert place.store.trespassers == []
@@ -154,7 +155,7 @@ def test_a_broker_that_stays_away_is_not_waited_for_for_ever(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         stopping = threading.Thread(target=worker.stop, name="main")
         stopping.start()
-        until(lambda: "settlements wait" in caplog.text)
+        until(lambda: "settlements-wait" in logged(caplog))
         worker.request_stop("cold")
         stopping.join(30)
     assert not stopping.is_alive()

@@ -24,6 +24,12 @@ def envelope(id: str, queue: str = "q", **fields: Any) -> Envelope:
     return message(json.dumps({"id": id, **fields.pop("headers", {})}), queue, **fields)
 
 
+def call(id: str, queue: str = "celery", task: str = "tasks.add", **fields: Any) -> Envelope:
+    """An Envelope that calls *task* with 1 and 2; *fields* as those of envelope()."""
+    headers = {"task": task, **fields.pop("headers", {})}
+    return envelope(id, queue, headers=headers, body=b"[[1,2],{},{}]", **fields)
+
+
 def ids(messages: Iterable[Leased]) -> list[str]:
     """The ids of such messages."""
     return [json.loads(leased.headers)["id"] for leased in messages]

@@ -3,6 +3,7 @@ broker."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from qworker import QWorker
@@ -14,12 +15,25 @@ from qworker.transports.lease import Envelope, Leased
 ACCEPT = frozenset({"json"})
 
 
-class Rooms:
-    """store, clock, app; the app has the tasks add, nap (async), once (acked early) and boom."""
+class WatchedClock(FakeClock):
+    """on_sleep: called after each sleep."""
 
-    def __init__(self, *, store: MemoryStore | None = None, **settings: Any) -> None:
-        self.clock = FakeClock()
-        self.store = MemoryStore(self.clock) if store is None else store
+    on_sleep: Callable[[], None] | None = None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.on_sleep is not None:
+            self.on_sleep()
+
+
+class Rooms:
+    """store, clock, app; the app has the tasks add, nap (async), once (acked early) and boom.
+
+    store: a broker, or the class of one that is to have this clock."""
+
+    def __init__(self, *, store: MemoryStore | type[MemoryStore] = MemoryStore, **settings: Any) -> None:
+        self.clock = WatchedClock()
+        self.store = store(self.clock) if isinstance(store, type) else store
         settings.setdefault("backend", "cache+memory://")
         self.app = QWorker("rooms", broker=self.store, clock=self.clock, set_as_current=False, **settings)
         self.ran: list[Any] = []
@@ -53,14 +67,14 @@ class Rooms:
 
     def leased(self, tag: int = 1, task: str = "add", *args: Any, **fields: Any) -> Leased:
         """A message on lease; *fields* are those of TaskMessage and of Leased."""
-        names = ("deliveries", "redelivered", "parked", "due")
-        own: dict[str, Any] = {"deliveries": 0, "redelivered": False, "parked": 0, "due": None}
+        names = ("deliveries", "redelivered", "requeued", "due")
+        own: dict[str, Any] = {"deliveries": 0, "redelivered": False, "requeued": 0, "due": None}
         own.update((name, fields.pop(name)) for name in names if name in fields)
         fields.setdefault("id", f"id-{tag}")
         envelope = self.envelope(task, *args, **fields)
         queue, headers, properties, body, priority = envelope[:5]
-        return Leased(tag, queue, priority, own["due"], own["deliveries"], own["redelivered"], own["parked"],
-                      headers, properties, body)  # fmt: skip
+        counts = own["due"], own["deliveries"], own["redelivered"], own["requeued"]
+        return Leased(tag, queue, priority, *counts, headers, properties, body)
 
     def request(
         self, tag: int = 1, task: str = "add", *args: Any, generation: int = 1, **fields: Any

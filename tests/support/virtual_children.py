@@ -11,7 +11,8 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from qworker.components.pool.child_main import Child
@@ -313,6 +314,21 @@ class Pool:
             self.spawner.die(child, 0)
         self.step()
         self.spawner.release()
+
+
+SHORT = 0.0005
+"""Seconds that the task add is known to take in a pool that was opened()."""
+
+
+@contextmanager
+def opened(**settings: Any) -> Iterator[Pool]:
+    """A pool that knows how long add takes, closed in the end."""
+    pool = Pool(**settings)
+    pool.learn("add", SHORT)
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 def _readable(pool: Pool) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from qworker import AsyncResult, QWorker, Task, shared_task
+from qworker import AsyncResult, GroupResult, QWorker, ResultSet, Task, shared_task
 
 app = QWorker("typed")
 
@@ -71,6 +71,9 @@ assert_type(bound_fetch.delay("u").get(), bytes)
 assert_type(shared.delay(1).get(), list[int])
 assert_type(shared_bound.delay(1).get(), int)
 assert_type(based.delay(1).get(), int)
+assert_type(ResultSet(add.apply_many([(1, 2)])).get(), list[int])
+assert_type(GroupResult("g", [add.delay(1)])[0].get(), int)
+assert_type(next(ResultSet([add.delay(1)]).iterate()), int)
 
 add.delay("x")  # error: arg-type
 add.delay()  # error: call-arg

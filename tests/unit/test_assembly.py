@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from qworker.components.assembly import ABSENT, Assembly
 from qworker.components.component import Component
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.worker import Worker
+from tests.support.logging_events import logged
 
 
 class House:
@@ -24,7 +26,7 @@ class House:
         self.app = QWorker(
             "h",
             broker=self.store,
-            backend="cache+memory://",
+            backend=settings.pop("backend", "cache+memory://"),
             clock=self.clock,
             set_as_current=False,
             **settings,
@@ -40,18 +42,22 @@ def names(parts: Any) -> list[str]:
     return [part.name for part in parts]
 
 
-def test_who_receives_starts_before_who_sends_and_the_source_is_the_last() -> None:
-    parts = House(worker_http_address="127.0.0.1:0").step_worker().parts
+def test_who_receives_starts_before_who_sends_and_the_source_is_the_last(tmp_path: Path) -> None:
+    results = f"sqlite:///{tmp_path}/results.db"
+    parts = House(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
     assert names(parts.start_order) == [
-        "http", "pool", "result writer", "schedule", "mediator", "listener",
+        "http", "pool", "result writer", "joiner", "schedule", "mediator", "listener",
     ]  # fmt: skip
 
 
-def test_who_sends_stops_before_who_receives_and_who_settles_is_the_last_but_the_probes() -> None:
-    parts = House(worker_http_address="127.0.0.1:0").step_worker().parts
+def test_who_sends_stops_before_who_receives_and_who_settles_is_the_last_but_the_probes(
+    tmp_path: Path,
+) -> None:
+    results = f"sqlite:///{tmp_path}/results.db"
+    parts = House(worker_http_address="127.0.0.1:0", backend=results).step_worker().parts
     assert names(parts.quiet_order) == ["listener", "mediator", "pool"]
     assert names(stop.part for stop in parts.stop_order) == [
-        "mediator", "schedule", "pool", "result writer", "listener", "http",
+        "mediator", "schedule", "pool", "result writer", "listener", "joiner", "http",
     ]  # fmt: skip
 
 
@@ -93,9 +99,8 @@ def test_a_part_that_fails_to_stop_keeps_no_other_from_it(
     monkeypatch.setattr(worker.parts.quiet_order[0], "quiet", failing(worker.parts.listener, []))
     with caplog.at_level(logging.INFO):
         worker.stop("cold")
-    assert stopped == ["mediator", "schedule", "pool", "result writer", "listener"]
-    assert "the mediator does not end as it should" in caplog.text
-    assert "stopped (" in caplog.text
+    assert stopped == ["mediator", "schedule", "pool", "result writer", "listener", "joiner"]
+    assert {"component-failed", "worker-stopped"} <= set(logged(caplog))
 
 
 def failing(part: Component, called: list[str]) -> Any:

@@ -21,7 +21,7 @@ from benchmarks.goals import TARGETS, Goal, Target
 from benchmarks.growth import CURVES
 from benchmarks.judgement import MISS, PASS, UNKNOWN, best_peer, judge, judge_all
 from benchmarks.metrics import METRICS
-from benchmarks.peer import EVERYTHING
+from benchmarks.peer import EVERYTHING, WORKFLOWS
 from benchmarks.peers import PEERS
 from benchmarks.results import CellResult, Point, Results, Spread
 from benchmarks.run import describe, plan
@@ -199,7 +199,7 @@ def test_only_targets_of_the_workloads_run_are_judged() -> None:
 
 
 def test_every_target_and_metric_names_what_exists() -> None:
-    assert {metric.workload for metric in METRICS.values()} == set(WORKLOADS) == set(EVERYTHING)
+    assert {metric.workload for metric in METRICS.values()} == set(WORKLOADS) == {*EVERYTHING, *WORKFLOWS}
     for found in TARGETS:
         assert found.metric in METRICS
         assert found.subject in PEERS

@@ -9,26 +9,20 @@ import pytest
 from qworker.components.pool.child_handle import MAX_JOBS, describe_exit
 from qworker.components.pool.children import STALLED_SECONDS
 from tests.support.rooms import tags
-from tests.support.virtual_children import Pool
-
-SHORT = 0.0005
+from tests.support.virtual_children import SHORT, Pool, opened
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool()
-    made.learn("add", SHORT)
-    yield made
-    made.close()
+    with opened() as made:
+        yield made
 
 
 @pytest.fixture
 def one() -> Iterator[Pool]:
     """A pool of one child."""
-    made = Pool(concurrency=1)
-    made.learn("add", SHORT)
-    yield made
-    made.close()
+    with opened(concurrency=1) as made:
+        yield made
 
 
 def running(pool: Pool) -> list[list[int]]:

@@ -124,15 +124,13 @@ def test_a_crash_is_reported_with_its_reason_and_closes(error: BaseException) ->
 
 
 def test_it_may_stop_itself() -> None:
-    component = Component(rest=0)
-    step = component.step
+    class Stopping(Component):
+        def step(self, now: float) -> float | None:
+            self.stop()
+            assert not self.join(LONG), "it does not wait for itself"
+            return super().step(now)
 
-    def stopping(now: float) -> float | None:
-        component.stop()
-        assert not component.join(LONG), "it does not wait for itself"
-        return step(now)
-
-    component.step = stopping  # type: ignore[method-assign]
+    component = Stopping(rest=0)
     component.start()
     assert component.turned.acquire(timeout=LONG)
     component.stop()

@@ -323,6 +323,15 @@ def test_celery_settings_without_effect_are_noted_with_the_reason(make):
     assert conf.broker_pool_limit == 3  # and can be read, as in Celery
 
 
+def test_what_celery_has_for_chords(make):
+    conf = make(result_chord_retry_interval=3, result_chord_join_timeout=5, result_chord_expires=60)
+    assert messages(conf, "error") == messages(conf, "warning") == []
+    assert conf.result_chord_retry_interval == 3.0
+    expires, join = sorted(messages(conf, "note"))
+    assert "result_expires" in expires
+    assert "have ended" in join
+
+
 def test_one_setting_under_two_names_must_agree(make):
     assert make(CELERY_ACKS_LATE=True, task_acks_late=True).problems() == []
     (message,) = messages(make(CELERY_ACKS_LATE=True, task_acks_late=False))

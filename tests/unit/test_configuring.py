@@ -14,18 +14,15 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.context import set_default_app
 from qworker.errors import ConfigurationError, NotAvailable
-from qworker.tasks import registry
+from tests.support.shared_tasks import nothing_left_behind
 from tests.support.stores import KeepingStore
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    before = list(registry.shared)
-    yield
-    registry.shared[:] = before
-    set_default_app(None)
+    with nothing_left_behind():
+        yield
     gc.collect()  # an app with a wrong setting must not meet the shared tasks of other tests
 
 
@@ -66,10 +63,10 @@ def test_a_receiver_may_ask_for_the_tasks_while_they_are_finalized() -> None:
     def add(x: int, y: int) -> int:
         return x + y
 
-    app.on_after_configure.connect(lambda sender, **kwargs: told.append(sorted(sender.tasks)))
+    app.on_after_configure.connect(lambda sender, **kwargs: told.append(add.name in sender.tasks))
     app.on_after_finalize.connect(lambda sender, **kwargs: told.append("finalized"))
     app.finalize()
-    assert told == ["finalized", [add.name]]
+    assert told == ["finalized", True]
 
 
 def test_periodic_tasks_are_refused_where_the_app_is_set_up() -> None:
@@ -225,14 +222,14 @@ def test_force_imports_the_discovered_modules_at_once(project: Callable[..., Pat
     )
     app = make()
     app.autodiscover_tasks(["shop"], related_name="jobs", force=True)
-    assert list(app.tasks) == ["j"]
+    assert [name for name in app.tasks if not name.startswith(("celery.", "qworker."))] == ["j"]
 
 
 # -- names that are not there --
 
 
 @pytest.mark.parametrize(
-    "name", ["steps", "amqp", "events", "Beat", "log", "loader", "GroupResult", "setup_security"]
+    "name", ["steps", "amqp", "events", "Beat", "log", "loader", "canvas", "setup_security"]
 )
 def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
     app = make()

@@ -43,7 +43,7 @@ def check(found: Leased) -> None:
         assert type(number) is int
         assert 0 <= number <= most
     assert found.due is None or (type(found.due) is float and 0 <= found.due <= LATEST)
-    for number in (found.deliveries, found.parked):
+    for number in (found.deliveries, found.requeued):
         assert type(number) is int
         assert 0 <= number <= MOST_COUNT
     assert type(found.redelivered) is bool
@@ -232,14 +232,14 @@ def test_anything_in_the_fields_of_a_message_of_kombus(fields: dict[str, Any], o
 def test_what_kombu_cannot_read_becomes_a_message_without_a_task(payload: Any) -> None:
     queue = f"q{uuid.uuid4().hex[:8]}"
     store = kombu_broker("memory://", options={})
-    epoch = store.consumer.register("w", [queue], 1)
+    generation = store.consumer.register("w", [queue], 1)
     with Connection("memory://") as connection:
         connection.default_channel._put(queue, payload)
     (found,) = store.consumer.lease([queue], 10).messages
     check(found)
-    assert store.consumer.settle(epoch, [Release(found.tag)]) == set()
+    assert store.consumer.settle(generation, [Release(found.tag)]) == set()
     (found,) = store.consumer.lease([queue], 10).messages
-    assert store.consumer.settle(epoch, [DeadLetter(found.tag, "no message")]) == set()
+    assert store.consumer.settle(generation, [DeadLetter(found.tag, "no message")]) == set()
     store.close()
 
 

@@ -150,6 +150,17 @@ def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
+def test_a_file_from_before_there_were_joins_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with closing(Database(path).connect()) as connection:
+        connection.execute("DROP TABLE joins")
+        connection.execute("DROP TABLE part")
+        connection.execute("PRAGMA user_version = 3")
+    with closing(Database(path).connect()) as connection:
+        counts = "SELECT (SELECT count(*) FROM joins), (SELECT count(*) FROM part)"
+        assert connection.execute(counts).fetchone() == (0, 0)
+
+
 def test_tags_go_on_where_an_older_qworker_stopped(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:

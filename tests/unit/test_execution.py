@@ -801,7 +801,7 @@ async def _cancel_from_outside() -> None:
 
 async def _cancel_in_a_group() -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.sleep(60))
+        group.create_task(asyncio.Event().wait())
         asyncio.current_task().cancel()  # type: ignore[union-attr]
 
 

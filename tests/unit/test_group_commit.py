@@ -16,13 +16,13 @@ class Place:
     """Keeps what is stored, one list a commit; refuses what is in *bad*."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.commits: list[list[str]] = []
         self.bad: set[str] = set()
         self.group = GroupCommit(self, self.store, "the place")
 
     def store(self, items: Sequence[str], deadline: float) -> Exception | None:
-        assert self.turn.locked()
+        assert self.lock.locked()
         if refused := self.bad & set(items):
             return PublishError(f"no good: {sorted(refused)}")
         self.commits.append(list(items))
@@ -39,7 +39,7 @@ class Place:
             except Exception as error:  # noqa: BLE001 - what the test looks at
                 errors[item] = error
 
-        with self.turn:
+        with self.lock:
             threads = [threading.Thread(target=push, args=(item,)) for item in items]
             for thread in threads:
                 thread.start()
@@ -57,7 +57,7 @@ def place() -> Place:
 def test_who_is_alone_commits_at_once(place: Place) -> None:
     place.group.push(["a", "b"], 1.0)
     assert place.commits == [["a", "b"]]
-    assert not place.turn.locked()
+    assert not place.lock.locked()
 
 
 def test_the_error_of_who_is_alone_is_raised_and_the_turn_given_back(place: Place) -> None:
@@ -83,7 +83,7 @@ def test_what_one_did_wrong_does_not_keep_the_others_out(place: Place) -> None:
 
 def test_who_never_gets_the_turn_has_written_nothing(place: Place) -> None:
     with (
-        place.turn,
+        place.lock,
         pytest.raises(BrokerUnavailable, match="the place took no message within"),
     ):
         place.group.push(["a"], 0.01)
@@ -92,7 +92,7 @@ def test_who_never_gets_the_turn_has_written_nothing(place: Place) -> None:
 
 
 def test_a_child_forgets_what_its_parent_was_about_to_write(place: Place) -> None:
-    with place.turn:
+    with place.lock:
         waiting = threading.Thread(target=lambda: place.group.push(["parent's"], 30))
         waiting.start()
         until(lambda: place.group._pending)

@@ -14,6 +14,7 @@ from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Claim
 from qworker.worker import Worker
+from tests.support.logging_events import logged
 from tests.support.waiting import until
 
 
@@ -68,16 +69,16 @@ def test_a_silent_broker_is_told_at_once_to_probes_and_once_to_the_log(
     (reason,) = stepped.health.not_ready()
     assert reason == "the broker has not answered for 2 s: memory://u:********@h/ is away"
     assert stepped.health.not_alive() == []  # to start it again would not help
-    assert "not consuming" not in caplog.text
+    assert "not-consuming" not in logged(caplog)
     for _ in range(20):
         stepped.turn(2)
-    assert [r.getMessage() for r in caplog.records if "not consuming" in r.getMessage()] == [
+    assert [r.getMessage() for r in caplog.records if vars(r).get("event") == "not-consuming"] == [
         "not consuming: the broker has not answered for 34 s: memory://u:********@h/ is away"
     ]
     stepped.store.away = False
     with caplog.at_level(logging.WARNING):
         stepped.turn(2)
-    assert caplog.records[-1].getMessage() == "consuming again"
+    assert logged(caplog)[-2:] == ["broker-back", "consuming"]
     assert stepped.health.not_ready() == []
     assert stepped.worker.parts.listener.connection.reconnects == 1
     assert stepped.worker.parts.listener.connection.failures == 21
@@ -99,7 +100,7 @@ def test_a_machine_that_slept_is_no_silent_broker(caplog: pytest.LogCaptureFixtu
     stepped.clock.advance(10_000)
     stepped.health.look()  # the main loop is the first to wake
     stepped.turn(1)
-    assert "consuming" not in caplog.text
+    assert logged(caplog) == []
 
 
 def test_a_stuck_main_loop_and_a_crashed_part_are_reasons_to_start_again() -> None:

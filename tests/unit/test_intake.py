@@ -157,18 +157,18 @@ def test_what_cannot_be_read_is_a_dead_letter_with_the_reason(
 
 def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
     now = Rooms().clock.now()
-    for parked, delay in ((0, 30.0), (1, 120.0)):
+    for requeued, delay in ((0, 30.0), (1, 120.0)):
         desk = Desk()
-        assert desk.take(desk.rooms.leased(7, "nobody.knows", parked=parked)) is None
+        assert desk.take(desk.rooms.leased(7, "nobody.knows", requeued=requeued)) is None
         ahead = desk.rooms.app.conf.worker_eta_window  # so much earlier it would be fetched
-        assert desk.settlement == Release(7, now + delay + ahead, parked=True)
+        assert desk.settlement == Release(7, now + delay + ahead, requeued=True)
         assert desk.meta is None
     assert [(name, fields["name"]) for name, fields in heard] == [("task_unknown", "nobody.knows")] * 2
 
 
 def test_an_unknown_task_that_stays_unknown_is_a_dead_letter_and_a_failure() -> None:
     desk = Desk()
-    desk.take(desk.rooms.leased(7, "ad", parked=2))
+    desk.take(desk.rooms.leased(7, "ad", requeued=2))
     assert isinstance(desk.settlement, DeadLetter)
     assert "no task named 'ad' is registered; did you mean 'add'?" in desk.settlement.reason
     assert desk.meta is not None

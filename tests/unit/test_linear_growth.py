@@ -39,6 +39,9 @@ from qworker.transports.amqp.table import read_table
 from qworker.transports.connect_errors import explained, while_connecting
 from qworker.transports.kombu.messages import read as read_plain
 
+# A regular expression is tried for up to 16 s of the processor, of which a busy machine gives us a part.
+pytestmark = pytest.mark.timeout(900)
+
 MOST_GROWTH = 2.5
 MEASURABLE = 0.02
 """Seconds of the processor, from which on a doubling is told from noise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool.contract import PoolSettings
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
-from qworker.tasks.outcome import EXPIRED, REVOKED
+from qworker.components.worker_lease import Held
+from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
 from tests.support.rooms import Rooms, tags
@@ -48,11 +50,11 @@ class Pool(InlinePool):
 
 
 class Lease:
-    """Holds while a test says so."""
+    """Stands while a test says so."""
 
-    held = True
+    held: Held | None = Held(1, 500.0)
 
-    def holds(self) -> bool:
+    def standing(self) -> Held | None:
         return self.held
 
 
@@ -374,25 +376,51 @@ def test_nothing_is_started_when_the_lease_may_have_been_lost() -> None:
     """A worker that wakes after its lease: others have what it holds, and run it."""
     desk = Desk()
     desk.put(*desk.rooms.requests(2))
-    desk.lease.held = False
+    desk.lease.held = None
     desk.step()
     desk.mediator.refill()
     late = desk.rooms.requests(1, first=9)
     assert desk.mediator.offer(late) == late
     assert (desk.running, len(desk.ready)) == ([], 2)
-    desk.lease.held = True
+    desk.lease.held = Held(1, 500.0)
     desk.step()
     assert desk.running == [1, 2]
 
 
-def test_what_was_acked_needs_no_lease() -> None:
+def test_the_pool_is_told_until_when_the_lease_stands() -> None:
+    desk = Desk()
+    desk.put(*desk.rooms.requests(1))
+    desk.step()
+    desk.lease.held = Held(1, 700.0)
+    assert desk.mediator.offer(desk.rooms.requests(1, first=2)) == []
+    assert [request.starts_before for request in desk.pool.held] == [500.0, 700.0]
+
+
+@pytest.mark.parametrize("way", ["the pool", "an offer"])
+def test_what_was_on_its_way_when_the_lease_was_lost_is_left_to_others(way: str) -> None:
+    """It is neither in the ready queue nor in the pool when those are emptied."""
+    desk = Desk()
+    old = desk.rooms.requests(2)
+    desk.lease.held = Held(2, 500.0)
+    if way == "the pool":
+        desk.ready.put_back(old)  # as a child that was given it too late has the pool do
+        desk.step()
+    else:
+        assert desk.mediator.offer(old) == []
+    assert (desk.running, len(desk.ready)) == ([], 0)
+    assert desk.ended == [(1, LAPSED), (2, LAPSED)]
+
+
+@pytest.mark.parametrize("lease", [None, Held(2, 700.0)])
+def test_what_was_acked_needs_no_lease(lease: Held | None) -> None:
     desk = Desk()
     desk.put(desk.rooms.request(1, "once"))
     desk.step()
     desk.ack()
-    desk.lease.held = False
+    desk.lease.held = lease
     desk.step()
     assert desk.running == [1]
+    assert desk.pool.held[0].starts_before == math.inf
 
 
 @pytest.mark.parametrize("stop", ["quiet", "stop"])

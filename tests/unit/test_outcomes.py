@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from qworker import QWorker, signals
+from qworker.canvas.membership import HEADER, parts_of
 from qworker.components import outcomes
 from qworker.components.mailbox import Mailbox
 from qworker.components.outcomes import MAX_REDELIVERY_SECONDS, OUTCOMES, Rule, end
@@ -27,9 +28,11 @@ from qworker.tasks.outcome import (
     IGNORED,
     INTERRUPTED,
     INVALID,
+    LAPSED,
     LOST,
     POISONED,
     REJECTED,
+    REPLACED,
     REQUEUED,
     RETRY,
     REVOKED,
@@ -41,7 +44,8 @@ from qworker.tasks.outcome import (
     UNSTARTED,
     Outcome,
 )
-from qworker.transports.lease import Ack, DeadLetter, Release, Settlement
+from qworker.transports.lease import Ack, DeadLetter, Part, Release, Settlement
+from tests.support.logging_events import logged
 from tests.support.rooms import Rooms
 
 NOW = 1000.0
@@ -95,8 +99,9 @@ CASES = [
     of_run(EXPECTED, DeadLetter(1, "failure: why", ROW), INFO, "failure", task=LATE),
     Case(EXPECTED, Ack(1), INFO, **FAILED),
     Case(IGNORED, Ack(1), INFO, label="ignored"),
+    Case(REPLACED, Ack(1), INFO, label="replaced"),
     of_run(REJECTED, DeadLetter(1, "rejected: why", ROW), WARNING, "rejected"),
-    Case(REQUEUED, Release(1, parked=True, redelivered=True), WARNING, label="rejected"),
+    Case(REQUEUED, Release(1, requeued=True, redelivered=True), WARNING, label="rejected"),
     Case(
         INVALID,
         DeadLetter(1, "invalid: why"),
@@ -147,6 +152,7 @@ CASES = [
     Case(INTERRUPTED, Release(1, redelivered=True), INFO, label="interrupted", leased=FIVE_DEATHS),
     Case(INTERRUPTED, Ack(1), INFO, label="interrupted", acked=True, **LOST_FOR_GOOD),
     Case(UNSTARTED, None, None),
+    Case(LAPSED, Release(1, redelivered=True), None),
     Case(
         REVOKED,
         Ack(1),
@@ -307,6 +313,40 @@ def test_the_log_columns_decide(kind: str, changed: Any, caplog: pytest.LogCaptu
     assert End(PLAIN[kind], caplog).records == []
 
 
+@EACH
+def test_the_event_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    changed(kind, said="instead", fields=lambda request, outcome: (), event="task-instead")
+    End(PLAIN[kind], caplog)
+    assert logged(caplog)[:1] == ["task-instead"]
+    changed(kind, event=None)
+    End(PLAIN[kind], caplog)
+    assert logged(caplog) == []
+
+
+@EACH
+def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"headers": {HEADER: [["join", 3], ["other", 0]]}}
+    case = PLAIN[kind]._replace(leased={**PLAIN[kind].leased, **headers})
+    changed(kind, message=store_instead, part="INSTEAD")
+    settlement = End(case, caplog).settlement
+    assert isinstance(settlement, DeadLetter)
+    assert settlement.parts == (Part("join", 3, "id-1", "INSTEAD"), Part("other", 0, "id-1", "INSTEAD"))
+    changed(kind, part=None)
+    settlement = End(case, caplog).settlement
+    assert isinstance(settlement, DeadLetter)
+    assert settlement.parts == ()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [None, 7, "join", {}, [[]], [["join"]], [["join", "0"]], [["join", -1]], [["join", True]], [[1, 1]],
+     [["join", 2**31]], [["join", 1, 2]], [None]],
+)  # fmt: skip
+def test_what_names_no_join_is_part_of_none(named: Any) -> None:
+    assert parts_of({"id": "x", HEADER: named}, "SUCCESS") == ()
+    assert parts_of({HEADER: [["join", 1]]}, "SUCCESS") == ()
+
+
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind not in (UNKNOWN, UNREADABLE)])
 def test_the_label_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     changed(kind, label="instead")
@@ -318,7 +358,7 @@ def test_the_label_column_decides(kind: str, changed: Any, caplog: pytest.LogCap
 def test_events_have_celerys_names_and_every_final_end_has_one() -> None:
     assert {rule.event for rule in OUTCOMES.values()} - {None} == CELERYS
     unmonitored = {kind for kind, rule in OUTCOMES.items() if rule.event is None}
-    assert unmonitored == {IGNORED, UNSTARTED, COPY, UNREADABLE}
+    assert unmonitored == {IGNORED, REPLACED, UNSTARTED, LAPSED, COPY, UNREADABLE}
 
 
 def test_a_row_is_plain() -> None:
@@ -339,9 +379,9 @@ def made(task_options: dict[str, Any], fields: dict[str, Any] | None = None) -> 
     ("before", "pause"), [(0, None), (1, 1), (2, 2), (3, 4), (5, 16), (6, MAX_REDELIVERY_SECONDS), (5000, 30)]
 )
 def test_what_its_task_puts_back_waits_longer_each_time(before: int, pause: float | None) -> None:
-    rooms, one = made({}, {"parked": before})
+    rooms, one = made({}, {"requeued": before})
     settled = end(rooms.app, one, Outcome(REQUEUED, 0.0), NOW)
-    assert settled == Release(1, None if pause is None else NOW + pause, parked=True, redelivered=True)
+    assert settled == Release(1, None if pause is None else NOW + pause, requeued=True, redelivered=True)
 
 
 def test_each_death_is_followed_by_a_longer_pause_up_to_a_limit() -> None:

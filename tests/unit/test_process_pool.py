@@ -23,27 +23,22 @@ from qworker.tasks.outcome import (
     TERMINATED,
     UNSTARTED,
 )
+from tests.support.logging_events import logged
 from tests.support.rooms import tags
-from tests.support.virtual_children import Pool, VirtualChild
-
-SHORT = 0.0005
+from tests.support.virtual_children import SHORT, Pool, VirtualChild, opened
 
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool()
-    made.learn("add", SHORT)
-    yield made
-    made.close()
+    with opened() as made:
+        yield made
 
 
 @pytest.fixture
 def one() -> Iterator[Pool]:
     """A pool of one child."""
-    made = Pool(concurrency=1)
-    made.learn("add", SHORT)
-    yield made
-    made.close()
+    with opened(concurrency=1) as made:
+        yield made
 
 
 # -- deaths --
@@ -206,7 +201,7 @@ def test_a_spawner_that_cannot_is_asked_again_a_second_later(
     one.spawner.die(one.children[0])
     one.step()
     assert one.children == []
-    assert "cannot start a pool process" in caplog.text
+    assert "process-not-started" in logged(caplog)
     one.step()
     assert one.children == []
     one.clock.advance(1.1)
@@ -488,7 +483,7 @@ def test_what_does_not_fit_into_the_socket_follows(one: Pool) -> None:
         if child.arrived:
             break
     (job,) = child.arrived
-    assert job[8] == huge.leased.body
+    assert job[-1] == huge.leased.body
     child.work()
     child.finish()
     one.step()

@@ -183,7 +183,7 @@ def test_a_body_the_receiver_would_not_decompress_is_not_sent() -> None:
 # -- the template --
 
 
-@given(MESSAGES, NAME, ARGS, KWARGS, st.none() | NAME, st.none() | NAME, TIME, TIME)
+@given(MESSAGES, NAME, ARGS, KWARGS, st.none() | NAME, st.none() | NAME)
 def test_a_template_gives_what_encode_gives(
     prototype: TaskMessage,
     id: str,
@@ -191,8 +191,6 @@ def test_a_template_gives_what_encode_gives(
     kwargs: dict[str, Any],
     root_id: str | None,
     parent_id: str | None,
-    eta: str | None,
-    expires: str | None,
 ) -> None:
     prototype = replace(prototype, argsrepr=None, kwargsrepr=None)
     message = replace(
@@ -202,17 +200,15 @@ def test_a_template_gives_what_encode_gives(
         kwargs=kwargs,
         root_id=root_id,
         parent_id=parent_id,
-        eta=eta,
-        expires=expires,
     )
     template = HeaderTemplate(prototype)
-    assert template.encode(id, args, kwargs, root_id, parent_id, eta, expires) == encode(message)
+    assert template.encode(id, args, kwargs, root_id, parent_id) == encode(message)
 
 
 def test_a_template_keeps_nothing_of_the_call_before() -> None:
     template = HeaderTemplate(TaskMessage("proj.add", "x"))
     first = template.encode("a", (1,), {})
-    template.encode("b", (2,), {"k": 3}, parent_id="a", eta="2030-01-01T00:00:00+00:00")
+    template.encode("b", (2,), {"k": 3}, parent_id="a", more=',"group":"g"')
     assert template.encode("a", (1,), {}) == first
 
 
@@ -245,15 +241,6 @@ def test_a_template_names_the_argument_it_cannot_serialise() -> None:
 def test_a_template_of_a_bad_prototype_is_refused_at_once(changes: dict[str, Any]) -> None:
     with pytest.raises(PublishError):
         HeaderTemplate(replace(TaskMessage("proj.add", "x"), **changes))
-
-
-def test_a_template_signs_when_asked() -> None:
-    class Signer:
-        def sign(self, headers: Any, body: bytes, properties: Any = None) -> str:
-            return f"signed {headers['id']} {len(body)}"
-
-    encoded = HeaderTemplate(TaskMessage("proj.add", "x")).encode("i", (1,), {}, signer=Signer())
-    assert json.loads(encoded.headers)["signature"] == f"signed i {len(encoded.body)}"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing to fork")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
+from qworker.backends.memory import MemoryBackend
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult
@@ -148,10 +149,40 @@ def test_maybe_throw_tells_the_value() -> None:
     assert seen == [("d", 4)]
 
 
+def test_each_level_of_the_tree_is_one_look() -> None:
+    app, _, clock = make_app()
+    looks: list[Any] = []
+
+    class Counting(MemoryBackend):
+        def read_many(self, ids: Any) -> Any:
+            looks.append(sorted(ids))
+            return super().read_many(ids)
+
+        def get(self, task_id: str) -> Any:
+            if not looks:
+                looks.append([task_id])
+            return super().get(task_id)
+
+    backend = Counting("cache+memory://", app.conf, clock)
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, clock=clock, set_as_current=False)
+    end(app, "a", children=("b", "c"))
+    for each in "bc":
+        end(app, each, children=(f"{each}1", f"{each}2"))
+        end(app, f"{each}1")
+        end(app, f"{each}2")
+    assert len(app.AsyncResult("a").graph) == 7
+    assert looks == [["a"], ["b", "c"], ["b1", "b2", "c1", "c2"]]
+
+
 # -- what is refused --
 
 
-@pytest.mark.parametrize("name", ["graph", "build_graph", "revoke_by_stamped_headers", "on_ready"])
+def test_a_result_is_of_the_apps_store() -> None:
+    with pytest.raises(NotAvailable, match="results of all tasks of an app are in one store"):
+        AsyncResult("a", backend=make_app()[0].backend)
+
+
+@pytest.mark.parametrize("name", ["revoke_by_stamped_headers", "on_ready", "throw"])
 def test_what_a_result_has_not_is_said(name: str) -> None:
     app, _, _ = make_app()
     with pytest.raises(NotAvailable, match=rf"AsyncResult\.{name} is not in qworker: "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from qworker.backends.base import Found
+from qworker.backends.keyvalue import TASK_PREFIX
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.result_watcher import ResultWatcher
 from qworker.backends.waiters import POLL_SECONDS
@@ -26,11 +28,14 @@ from tests.support.waiting import PATIENCE, until
 class FakeSource:
     """A Source with two ends."""
 
+    tells_of_all = False
+
     def __init__(self) -> None:
         self._here, self._there = socket.socketpair()
         self._here.setblocking(False)
         self.closed = False
         self.subscribed: set[str] = set()
+        self.subscriptions = 0
         self.interrupt: BaseException | None = None
 
     def fileno(self) -> int:
@@ -38,6 +43,7 @@ class FakeSource:
 
     def subscribe(self, ids: Collection[str]) -> None:
         self.subscribed = set(ids)
+        self.subscriptions += 1
 
     def told(self) -> Collection[str] | None:
         try:
@@ -75,6 +81,8 @@ class FakeStore(MemoryBackend):
         self.tells = True
         self.away = False
         self.looks: list[set[str]] = []
+        self.looked_at: list[float] = []
+        self.takes = 0.0
         self.sources: list[FakeSource] = []
         self.stuck: threading.Event | None = None
 
@@ -86,6 +94,9 @@ class FakeStore(MemoryBackend):
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         self.looks.append(set(ids))
+        self.looked_at.append(time.monotonic())
+        if self.takes:
+            threading.Event().wait(self.takes)
         if self.away:
             raise BackendError("the store is away")
         if self.stuck is not None:
@@ -153,6 +164,57 @@ def test_what_is_told_is_looked_for_and_nothing_else(store: FakeStore) -> None:
     store.tell("a", "b", "others")
     assert [thread.result() for thread in threads] == [["a"], ["b"]]
     assert len(store.looks) <= 4  # one for each, and at most two of those that come twice a second
+
+
+# -- a source that tells of all --
+
+
+@pytest.fixture
+def telling() -> Iterator[FakeStore]:
+    """A store with a source that tells of all and is heard, and that looks at nothing by itself."""
+    made = FakeStore(False)
+    made.end("first")
+    assert list(made.watcher.wait(["first"], PATIENCE)) == ["first"]
+    assert made.watcher.mark() is None
+    made.sources[-1].tells_of_all = True
+    made.watcher._look_at = math.inf
+    made.looks.clear()
+    yield made
+    made.close()
+
+
+def test_what_somebody_has_looked_for_is_not_looked_for_again(telling: FakeStore) -> None:
+    thread = Thread(telling.watcher, "a", looked=telling.watcher.mark())
+    until(lambda: telling.watcher._turn.locked())
+    telling.end("a")
+    telling.sources[-1].tell("any")
+    assert thread.result() == ["a"]
+    assert telling.looks == [{"a"}]
+
+
+def test_what_was_told_since_somebody_looked_is_heard(telling: FakeStore) -> None:
+    looked = telling.watcher.mark()
+    telling.end("a")
+    telling.sources[-1].tell("any")
+    assert Thread(telling.watcher, "a", looked=looked).result() == ["a"]
+    assert telling.looks == [{"a"}]
+
+
+def test_what_another_has_heard_since_somebody_looked_is_looked_for(telling: FakeStore) -> None:
+    looked = telling.watcher.mark()
+    telling.end("a", "b")
+    telling.sources[-1].tell("any")
+    assert Thread(telling.watcher, "b").result() == ["b"]
+    telling.watcher._look_at = math.inf
+    assert Thread(telling.watcher, "a", timeout=5, looked=looked).result() == ["a"]
+
+
+def test_what_was_looked_for_before_the_source_was_made_anew_is_looked_for(telling: FakeStore) -> None:
+    looked = telling.watcher.mark()
+    telling.end("a")  # and that was told to the old one
+    telling.watcher.close()
+    telling.watcher._look_at = math.inf
+    assert Thread(telling.watcher, "a", timeout=5, looked=looked).result() == ["a"]
 
 
 def test_what_ended_before_it_subscribed_is_found_by_the_look_that_follows(store: FakeStore) -> None:
@@ -531,3 +593,124 @@ def test_an_attendant_that_has_nothing_to_do_lets_threads_lead() -> None:
     assert asyncio.run(ended(store, "c"))["result"] == "c"  # by the same thread
     store.close()
     until(lambda: store.watcher.loops._thread is None)
+
+
+# -- many at once --
+
+GROUP = [f"member-{number}" for number in range(1000)]
+
+
+class Group:
+    """A thread that waits for all of GROUP. ended: how many it was given at each wake-up."""
+
+    def __init__(self, watcher: ResultWatcher, ids: Collection[str] = GROUP, **options: Any) -> None:
+        self.ended: list[set[str]] = []
+
+        def run() -> None:
+            for found in watcher.wait_each(ids, PATIENCE, **options):
+                self.ended.append(set(found))
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def result(self) -> list[set[str]]:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.ended
+
+
+def test_of_a_group_each_is_looked_for_when_it_is_told_and_given_once(store: FakeStore) -> None:
+    group = Group(store.watcher)
+    until(lambda: store.hears() and waiting(store, *GROUP))
+    began = time.monotonic()
+    del store.looks[:]
+    for task_id in GROUP:
+        store.tell(task_id)
+    ended = group.result()
+    assert sorted(task_id for some in ended for task_id in some) == sorted(GROUP)
+    polls = 1 + (time.monotonic() - began) / POLL_SECONDS
+    assert sum(map(len, store.looks)) <= len(GROUP) * (1 + polls)  # and not so many for each that was told
+
+
+def test_what_has_ended_is_waited_for_no_longer(store: FakeStore) -> None:
+    group = Group(store.watcher)
+    until(lambda: store.hears() and waiting(store, *GROUP))
+    for end in range(20, len(GROUP), 20):
+        store.tell(*GROUP[end - 20 : end])
+        left = set(GROUP[end:])
+        until(lambda left=left: store.watcher.waited_for() == left)  # type: ignore[misc]
+    store.tell(*GROUP[-20:-1])
+    until(lambda: store.watcher.waited_for() == {GROUP[-1]})
+    until(lambda: store.sources[-1].subscribed == {GROUP[-1]})
+    store.tell(GROUP[-1])
+    group.result()
+    assert store.sources[-1].subscriptions < 25  # a group that halves subscribes anew, not one that shrinks
+
+
+def test_who_is_told_that_something_ended_looks_for_the_few_first(store: FakeStore) -> None:
+    """A look for many takes long, so the next one has to wait; and those who wait for one do not."""
+    group = Group(store.watcher)
+    until(lambda: store.hears() and waiting(store, *GROUP))
+    single = Thread(store.watcher, "single")
+    until(lambda: waiting(store, "single"))
+    store.watcher._rested_at = store.watcher._look_at_many = time.monotonic() + 3600
+    del store.looks[:]
+    store.end("single", *GROUP)
+    store.sources[-1].tell("any")
+    assert single.result() == ["single"]
+    assert store.looks == [{"single"}] * len(store.looks)
+    store.watcher._rested_at = 0.0
+    store.sources[-1].tell("any")
+    assert group.result()[-1] == set(GROUP)
+
+
+def test_where_nothing_is_told_looks_for_many_are_apart(store: FakeStore) -> None:
+    store.tells = False
+    store.takes = 0.03
+    group = Group(store.watcher)
+    until(lambda: len(store.looks) > 5)
+    store.end(*GROUP)
+    group.result()
+    apart = [after - before for before, after in zip(store.looked_at, store.looked_at[1:], strict=False)]
+    assert min(apart[1:]) > 3 * 0.03
+
+
+def test_who_goes_on_later_is_given_all_that_ended_meanwhile(store: FakeStore) -> None:
+    walk = store.watcher.wait_each(["a", "b", "c"], PATIENCE)
+    store.end("a")
+    assert set(next(walk)) == {"a"}
+    other = Thread(store.watcher, "x")
+    until(lambda: store.hears() and waiting(store, "x"))
+    store.tell("b")
+    until(lambda: store.watcher.waited_for() == {"c", "x"})  # it is not given again and again
+    store.tell("x")
+    assert other.result() == ["x"]
+    store.tell("c")
+    assert set().union(*walk) == {"b", "c"}
+    assert store.watcher.waited_for() == set()
+
+
+def test_who_goes_away_in_between_is_forgotten(store: FakeStore) -> None:
+    walk = store.watcher.wait_each(["a", "b"], PATIENCE)
+    store.end("a")
+    next(walk)
+    walk.close()  # type: ignore[attr-defined]
+    assert store.watcher.waited_for() == set()
+
+
+def test_a_group_is_told_that_the_store_is_away(store: FakeStore) -> None:
+    store.away = True
+    with pytest.raises(BackendError, match="the store is away"):
+        list(store.watcher.wait_each(["a", "b"], PATIENCE))
+
+
+def test_one_that_cannot_be_read_is_given_as_such(store: FakeStore) -> None:
+    store.end("a")
+    store._values[f"{TASK_PREFIX}b"] = (b"{", None)
+    found = {
+        task_id: each
+        for some in store.watcher.wait_each(["a", "b"], PATIENCE)
+        for task_id, each in some.items()
+    }
+    assert found["a"]["status"] == "SUCCESS"  # type: ignore[index]
+    assert isinstance(found["b"], DamagedResult)

@@ -24,13 +24,13 @@ class Picky(MemoryStore):
     gone: dict[int, Exception]
     calls = 0
 
-    def settle(self, epoch: int, settlements: Sequence[Settlement]) -> set[int]:
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         self.calls += 1
         if error := self.gone.pop(self.calls, None):
             raise error
         if any(map(self.refuses, settlements)):
             raise ValueError("not this\0one")
-        return super().settle(epoch, settlements)
+        return super().settle(generation, settlements)
 
 
 class Desk:
@@ -39,7 +39,7 @@ class Desk:
         self.store = Picky(self.rooms.clock)
         self.store.refuses, self.store.gone = refuses, {}
         self.settlements = Settlements(self.rooms.app, self.store.consumer)
-        self.epoch = self.store.consumer.register("w@h", ["celery"], 2)
+        self.generation = self.store.consumer.register("w@h", ["celery"], 2)
 
     def lease(self, count: int) -> list[int]:
         self.store.sender.push([self.rooms.envelope("add", number) for number in range(count)])
@@ -50,7 +50,7 @@ class Desk:
         return backend.row(task_id, backend.meta(task_id, status, result))
 
     def carry_out(self, *settlements: Settlement) -> set[int]:
-        return self.settlements.carry_out(self.epoch, settlements)
+        return self.settlements.carry_out(self.generation, settlements)
 
     def stored(self, task_id: str) -> Any:
         row = self.store.results.get(task_id)
@@ -150,7 +150,7 @@ def test_under_a_new_lease_nothing_is_remembered() -> None:
     orders = [Ack(tags[0]), Ack(tags[1], desk.row("id", result="BAD"))]
     with pytest.raises(LeaseLost):
         desk.carry_out(*orders)
-    assert desk.settlements.carry_out(desk.epoch + 1, [Ack(tag) for tag in tags]) == set(tags)
+    assert desk.settlements.carry_out(desk.generation + 1, [Ack(tag) for tag in tags]) == set(tags)
 
 
 def test_results_of_an_outage_are_stored_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,14 @@ import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.request import Failing
 from qworker.components.result_writer import ResultWriter
 from qworker.components.settler import Settler
 from qworker.tasks.outcome import (
+    EXPIRED,
     INTERRUPTED,
     INVALID,
+    LAPSED,
     LOST,
     REVOKED,
     SUCCESS,
@@ -116,6 +119,16 @@ def test_what_had_not_started_goes_back_to_the_front_of_the_queue() -> None:
     desk.settler.ended([(one, Outcome(UNSTARTED)) for one in desk.rooms.requests(2)])
     assert tags(desk.ready.get_many(Slots(9, 9))) == [1, 2, 9]
     assert desk.orders == []
+
+
+@pytest.mark.parametrize("failing", [None, Failing(Outcome(EXPIRED, text="expired"), "REVOKED", {})])
+def test_what_others_have_is_no_end(failing: Failing | None) -> None:
+    """Whether it was to run, or a child was to tell the calls that it carries: who has it now does that."""
+    desk = Desk()
+    one = desk.rooms.request(1)
+    one.failing = failing
+    desk.settler.ended([(one, Outcome(LAPSED))])
+    assert desk.order == SettlementOrder(one, Release(1, redelivered=True))
 
 
 def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:

@@ -81,9 +81,9 @@ def test_one_or_many_or_none() -> None:
     assert [call.task for call in signatures([Signature("a"), {"task": "b"}], "link")] == ["a", "b"]
 
 
-def test_a_chain_says_that_there_is_none_yet() -> None:
-    with pytest.raises(TypeError, match=r"chains are not in this version.*link="):
-        _ = Signature("a", (1,)) | Signature("b")
+def test_what_follows_must_be_a_signature() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = Signature("a", (1,)) | (lambda: None)
 
 
 def make_add() -> tuple[Any, Any]:
@@ -162,22 +162,20 @@ def test_a_signature_is_made_of_a_task_its_name_or_a_dict() -> None:
     assert add.app.signature("add", (1,), immutable=True).immutable
 
 
-@pytest.mark.parametrize("name", ["stamp", "flatten_links", "election"])
+@pytest.mark.parametrize("name", ["append_to_list_option", "election", "register_type"])
 def test_what_a_signature_has_not_is_said(name: str) -> None:
     with pytest.raises(NotAvailable, match=rf"Signature\.{name} is not in qworker: "):
         getattr(Signature("a"), name)
 
 
-@pytest.mark.parametrize(
-    "name", ["map", "starmap", "chunks", "replace", "add_to_chord", "send_event", "start_strategy"]
-)
+@pytest.mark.parametrize("name", ["add_around", "send_event", "start_strategy"])
 def test_what_a_task_has_not_is_said(name: str) -> None:
     add, _ = make_add()
     with pytest.raises(NotAvailable, match=rf"task\.{name} is not in qworker: "):
         getattr(add, name)
 
 
-@pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "on_replace"])
+@pytest.mark.parametrize("name", ["Request", "Strategy", "acks_on_failure", "request_stack"])
 def test_what_a_subclass_of_task_cannot_change_is_refused_there(name: str) -> None:
     with pytest.raises(NotAvailable, match=rf"class Mine: {name} is not in qworker: "):
         type("Mine", (Task,), {name: None})

@@ -45,6 +45,16 @@ def test_a_row_that_the_worker_stores_is_as_if_stored_here(tmp_path: Path, old: 
     backend.close()
 
 
+def test_who_waits_is_told_of_all_that_is_stored_since_the_first_has_waited(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "r.db")
+    assert backend.watcher.mark() is None
+    backend.store("x", backend.meta("x", "SUCCESS"))
+    assert list(backend.watcher.wait(["x"], 60)) == ["x"]
+    assert backend.watcher.mark() is not None
+    backend.close()
+    assert backend.watcher.mark() is None
+
+
 def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     path.write_bytes(b"this is a text file, and a rather long one" * 100)

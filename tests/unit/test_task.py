@@ -721,7 +721,7 @@ def test_a_keyboard_interrupt_ends_the_waiting_of_an_eager_async_task() -> None:
     @app.task
     async def work() -> None:
         signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     # Where the suite runs in the background, SIGINT is ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,6 +35,17 @@ class Bucket:
         return tags(self.queue.get_many(slots))
 
 
+class Returning(Bucket):
+    """at_broker: when what went back to the broker is due, and its tag."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self.at_broker: list[tuple[float, int]] = []
+
+    def park(self, request: Request, due: float) -> None:
+        self.at_broker.append((due, request.tag))
+
+
 def test_runs_are_at_least_an_interval_apart() -> None:
     bucket = Bucket(rate=10)
     bucket.put(*bucket.rooms.requests(3))
@@ -179,9 +190,8 @@ def test_who_never_returns_is_forgotten() -> None:
 )
 def test_the_order_is_kept_whatever_comes(rate: float, arrivals: list[tuple[float, int]]) -> None:
     """With a broker that gives back in time what went there, tasks start in the order of their arrival."""
-    bucket = Bucket(rate)
-    at_broker: list[tuple[float, int]] = []
-    bucket.queue._overflow = lambda request, due: at_broker.append((due, request.tag))
+    bucket = Returning(rate)
+    at_broker = bucket.at_broker
     ran: list[int] = []
     came = 0
 

@@ -186,6 +186,8 @@ class ChildHandle:
                 leased.redelivered,
                 leased.headers,
                 leased.properties,
+                None if request.failing is None else request.failing.told(),
+                request.starts_before,
                 leased.body,
             )
         )

@@ -41,7 +41,7 @@ from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.outcome import EXPECTED, FAILURE, Outcome
+from qworker.tasks.outcome import EXPECTED, FAILURE, NOT_STARTED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Leased
 
@@ -122,16 +122,22 @@ class Child:
     def _start(self, job: Job) -> None:
         if CRASHING:
             crash_point("token taken")
-        sequence, tag, queue, priority, deliveries, redelivered, text, properties, body = job
+        sequence, tag, queue, priority, deliveries, redelivered, text, properties, failing, before, body = job
         leased = Leased(tag, queue, priority, None, deliveries, redelivered, 0, text, properties, body)
         app = self._app
         try:
             headers = protocol.parse_headers(text)
-            prepared = prepare(app, self._accept, self._hostname, headers, leased)
+            prepared = prepare(app, self._accept, self._hostname, headers, leased, failing)
         except MessageError as error:
             self._tell(sequence, execution.invalid(error))
             return
+        if app.clock.uptime() >= before:  # the worker was frozen, or this process: others may have it
+            self._tell(sequence, NOT_STARTED)
+            return
         task, context, arguments, soft, _ = prepared
+        if failing is not None:
+            self._tell(sequence, execution.fail(app, task, context, *failing))
+            return
         if tracks_start(prepared):
             row = execution.started(app, task, context)
             if row is not None:

@@ -83,6 +83,7 @@ class TaskPool(ABC):
         """Take *requests* in order; return those that found no room: of each kind, sync and async, the first
         one that did not and all after it.
 
+        One that cannot start in time (Request.starts_before) does not start, and leaves as UNSTARTED.
         Called by who has the mediator's turn, as free_slots() is.
         """
 

@@ -12,6 +12,9 @@ starts the job. The parent holds the reading end too, and recalls what has not s
 back: the kernel hands each token out once, so a job is started or recalled, never both, also when the child
 is killed in between.
 
+A job says until when it is surely ours. However long a frame was on its way, a child that finds a job too
+late says that it has not started it.
+
 Through a third pipe, of *orders*, the parent names async jobs that are to be cancelled. It is heard also
 while a sync task keeps the child from its socket.
 """
@@ -29,8 +32,13 @@ RECEIVE_BYTES = 65536
 LENGTH = struct.Struct("=I")
 TOKEN = struct.Struct("=Q")
 
-Job = tuple[int, int, str, int, int, bool, str, str | None, bytes]
-"""``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, body)``"""
+Job = tuple[
+    int, int, str, int, int, bool, str, str | None, tuple[str, str, str, dict[str, Any]] | None, float, bytes
+]
+"""``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, failing, starts_before,
+body)``
+
+failing: what Failing.told() returns; None for a job that is to run. starts_before: see Request."""
 
 UP, STARTED, OUTCOME = 0, 1, 2
 """What a child says: ``(UP,)``, ``(STARTED, sequence, row)``, ``(OUTCOME, sequence, outcome, retire)``."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.context import Context
 from qworker.message import protocol
+from qworker.tasks.builtins import STAND_IN
 from qworker.transports.lease import Leased
 
 if TYPE_CHECKING:
@@ -30,17 +31,24 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    app: QWorker, accept: frozenset[str], hostname: str, headers: Mapping[str, Any], leased: Leased
+    app: QWorker,
+    accept: frozenset[str],
+    hostname: str,
+    headers: Mapping[str, Any],
+    leased: Leased,
+    failing: object = None,
 ) -> Prepared:
     """Decode the body and make the context.
 
     - accept: the content types that a body may have.
     - headers: those of *leased*, parsed.
+    - failing: not None when it is not to run, so that its task need not be known.
 
     Raises MessageError when the message is no good (NotRegistered for an unknown task).
     """
     properties = protocol.parse_properties(leased.properties)
-    task = app.tasks[headers["task"]]
+    name = headers["task"]
+    task = app.tasks[name if failing is None or name in app.tasks else STAND_IN]
     # The listener has verified it: whatever it told and stored of a message came after that, too.
     limit = app.conf.message_max_bytes
     body = protocol.decode_body(leased.body, headers, properties, accept, limit=limit)

@@ -27,7 +27,7 @@ from qworker.components.pool.spawner import Spawner
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
-from qworker.tasks.outcome import INTERRUPTED, LOST, UNSTARTED, Outcome
+from qworker.tasks.outcome import INTERRUPTED, LOST, NOT_STARTED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import ResultRow
 from qworker.transports.wakeup import WakeupPipe
@@ -41,7 +41,6 @@ CRASH_LOOP_SECONDS = 1.0
 CRASH_LOOP_DEATHS = 5
 """Per child of the pool: so many early deaths in a row, with none ever up, and the worker gives up."""
 
-NOT_STARTED = Outcome(UNSTARTED)
 STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker did not send")
 
 
@@ -296,7 +295,7 @@ class ProcessPool(TaskPool):
                 continue
             if kind == "gone":
                 how = f"the process that forks children has died ({describe_exit(value)}), and they with it"
-                logger.error("%s; there is another", how)
+                logger.error("%s; there is another", how, extra={"event": "process-died"})
                 self._reap_all(how, ended, stored)
                 continue
             child = self._children.starting(-number - 1) if number < 0 else self._children.with_pid(number)
@@ -330,7 +329,12 @@ class ProcessPool(TaskPool):
             ended.extend((request, outcome if target in (None, request) else beside) for request in running)
         if not child.retiring:
             self.deaths += 1
-            logger.warning("pool process %s ended: %s; it is being replaced", child.pid, how)
+            logger.warning(
+                "pool process %s ended: %s; it is being replaced",
+                child.pid,
+                how,
+                extra={"event": "process-died"},
+            )
             if not child.up or self._clock.monotonic() - child.born < CRASH_LOOP_SECONDS:
                 self._note_early_death(how)
 
@@ -378,7 +382,11 @@ class ProcessPool(TaskPool):
             if child is not None:
                 child.close()
             self._spawn_after = self._clock.monotonic() + 1.0
-            logger.error("cannot start a pool process: %s; trying again in 1 s", error)
+            logger.error(
+                "cannot start a pool process: %s; trying again in 1 s",
+                error,
+                extra={"event": "process-not-started"},
+            )
             return
         child.spawned()
         self.starts += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from qworker.transports.lease import MARK
+from qworker.transports.lease import SLOT
 
 SLOTS = 128
 """How many runs of one process the file can hold."""
@@ -31,7 +31,7 @@ class RunningFile:
     def set(self, slot: int, tag: int) -> None:
         """Write that *slot* runs *tag*; 0: nothing. Slot 0 is the main thread's."""
         if self._file is not None:
-            MARK.pack_into(self._file, (self._first + slot) * MARK.size, tag)
+            SLOT.pack_into(self._file, (self._first + slot) * SLOT.size, tag)
 
     def begin(self, tag: int) -> int:
         """Write *tag* into a slot of its own, and return that for end(); -1 when none is free."""
@@ -49,7 +49,7 @@ class RunningFile:
 
 
 def _open(path: str, index: int) -> mmap.mmap | None:
-    start, end = index * SLOTS * MARK.size, (index + 1) * SLOTS * MARK.size
+    start, end = index * SLOTS * SLOT.size, (index + 1) * SLOTS * SLOT.size
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)  # the broker may not have been opened yet
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -28,7 +28,7 @@ from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.outcome import Outcome
+from qworker.tasks.outcome import NOT_STARTED, Outcome
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -196,10 +196,22 @@ class ThreadPool(TaskPool):
         while (request := self._work.get()) is not None:
             try:
                 prepared = prepare(
-                    self._app, self._accept, self._settings.hostname, request.headers, request.leased
+                    self._app,
+                    self._accept,
+                    self._settings.hostname,
+                    request.headers,
+                    request.leased,
+                    request.failing,
                 )
             except (MessageError, MemoryError, RecursionError) as error:
                 self._end(request, execution.invalid(error))
+                continue
+            if self._app.clock.uptime() >= request.starts_before:
+                self._end(request, NOT_STARTED)
+                continue
+            if request.failing is not None:
+                told = request.failing.told()
+                self._end(request, execution.fail(self._app, prepared.task, prepared.context, *told))
                 continue
             if tracks_start(prepared):
                 row = execution.started(self._app, prepared.task, prepared.context)

@@ -56,14 +56,14 @@ class Health:
         self._looked = now
         if not self._is_silent(now):
             if self._silent_looks > 1:
-                logger.warning("consuming again")
+                logger.warning("consuming again", extra={"event": "consuming"})
             self._silent_looks = 0
             return
         # Said at the second look: after a sleep of the whole machine, the first may come before anybody's
         # turn.
         self._silent_looks += 1
         if self._silent_looks == 2:
-            logger.error("not consuming: %s", self._silence(now))
+            logger.error("not consuming: %s", self._silence(now), extra={"event": "not-consuming"})
 
     # -- any thread --
 

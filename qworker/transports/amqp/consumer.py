@@ -229,7 +229,7 @@ class AMQPConsumer(Consumer):
     def _changes(self, release: Release) -> bool:
         """Whether the message is another one when it goes back."""
         later = release.due is not None and release.due > self._server.clock.now()
-        return release.counted or release.parked or later
+        return release.counted or release.requeued or later
 
     def confirm(self) -> None:
         try:

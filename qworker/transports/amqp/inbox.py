@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from qworker.transports.amqp.codec import Delivery, read_content, tag_of
 from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
-from qworker.transports.own_headers import DEATHS, DELIVERIES, DUE, KEPT, PARKED, REDELIVERED
+from qworker.transports.own_headers import DEATHS, DELIVERIES, DUE, KEPT, REDELIVERED, REQUEUED
 
 MOST = 1024
 """The largest prefetch. The worker asks for some 400 at a time; the next ones are to be here by then."""
@@ -131,7 +131,7 @@ class Inbox:
         self._tags.add(tag)
         again = message.redelivered or counts.redelivered
         leased = Leased(
-            tag, queue, priority, counts.due, counts.deliveries, again, counts.parked, text, properties,
+            tag, queue, priority, counts.due, counts.deliveries, again, counts.requeued, text, properties,
             message.body
         )  # fmt: skip
         held = Held(message.number, leased, counts.kept, message_id, identity)
@@ -237,7 +237,7 @@ class _Counts(NamedTuple):
     due: float | None
     deliveries: int
     redelivered: bool
-    parked: int
+    requeued: int
     kept: dict[str, Any]
 
 
@@ -267,7 +267,7 @@ def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Cou
         due if due is not None and due > now else None,
         died,
         bool(own.get(REDELIVERED)) or died > 0,
-        count(own.get(PARKED)),
+        count(own.get(REQUEUED)),
         kept,
     )
 

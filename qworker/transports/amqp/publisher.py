@@ -60,9 +60,9 @@ class Publisher:
         self._confirms = confirms
         self.frame_max = 131072
         """Bytes, as agreed upon with the server; until then, its default."""
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._line: Line[Outgoing] = Line(self, self._serve, "RabbitMQ")
-        self._link: Link | None = None  # under the turn, as all below
+        self._link: Link | None = None  # under lock, as all below
         self._whole = True
         """Nobody was interrupted in the midst of sending."""
         self._channel: Any = None
@@ -77,7 +77,7 @@ class Publisher:
         """In a forked child: nothing of the parent's is ours."""
         if self._link is not None:
             self._link.abandon()
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._line.forget()
         self._link = None
 
@@ -321,7 +321,7 @@ class Publisher:
 
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
-        in_turn(self.turn, None, self._let_go)
+        in_turn(self.lock, None, self._let_go)
 
     def _let_go(self) -> None:
         link, self._link = self._link, None

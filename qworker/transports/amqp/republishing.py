@@ -18,7 +18,7 @@ from qworker.transports.amqp.inbox import Held
 from qworker.transports.amqp.outgoing import Outgoing, address
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead, DeadLetter, Release
-from qworker.transports.own_headers import DELIVERIES, DUE, PARKED, REDELIVERED
+from qworker.transports.own_headers import DELIVERIES, DUE, REDELIVERED, REQUEUED
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def _counts(held: Held, release: Release) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     if release.counted:
         changed[DELIVERIES] = held.leased.deliveries + 1
-    if release.parked:
-        changed[PARKED] = held.leased.parked + 1
+    if release.requeued:
+        changed[REQUEUED] = held.leased.requeued + 1
     if release.counted or release.redelivered or held.leased.redelivered:
         changed[REDELIVERED] = True
     return changed

@@ -214,7 +214,7 @@ class KombuConsumer(Consumer):
                 if self._stays(after, due, kept):
                     return End(after, due)
                 after.own[DUE] = due
-            elif not (settlement.counted or settlement.parked or settlement.redelivered):
+            elif not (settlement.counted or settlement.requeued or settlement.redelivered):
                 return End(held, back=True)
             self._sender.send([of_leased(after.leased, after.own, held.message_id)])
         held = self._holdings.leased[settlement.tag] = held._replace(sent=True)

@@ -13,7 +13,7 @@ from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.lease import DeadLetter, Release
-from qworker.transports.own_headers import DELIVERIES, DIED, DUE, PARKED, QUEUE, REASON, REDELIVERED
+from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON, REDELIVERED, REQUEUED
 
 
 def released(held: Held, release: Release) -> Held:
@@ -21,15 +21,15 @@ def released(held: Held, release: Release) -> Held:
     own, old = dict(held.own), held.leased
     if release.counted:
         own[DELIVERIES] = old.deliveries + 1
-    if release.parked:
-        own[PARKED] = old.parked + 1
+    if release.requeued:
+        own[REQUEUED] = old.requeued + 1
     if release.counted or release.redelivered or old.redelivered:
         own[REDELIVERED] = True
     own.pop(DUE, None)
     after = old._replace(
         due=release.due,
         deliveries=own.get(DELIVERIES, 0),
-        parked=own.get(PARKED, 0),
+        requeued=own.get(REQUEUED, 0),
         redelivered=REDELIVERED in own,
     )
     return Held(held.message, after, own, held.message_id)

@@ -133,7 +133,7 @@ class RedisAdmin(Admin):
         except ValueError:
             return ""
         task_id = headers.get("id") if isinstance(headers, dict) else None
-        return f"{self._layout.results_prefix}{TASK_PREFIX}{task_id}" if isinstance(task_id, str) else ""
+        return f"{self._layout.join_keys.prefix}{TASK_PREFIX}{task_id}" if isinstance(task_id, str) else ""
 
     def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The replies to *commands*."""

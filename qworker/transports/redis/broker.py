@@ -32,7 +32,8 @@ _brokers = forgetful()
 class RedisBroker(Broker):
     """The broker at *url*. Connects at the first use, not before.
 
-    options: as in ``broker_transport_options``; results: the options of the result store, if it is here too.
+    options: as in ``broker_transport_options``; results: the options of the result store, if it is here too;
+    results_expire: for how many seconds it keeps what it has.
     lease_seconds: how long a silent consumer is believed to live. uptime: the clock of the leases, None: the
     server's.
     """
@@ -43,6 +44,7 @@ class RedisBroker(Broker):
         *,
         options: Mapping[str, Any] | None = None,
         results: Mapping[str, Any] | None = None,
+        results_expire: float | None = None,
         use_ssl: Any = None,
         lease_seconds: float = 15.0,
         revoke_expires: float = 86400.0,
@@ -51,7 +53,7 @@ class RedisBroker(Broker):
     ) -> None:
         self.url = url
         where = endpoint(url, options, use_ssl)
-        keys = layout(where.db, options or {}, results or {})
+        keys = layout(where.db, options or {}, results or {}, results_expire)
         self.lowest_first = not keys.scale.translated
         self._links = Links(where)
         database = Database(where, keys, clock, self._links)
@@ -79,6 +81,7 @@ def open_broker(url: str | None, conf: Settings) -> RedisBroker:
         url or "redis://",
         options={"socket_connect_timeout": conf.broker_connection_timeout, **conf.broker_transport_options},
         results=conf.result_backend_transport_options,
+        results_expire=conf.result_expires or None,
         use_ssl=conf.broker_use_ssl,
         lease_seconds=conf.worker_lease_seconds,
         revoke_expires=conf.revoke_expires,

@@ -211,12 +211,16 @@ class RedisConsumer(LeaseConsumer):
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         self._require()
         held = self._claims.held if generation == self._generation else {}
-        arguments, tags, lost = operations(settlements, held, self._clock.now(), self._layout.results_prefix)
+        arguments, tags, lost = operations(settlements, held, self._clock.now(), self._layout.join_keys)
         if arguments:
             if CRASHING:
                 crash_point("acking")
+                if any(getattr(settlement, "parts", ()) for settlement in settlements):
+                    crash_point("recording-parts")
             for field in self._call(SETTLE, *arguments):
                 lost.add(tags[field])
+            if CRASHING:
+                crash_point("parts-recorded")
         for tag in tags.values():
             del held[tag]
         return lost

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from qworker.errors import ConfigurationError
 from qworker.transports.redis.connection import Link, Script
 from qworker.transports.redis.envelope import SEPARATOR, STEPS, Scale
+from qworker.transports.redis.join_rows import JoinKeys, join_keys
 from qworker.transports.redis.url import SOCKET_TIMEOUT
 
 VISIBILITY_TIMEOUT = 3600.0
@@ -23,15 +24,15 @@ another word."""
 
 class Layout(NamedTuple):
     """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
-    full. channels: what those begin with on which is said that a queue got something. results_prefix: of the
-    keys of results that are kept here. visibility_timeout: seconds after which what a stock consumer holds is
-    restored."""
+    full. channels: what those begin with on which is said that a queue got something. join_keys: the
+    keys of results and joins that are kept here. visibility_timeout: seconds after which what a stock
+    consumer holds is restored."""
 
     prefix: str
     keys: tuple[str, str, str]
     channels: str
     scale: Scale
-    results_prefix: str
+    join_keys: JoinKeys
     visibility_timeout: float
     allow_eviction: bool
 
@@ -58,7 +59,9 @@ class Layout(NamedTuple):
         return script.packed(self.keys, (self.prefix, self.channels, repr(now), *arguments))
 
 
-def layout(db: int, options: Mapping[str, Any], results: Mapping[str, Any]) -> Layout:
+def layout(
+    db: int, options: Mapping[str, Any], results: Mapping[str, Any], results_expires: float | None = None
+) -> Layout:
     """The layout that the options of the broker and of the result store ask for, in database number *db*."""
     prefix = str(options.get("global_keyprefix") or "")
     scale = options.get("priority_scale", "qworker")
@@ -82,7 +85,7 @@ def layout(db: int, options: Mapping[str, Any], results: Mapping[str, Any]) -> L
         (f"{prefix}{unacked}", f"{prefix}{index}", f"{prefix}qworker.owners"),
         f"{prefix}qworker.bell.{db}.",
         Scale(steps, scale == "qworker"),
-        str(results.get("global_keyprefix") or ""),
+        join_keys(results, results_expires),
         visibility,
         bool(options.get("allow_eviction")),
     )

@@ -20,6 +20,7 @@ prefix of the channels on which queues are announced, and the wall clock of the 
 from __future__ import annotations
 
 from qworker.transports.redis.connection import Script
+from qworker.transports.redis.join_rows import RECORD_PARTS
 from qworker.transports.redis.result_rows import STORE_ROW
 
 PRELUDE = r"""
@@ -185,11 +186,13 @@ return out
 SETTLE = Script(
     PRELUDE
     + STORE_ROW
+    + RECORD_PARTS
     + PUT_BACK
     + KEEP_LETTER
     + r"""
--- ARGV: operations, each a letter and what belongs to it. Returns the fields that were no longer there.
-local i, lost, gone, returned = 4, {}, {}, {}
+-- ARGV: operations, each a word and what belongs to it; parts are recorded if the operation before them found
+-- its message. Returns the fields that were no longer there.
+local i, lost, gone, returned, done = 4, {}, {}, {}, true
 local function forget(field)
   if redis.call('HDEL', UNACKED, field) == 0 then
     lost[#lost + 1] = field
@@ -209,19 +212,26 @@ end
 while i <= #ARGV do
   local kind, field = ARGV[i], ARGV[i + 1]
   if kind == 'ack' then
-    forget(field)
+    done = forget(field)
     i = i + 2
   elseif kind == 'ack and store' then
-    if forget(field) then store_row(ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]) end
+    done = forget(field)
+    if done then store_row(ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]) end
     i = i + 6
   elseif kind == 'store' then
     store_row(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+    done = true
     i = i + 5
+  elseif kind == 'parts' then
+    local last = i + 2 + tonumber(ARGV[i + 1])
+    if done then record_parts(ARGV[i + 2], i + 3, last) end
+    i = last + 1
   elseif kind == 'dead letter' then
-    dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+    done = dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
     i = i + 5
   elseif kind == 'dead letter and store' then
-    if dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])) then
+    done = dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+    if done then
       store_row(ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], ARGV[i + 8])
     end
     i = i + 9

@@ -1,6 +1,6 @@
 """Publishing into Redis, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``.
+Comes from:  any thread, by ``Broker.sender``; ``backends/redis_joins.py``, in a script of its own.
 Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is
              due later; the channels that consumers subscribe to.
 Thread:      any; each use borrows a connection.
@@ -9,7 +9,7 @@ Thread:      any; each use borrows a connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qworker.naming import task_ids
@@ -21,8 +21,9 @@ from qworker.transports.redis.envelope import SEPARATOR, route, to_payload
 from qworker.transports.redis.layout import USUAL
 from qworker.transports.redis.revocations import revoke
 
-PORTION = 5000
-"""How many messages go into one LPUSH."""
+PORTION = 2000
+"""How many messages go to the server at a time."""
+Writes = dict[tuple[str, str | int], list[Any]]
 
 
 class RedisSender(Sender):
@@ -36,42 +37,38 @@ class RedisSender(Sender):
         """queue → the packed notifications of it: for its usual list alone, and for anything. Stock tools
         know of these queues."""
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The server and database that are published into."""
+        return self._database.where.place
+
+    def commands(self, envelopes: Sequence[Envelope]) -> list[tuple[str, str, list[Any]]]:
+        """What push() would do, for a script that does it: command, key or channel, and values of each."""
+        writes = self._gather(envelopes)
+        found = [(*self._head(queue, where), values) for (queue, where), values in writes.items()]
+        for queue, more in self._queues(writes).items():
+            if queue not in self._declared:
+                self._declare(queue)
+            found.append(("PUBLISH", f"{self._layout.channels}{queue}", ["1" if more else USUAL]))
+        return found
+
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        now = self._database.clock.now()
-        sent = repr(now).encode()
-        writes: dict[tuple[str, str | int], list[Any]] = {}
-        scale = self._layout.scale
-        for envelope, delivery_tag in zip(envelopes, task_ids(), strict=False):
-            step, tail = route(envelope.queue, envelope.priority, scale)
-            payload = to_payload(envelope, sent, tail, delivery_tag)
-            if envelope.due is not None and envelope.due > now:
-                target = writes.setdefault((envelope.queue, "delayed"), [])
-                # The number keeps those that are due at the same time in the order in which they came.
-                member = b"%d %020d %b" % (step, time.time_ns() + len(target), payload)
-                target += (repr(float(envelope.due)), member)
-            else:
-                writes.setdefault((envelope.queue, step), []).append(payload)
+        if len(envelopes) > PORTION:
+            self._push_portions(envelopes, timeout)
+            return
+        writes = self._gather(envelopes)
         if not writes:
             return
-        commands = [self._write(queue, where, values) for (queue, where), values in writes.items()]
-        if CRASHING:
-            crash_point("publishing")
-        count = sum(commands_of for _, commands_of in commands)
-        data = b"".join(packed for packed, _ in commands)
+        data, count = self._packed(writes)
         if count > 1:
             data, count = b"".join((pack(("MULTI",)), data, pack(("EXEC",)))), count + 2
-        queues: dict[str, bool] = {}
-        usual = self._layout.usual
-        for queue, where in writes:
-            queues[queue] = queues.get(queue, False) or where != usual
-        notifications = b"".join(
-            [(self._declared.get(queue) or self._declare(queue))[more] for queue, more in queues.items()]
-        )
+        queues = self._queues(writes)
+        notifications = self._notifications(queues)
         links = self._database.links
         link = links.take()
         try:
-            if len(data) > SURELY_TAKEN:
-                refuse_too_large(link, (value for values in writes.values() for value in values))
+            if CRASHING:
+                crash_point("publishing")
             replies = link.ask(data + notifications, count + len(queues), timeout)
             # After MULTI the last one says what became of all.
             for reply in replies[: count - 2 or 1] if count > 1 else ():
@@ -84,16 +81,81 @@ class RedisSender(Sender):
         if CRASHING:
             crash_point("published")
 
-    def _write(self, queue: str, where: str | int, values: Sequence[Any]) -> tuple[bytes, int]:
-        """The packed commands that store *values*, and how many these are."""
+    def _push_portions(self, envelopes: Sequence[Envelope], timeout: float) -> None:
+        """Push so many that no more than a portion of them shall lie in memory twice; all or none."""
+        links = self._database.links
+        queues: dict[str, bool] = {}
+        link = links.take()
+        try:
+            link.ask(pack(("MULTI",)), 1, timeout)
+            for start in range(0, len(envelopes), PORTION):
+                writes = self._gather(envelopes[start : start + PORTION])
+                for reply in link.ask(*self._packed(writes), timeout):
+                    checked(link, reply)
+                for queue, more in self._queues(writes).items():
+                    queues[queue] = queues.get(queue, False) or more
+            if CRASHING:
+                crash_point("publishing")
+            final, *_ = link.ask(pack(("EXEC",)) + self._notifications(queues), 1 + len(queues), timeout)
+            for reply in checked(link, final):
+                checked(link, reply)
+        except BaseException:
+            link.close()  # with its transaction
+            raise
+        links.give(link)  # by none who is cut short
+        if CRASHING:
+            crash_point("published")
+
+    def _packed(self, writes: Writes) -> tuple[bytes, int]:
+        """The commands that store *writes*, and how many they are. Raises EncodeError for what is larger than
+        the server takes."""
+        data = b"".join(
+            [pack((*self._head(queue, where), *values)) for (queue, where), values in writes.items()]
+        )
+        if len(data) > SURELY_TAKEN:
+            with self._database.links.lent() as link:
+                refuse_too_large(link, (value for values in writes.values() for value in values))
+        return data, len(writes)
+
+    def _notifications(self, queues: Mapping[str, bool]) -> bytes:
+        """The packed commands that tell of *queues*, one for each; see _queues()."""
+        declared = self._declared
+        return b"".join(
+            [(declared.get(queue) or self._declare(queue))[more] for queue, more in queues.items()]
+        )
+
+    def _gather(self, envelopes: Sequence[Envelope]) -> Writes:
+        """The values that are to be written for *envelopes*, by queue and step; "delayed" instead of a step
+        for what is due later."""
+        now = self._database.clock.now()
+        sent = repr(now).encode()
+        writes: Writes = {}
+        scale = self._layout.scale
+        for envelope, delivery_tag in zip(envelopes, task_ids(), strict=False):
+            step, tail = route(envelope.queue, envelope.priority, scale)
+            payload = to_payload(envelope, sent, tail, delivery_tag)
+            if envelope.due is not None and envelope.due > now:
+                target = writes.setdefault((envelope.queue, "delayed"), [])
+                # The number keeps those that are due at the same time in the order in which they came.
+                member = b"%d %020d %b" % (step, time.time_ns() + len(target), payload)
+                target += (repr(float(envelope.due)), member)
+            else:
+                writes.setdefault((envelope.queue, step), []).append(payload)
+        return writes
+
+    def _queues(self, writes: Writes) -> dict[str, bool]:
+        """The queues that get something, and whether any of it is not in their usual list."""
+        queues: dict[str, bool] = {}
+        usual = self._layout.usual
+        for queue, where in writes:
+            queues[queue] = queues.get(queue, False) or where != usual
+        return queues
+
+    def _head(self, queue: str, where: str | int) -> tuple[str, str]:
+        """The command that stores values, and the key it stores them under."""
         if where == "delayed":
-            head: tuple[str, str] = ("ZADD", self._layout.key(f"delayed.{queue}"))
-        else:
-            head = ("LPUSH", self._layout.list_of(queue, int(where)))
-        if len(values) <= PORTION:
-            return pack((*head, *values)), 1
-        starts = range(0, len(values), 2 * PORTION)
-        return b"".join(pack((*head, *values[at : at + 2 * PORTION])) for at in starts), len(starts)
+            return "ZADD", self._layout.key(f"delayed.{queue}")
+        return "LPUSH", self._layout.list_of(queue, int(where))
 
     def _declare(self, queue: str) -> tuple[bytes, bytes]:
         """Tell stock tools of *queue*, once for each process; return the packed notifications of it."""

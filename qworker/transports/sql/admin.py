@@ -60,7 +60,7 @@ class SQLAdmin(Admin):
         def work(link: Link) -> float | None:
             return earliest([link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues])
 
-        return self._handle.run_in_turn(work)
+        return self._handle.run_locked(work)
 
     def queues(self) -> list[QueueInfo]:
         found: dict[str, QueueInfo] = {}

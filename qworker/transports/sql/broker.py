@@ -25,6 +25,7 @@ from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer
+from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Handle
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.sender import SQLSender
@@ -72,7 +73,7 @@ class SQLBroker(Broker):
         connect = partial(link, plain, connect_timeout, dict(options or {}))
         self._shared = Handle(partial(connect, False), self.safe_url)
         """The connection that publishes and administers."""
-        self.sender: SQLSender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url)
+        self.sender: SQLSender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)
         self.consumer: SQLConsumer = SQLConsumer(
             partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime
         )
@@ -102,6 +103,7 @@ def open_broker(url: str | None, conf: Settings) -> SQLBroker:
             "?sslmode=verify-full&sslrootcert=/path/to/ca.pem, MySQL and MariaDB by ?ssl_ca=/path/to/ca.pem",
             setting="broker_use_ssl",
         )
+    names = conf.database_table_names
     return SQLBroker(
         url,
         options=conf.broker_transport_options,
@@ -109,6 +111,8 @@ def open_broker(url: str | None, conf: Settings) -> SQLBroker:
         lease_seconds=conf.worker_lease_seconds,
         revoke_expires=conf.revoke_expires,
         results=ResultTable(
-            conf.database_table_names.get("task", "celery_taskmeta"), conf.result_expires or None
+            names.get("task", "celery_taskmeta"),
+            conf.result_expires or None,
+            JoinTables(names.get("join", TABLES.join), names.get("part", TABLES.part)),
         ),
     )

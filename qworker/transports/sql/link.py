@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
 from qworker.interrupts import NotOurTurn, apart, in_turn
-from qworker.transports.lease import Leased
+from qworker.transports.lease import Leased, Part
+from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import VERSION
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ MessageRow = tuple[Any, ...]
 
 TRIES = 8
 """How often a transaction is tried that another one stood in the way of."""
-TURN_SECONDS = 30.0
+LOCK_SECONDS = 30.0
 """For how long a thread waits for another that uses the same connection."""
 
 
@@ -204,6 +205,10 @@ class Link(ABC):
         """Store results of different tasks by ``result_upserts.py``. makes_ids: the server gives a new row
         its id."""
 
+    def record_parts(self, tables: JoinTables, parts: Sequence[Part]) -> None:
+        """Within a transaction: record parts of joins by ``join_rows.py``."""
+        record(self, tables, parts)
+
     @abstractmethod
     def gone(self) -> bool:
         """Whether the server has closed it since it was last used. Costs no exchange."""
@@ -225,18 +230,18 @@ def _nothing(link: Link) -> None:
 
 
 class Handle:
-    """Keeps a Link open, and opens it again. turn: held by the thread that uses it, where several may.
+    """Keeps a Link open, and opens it again. lock: held by the thread that uses it, where several may.
 
     on_connect: what has to be done first on each new connection."""
 
     def __init__(
         self, connect: Callable[[], Link], url: str, on_connect: Callable[[Link], None] = _nothing
     ) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._connect = connect
         self._on_connect = on_connect
         self._url = url
-        self._link: Link | None = None  # who has the turn
+        self._link: Link | None = None  # under lock
         self._whole = True
         """Nobody was interrupted in the midst of using it."""
         self.connections = 0
@@ -324,24 +329,24 @@ class Handle:
             self._link = None
         link.close()
 
-    def run_in_turn(self, work: Callable[[Link], T]) -> T:
+    def run_locked(self, work: Callable[[Link], T]) -> T:
         """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for
-        TURN_SECONDS."""
+        LOCK_SECONDS."""
         try:
-            return in_turn(self.turn, TURN_SECONDS, self.run_at_rest, work)
+            return in_turn(self.lock, LOCK_SECONDS, self.run_at_rest, work)
         except NotOurTurn:
             raise BrokerUnavailable(
-                f"{self._url} was kept busy by other threads for {TURN_SECONDS:g} s"
+                f"{self._url} was kept busy by other threads for {LOCK_SECONDS:g} s"
             ) from None
 
     def transact(self, work: Callable[[Link], T]) -> T:
-        """run_in_turn(), in one transaction."""
+        """run_locked(), in one transaction."""
 
         def whole(link: Link) -> T:
             with link.transaction():
                 return work(link)
 
-        return self.run_in_turn(whole)
+        return self.run_locked(whole)
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another. Safe to call twice."""
@@ -351,7 +356,7 @@ class Handle:
 
     def abandon(self) -> None:
         """In a forked child: let go of what is the parent's."""
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         link, self._link = self._link, None
         if link is not None:
             link.abandon()
@@ -368,5 +373,7 @@ def blind(file: int) -> None:
 
 def leased(row: Row) -> Leased:
     """A Leased of the columns that schema.COLUMNS names."""
-    tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body = row
-    return Leased(tag, queue, -urgency, due, deliveries, redelivered == 1, parked, headers, properties, body)
+    tag, queue, urgency, due, deliveries, redelivered, requeued, headers, properties, body = row
+    return Leased(
+        tag, queue, -urgency, due, deliveries, redelivered == 1, requeued, headers, properties, body
+    )

@@ -22,7 +22,9 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import POSTGRESQL as TLS
 from qworker.transports.connect_errors import check_libpq, explained
+from qworker.transports.lease import Part
 from qworker.transports.sql.claim import Claims
+from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
@@ -228,6 +230,11 @@ class PostgreSQLLink(Link):
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
         for statement, values in postgresql_upsert(table, tuple(columns), rows, makes_ids):
             self.do(statement, values)
+
+    def record_parts(self, tables: JoinTables, parts: Sequence[Part]) -> None:
+        statement = postgresql_record(tables, parts)
+        if statement is not None:
+            self.do(*statement)
 
     # -- trouble --
 

@@ -14,7 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.clock import from_epoch, parse_iso
-from qworker.transports.lease import Release, ResultRow, Settlement
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Part, Release, ResultRow, Settlement
+from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.result_rows import key_of, latest, unpack
 
@@ -22,19 +24,39 @@ PORTION = 1000
 
 
 class ResultTable:
-    """name: of the table. expires: seconds for which results are kept, None for ever."""
+    """name: of the table. expires: seconds for which results are kept, None for ever. joins: the tables
+    beside, whose parts are recorded."""
 
-    def __init__(self, name: str = "celery_taskmeta", expires: float | None = 86400.0) -> None:
-        if not name.replace("_", "").replace(".", "").isalnum():
-            raise ValueError(f"{name!r} is no name of a table")
+    def __init__(
+        self,
+        name: str = "celery_taskmeta",
+        expires: float | None = 86400.0,
+        joins: JoinTables = TABLES,
+    ) -> None:
+        for each in (name, joins.join, joins.part):
+            if not each.replace("_", "").replace(".", "").isalnum():
+                raise ValueError(f"{each!r} is no name of a table")
         self._name = name
         self._expires = expires
         self._columns: tuple[str, ...] = ()
         self._makes_ids = True
+        self._joins = joins
+        self._has_joins = False
 
     def forget_layout(self) -> None:
         """Look at the table again: the connection may lead to another server by now."""
         self._columns = ()
+        self._has_joins = False
+
+    def record(self, link: Link, parts: Sequence[Part]) -> None:
+        """Within a transaction, after prepare(): record *parts*. Who opens a join makes the tables of joins:
+        where there are none, these are parts of nothing."""
+        if parts and self._has_joins:
+            if CRASHING:
+                crash_point("recording-parts")
+            link.record_parts(self._joins, parts)
+            if CRASHING:
+                crash_point("parts-recorded")
 
     def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
         """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may
@@ -60,6 +82,8 @@ class ResultTable:
     def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
         """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a
         transaction in which a table is made; elsewhere the table would go with it.)"""
+        if not self._has_joins and any(each.parts for each in settlements if not isinstance(each, Release)):
+            self._has_joins = bool(link.columns(self._joins.part))
         if self._columns or not any(
             each.row is not None for each in settlements if not isinstance(each, Release)
         ):

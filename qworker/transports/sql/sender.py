@@ -25,9 +25,12 @@ REVOKE = (
 
 class SQLSender(Sender):
     """family: ``postgresql`` or ``mysql``. revoke_expires: seconds for which a revocation stands. name: of
-    the database, for messages."""
+    the database, for messages; url: where it is."""
 
-    def __init__(self, handle: Handle, family: str, clock: Clock, revoke_expires: float, name: str) -> None:
+    def __init__(
+        self, handle: Handle, family: str, clock: Clock, revoke_expires: float, name: str, url: str
+    ) -> None:
+        self.url = url
         self._handle = handle
         self._family = family
         self._clock = clock
@@ -78,8 +81,13 @@ class SQLSender(Sender):
 
     def join(self, connection: Any) -> Sender:
         execute = executor(connection, self._family)
-        table, channel = self._handle.run_in_turn(lambda link: link.table_and_channel())
+        table, channel = self._handle.run_locked(lambda link: link.table_and_channel())
         return TransactionalSender(execute, table, channel, self._rows)
+
+    def notify(self) -> None:
+        """Tell who waits of what join() has published, where that has not: once it is committed."""
+        if self._family == "mysql":
+            self._handle.transact(lambda link: link.notify())
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         until = self._clock.now() + self._revoke_expires

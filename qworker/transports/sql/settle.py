@@ -1,7 +1,8 @@
 """How messages end: they are deleted, go back to their queue, or among the dead letters.
 
 Comes from:  ``consumer.py``.
-Goes to:     the tables ``qworker_message`` and ``qworker_dead``; results by ``results.py``.
+Goes to:     the tables ``qworker_message`` and ``qworker_dead``; results and parts of joins by
+             ``results.py``.
 Thread:      the listener's.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
+from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import DELAYED, READY
@@ -28,7 +29,7 @@ def settle(
     link: Link, generation: int, settlements: Sequence[Settlement], results: ResultTable, now: float
 ) -> set[int]:
     """Carry out *settlements* in one step; return the tags that *generation* does not hold."""
-    acks = {each.tag for each in settlements if type(each) is Ack and each.row is None}
+    acks = {each.tag for each in settlements if type(each) is Ack and each.row is None and not each.parts}
     if len(acks) == len(settlements):
         return acks - link.remove(list(acks), generation)
     results.prepare(link, settlements)
@@ -43,6 +44,7 @@ def settle_within(
     acks: dict[int, Ack] = {}
     others: list[Settlement] = []
     rows: list[ResultRow] = []
+    parts: list[Part] = []
     lost: set[int] = set()
     for each in settlements:
         if type(each) is not Ack:
@@ -54,20 +56,25 @@ def settle_within(
         crash_point("acking")
     lost |= acks.keys() - gone
     rows += [ack.row for tag, ack in acks.items() if ack.row is not None and tag in gone]
+    parts += [part for tag, ack in acks.items() if ack.parts and tag in gone for part in ack.parts]
     for each in others:
         if isinstance(each, Store):
             if CRASHING:
                 crash_point("storing")
             rows.append(each.row)
+            parts += each.parts
         elif isinstance(each, Release):
             if not _release(link, generation, each, now):
                 lost.add(each.tag)
         elif isinstance(each, DeadLetter):
             if not _dead_letter(link, generation, each, now):
                 lost.add(each.tag)
-            elif each.row is not None:
+                continue
+            if each.row is not None:
                 rows.append(each.row)
+            parts += each.parts
     results.store(link, rows)
+    results.record(link, parts)
     if any(isinstance(each, Release) for each in others):
         link.notify()
     return lost
@@ -80,7 +87,7 @@ def _release(link: Link, generation: int, order: Release, now: float) -> bool:
     due = order.due
     state = DELAYED if due is not None and due > now else READY
     again = int(order.counted or order.redelivered)
-    values = (state, due, int(order.counted), int(order.parked), again, order.tag, generation)
+    values = (state, due, int(order.counted), int(order.requeued), again, order.tag, generation)
     return link.do(RELEASE, values) > 0
 
 
@@ -92,5 +99,5 @@ def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> 
     if not link.do(DEAD_LETTER, (tag, order.reason, now, int(order.counted), order.tag, generation)):
         return False
     if CRASHING:
-        crash_point("burying")
+        crash_point("dead-lettering")
     return bool(link.remove([order.tag], generation))

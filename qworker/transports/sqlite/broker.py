@@ -63,7 +63,7 @@ class SQLiteBroker(Broker):
         self._publishing = Handle(database)
         self._messages = Notifier(database.pipes, "message")
         self._results = Notifier(database.pipes, "result")
-        self.sender = SQLiteSender(self._publishing, self._messages, str(self.path), clock, revoke_expires)
+        self.sender = SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires)
         self.consumer = SQLiteConsumer(database, self._messages, self._results, clock, lease_seconds, uptime)
         self.admin = SQLiteAdmin(
             self._publishing, self._messages, clock, database.owners, lambda: uptime() - lease_seconds

@@ -43,6 +43,7 @@ from qworker.transports.sqlite import (
 )
 from qworker.transports.sqlite.bindings import drop_queues_of
 from qworker.transports.sqlite.damage import NO_TIME, is_strict, mend_dues, without_damaged
+from qworker.transports.sqlite.join_rows import record
 from qworker.transports.sqlite.reclaim import reclaim
 from qworker.transports.wakeup import WakeupPipe
 
@@ -248,6 +249,7 @@ class SQLiteConsumer(LeaseConsumer):
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         acks = [settlement for settlement in settlements if type(settlement) is Ack]
         rows = [ack.row for ack in acks if ack.row is not None]
+        parts = [part for ack in acks if ack.parts for part in ack.parts]
         with self._held() as connection:
             try:
                 with transaction(connection):
@@ -258,6 +260,8 @@ class SQLiteConsumer(LeaseConsumer):
                     if CRASHING:
                         crash_point("acking")
                     connection.executemany(UPSERT_RESULT, rows)
+                    if parts:
+                        record(connection, parts)
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
                     lost = self._settle_each(connection, generation, others)
             except _NotAllOursError:
@@ -280,6 +284,7 @@ class SQLiteConsumer(LeaseConsumer):
                 if CRASHING:
                     crash_point("storing")
                 connection.execute(UPSERT_RESULT, settlement.row)
+                record(connection, settlement.parts)
                 continue
             tag = settlement.tag
             if isinstance(settlement, Release):
@@ -289,7 +294,7 @@ class SQLiteConsumer(LeaseConsumer):
                     crash_point("releasing")
                 again = settlement.counted or settlement.redelivered
                 count = connection.execute(
-                    RELEASE, (state, due, settlement.counted, settlement.parked, again, tag, generation)
+                    RELEASE, (state, due, settlement.counted, settlement.requeued, again, tag, generation)
                 ).rowcount
             else:
                 if isinstance(settlement, DeadLetter):
@@ -297,10 +302,12 @@ class SQLiteConsumer(LeaseConsumer):
                         DEAD_LETTER, (settlement.reason, now, settlement.counted, tag, generation)
                     )
                     if CRASHING:
-                        crash_point("burying")
+                        crash_point("dead-lettering")
                 count = connection.execute(ACK, (tag, generation)).rowcount
                 if count and settlement.row is not None:
                     connection.execute(UPSERT_RESULT, settlement.row)
+                if count:
+                    record(connection, settlement.parts)
             if not count:
                 lost.add(tag)
         return lost
@@ -359,8 +366,10 @@ class SQLiteConsumer(LeaseConsumer):
 
 def _leased(row: tuple[Any, ...]) -> Leased:
     # Spelt out, since a star would take twice as long.
-    tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body = row
-    return Leased(tag, queue, priority, due, deliveries, redelivered == 1, parked, headers, properties, body)
+    tag, queue, priority, due, deliveries, redelivered, requeued, headers, properties, body = row
+    return Leased(
+        tag, queue, priority, due, deliveries, redelivered == 1, requeued, headers, properties, body
+    )
 
 
 def _promote_due(connection: sqlite3.Connection, queue: str, now: float) -> float | None:

@@ -62,12 +62,12 @@ def without_damaged(connection: sqlite3.Connection, rows: list[Leased], now: flo
 
 def _wrong(row: Leased) -> str:
     """The first column that is not of its type; '' when all are."""
-    _, _, priority, due, deliveries, _, parked, headers, properties, body = row
+    _, _, priority, due, deliveries, _, requeued, headers, properties, body = row
     for name, well in (
         ("priority", type(priority) is int),
         ("due", due is None or type(due) in _NUMBERS),
         ("deliveries", type(deliveries) is int),
-        ("parked", type(parked) is int),
+        ("requeued", type(requeued) is int),
         ("headers", type(headers) is str),
         ("properties", properties is None or type(properties) is str),
         ("body", type(body) is bytes),

@@ -40,13 +40,13 @@ class Handle:
     """
 
     def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         """Who holds this has the connection."""
         self._database = database
         self._synchronous = synchronous
         self._place = str(database.path)  # a Path would be turned into text at each look
         self._look_seconds = look_seconds
-        self._connection: sqlite3.Connection | None = None  # under turn, as all below
+        self._connection: sqlite3.Connection | None = None  # under lock, as all below
         self._look_at = 0.0
         self.file = 0
         """Which file was opened last (its number in the file system)."""
@@ -58,7 +58,7 @@ class Handle:
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled
         back."""
-        return in_turn(self.turn, None, self.use, work)
+        return in_turn(self.lock, None, self.use, work)
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """run() in a write transaction."""
@@ -74,7 +74,7 @@ class Handle:
         return self.run(lambda connection: connection.execute(statement, values).fetchall())
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """run(), for who holds the turn."""
+        """run(), for who holds the lock."""
         connection = self._opened()
         try:
             return work(connection)
@@ -120,11 +120,11 @@ class Handle:
             connection.close()
 
     def __enter__(self) -> sqlite3.Connection:
-        self.turn.acquire()
+        self.lock.acquire()
         try:
             return self._opened()
         except BaseException:
-            self.turn.release()
+            self.lock.release()
             raise
 
     def __exit__(
@@ -134,16 +134,16 @@ class Handle:
             if isinstance(error, sqlite3.Error | OSError):
                 raise self._failed(error) from error
         finally:
-            self.turn.release()
+            self.lock.release()
 
     def close(self) -> None:
         """Close the connection; the next use opens another. Safe to call twice."""
-        in_turn(self.turn, None, self._drop)
+        in_turn(self.lock, None, self._drop)
 
 
 _registry = threading.Lock()
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # under _registry
-_held: list[Handle] = []  # between before and after a fork: those whose turn we took
+_held: list[Handle] = []  # between before and after a fork: those whose lock we took
 _inherited: list[sqlite3.Connection | None] = []
 """Connections that could not be closed before a fork, in the child: closing them there would be worse."""
 
@@ -153,14 +153,14 @@ def _before_fork() -> None:
     for handle in list(_handles):
         # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for
         # itself.
-        if handle.turn.acquire(timeout=BUSY_SECONDS + 1):
+        if handle.lock.acquire(timeout=BUSY_SECONDS + 1):
             _held.append(handle)
             handle._drop()
 
 
 def _after_fork_in_parent() -> None:
     for handle in _held:
-        handle.turn.release()
+        handle.lock.release()
     _held.clear()
     _registry.release()
 
@@ -170,7 +170,7 @@ def _after_fork_in_child() -> None:
         if handle not in _held:
             _inherited.append(handle._connection)
             handle._connection = None
-            handle.turn = threading.Lock()
+            handle.lock = threading.Lock()
     _after_fork_in_parent()
 
 

@@ -7,7 +7,7 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
@@ -48,6 +48,13 @@ CREATE TABLE IF NOT EXISTS result (
     expires REAL) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS result_expires ON result (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS key_value (key TEXT PRIMARY KEY, value TEXT NOT NULL, expires REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS joins (
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, size INTEGER NOT NULL, remaining INTEGER NOT NULL,
+    due REAL, token TEXT, expires REAL, body BLOB NOT NULL) STRICT;
+CREATE INDEX IF NOT EXISTS joins_due ON joins (due) WHERE due IS NOT NULL;
+CREATE TABLE IF NOT EXISTS part (
+    seq INTEGER NOT NULL, number INTEGER NOT NULL, task_id TEXT NOT NULL, status TEXT NOT NULL,
+    PRIMARY KEY (seq, number)) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS highest (tag INTEGER NOT NULL) STRICT;
 INSERT INTO highest SELECT ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'message'), 0)
     WHERE NOT EXISTS (SELECT 1 FROM highest);

@@ -1,6 +1,6 @@
 """Publishing into the embedded broker, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``.
+Comes from:  any thread, by ``Broker.sender``; ``backends/sqlite_joins.py``, in a transaction of its own.
 Goes to:     the tables ``message`` and ``revoked``; the notification pipes of who waits.
 Thread:      any, in turn; callers that wait together share one commit.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from qworker.clock import Clock
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -34,18 +36,18 @@ VALUES ({NEXT_NUMBER.format(table="revoked")}, ?, ?, ?, ?)"""
 
 
 class SQLiteSender(Sender):
-    """handle: the connection that publishes. notifier: tells who waits for messages. name: of the file, for
-    errors.
+    """handle: the connection that publishes. notifier: tells who waits for messages. path: of the file.
     revoke_expires: seconds for which a revocation stands."""
 
     def __init__(
-        self, handle: Handle, notifier: Notifier, name: str, clock: Clock, revoke_expires: float
+        self, handle: Handle, notifier: Notifier, path: Path, clock: Clock, revoke_expires: float
     ) -> None:
+        self.path = path
         self._handle = handle
         self._notifier = notifier
         self._clock = clock
         self._revoke_expires = revoke_expires
-        self._commits = GroupCommit(handle, self._store, name)
+        self._commits = GroupCommit(handle, self._store, str(path))
 
     def after_fork(self) -> None:
         """In a forked child: what the parent was about to publish is not ours."""
@@ -54,10 +56,19 @@ class SQLiteSender(Sender):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         self._commits.push(envelopes, timeout)
 
-    def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
-        """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
+    def insert(self, connection: sqlite3.Connection, envelopes: Sequence[Envelope]) -> None:
+        """Publish *envelopes* within the transaction that *connection*, which is one to our file, is in. Call
+        notify() once it is committed."""
+        connection.executemany(INSERT, self._rows(envelopes))
+
+    def notify(self) -> None:
+        """Wake those who wait for messages."""
+        self._notifier.notify()
+
+    def _rows(self, envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
+        """What INSERT takes for *envelopes*."""
         now = self._clock.now()
-        rows = [
+        return [
             (
                 queue,
                 priority,
@@ -70,6 +81,10 @@ class SQLiteSender(Sender):
             )
             for queue, headers, properties, body, priority, due, _ in envelopes
         ]
+
+    def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
+        """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
+        rows = self._rows(envelopes)
 
         def work(connection: sqlite3.Connection) -> None:
             if CRASHING:
@@ -86,7 +101,7 @@ class SQLiteSender(Sender):
             return error
         if CRASHING:
             crash_point("published")
-        self._notifier.notify()
+        self.notify()
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:

@@ -1,0 +1,106 @@
+"""One SQL database of results: its connections, its tables as they really are, and statements tried again.
+
+Comes from:  ``sql.py`` and ``sql_keys.py``, with SQLAlchemy's statements.
+Goes to:     the database; its errors come back as ours.
+Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc as sa_errors
+
+from qworker.backends.sql_tables import Layout, Tables
+from qworker.clock import Clock
+from qworker.errors import BackendError, EncodeError
+from qworker.interrupts import apart
+from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.sql.refusals import passing, refused
+
+T = TypeVar("T")
+
+UNFIT = "the database cannot take the result: "
+TRIES = 3
+"""How often a statement is tried when the connection was lost, or another transaction was in the way."""
+
+
+class Database:
+    """Each statement is a transaction of its own. The tables are made at the first use if they are not
+    there. safe_url: what errors call the database."""
+
+    def __init__(self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str) -> None:
+        self.engine = engine
+        self._tables = tables
+        self._clock = clock
+        self._safe_url = safe_url
+        self._pid = os.getpid()
+        self._layout: Layout | None = None
+
+    def run(self, work: Callable[[sa.Connection], T]) -> T:
+        """Return what *work* makes of a connection.
+
+        Raises BackendError when the database does not answer, EncodeError for a value that it can never
+        take, and SQLAlchemy's IntegrityError for a key that is there already.
+        """
+        return apart(lambda: self._try(work))
+
+    def _try(self, work: Callable[[sa.Connection], T]) -> T:
+        if self._pid != os.getpid():
+            self.engine.dispose(close=False)  # the connections are the parent's
+            self._pid = os.getpid()
+        for attempt in range(1, TRIES + 1):
+            try:
+                if self._layout is None:
+                    self._layout = self._tables.create(self.engine)
+                with self.engine.connect() as connection:
+                    return work(connection)
+            except sa_errors.IntegrityError:
+                raise
+            except sa_errors.DBAPIError as error:
+                if not error.connection_invalidated and refused(error.orig):
+                    raise unfit(error.orig) from error
+                if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
+                    spelling = POSTGRESQL if self.engine.dialect.name == "postgresql" else MYSQL
+                    raise BackendError(f"{self._safe_url}: {explained(str(error.orig), spelling)}") from error
+                self._clock.sleep(0.02 * attempt)
+            except (sa_errors.StatementError, UnicodeError, OverflowError) as error:
+                raise unfit(error) from error  # it never left this process
+            except sa_errors.SQLAlchemyError as error:
+                raise BackendError(f"{self._safe_url}: {error}") from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def execute(self, statement: sa.Executable, values: Any = None) -> int:
+        """Run *statement*; return how many rows it touched. Raises as run() does."""
+        return self.run(lambda connection: connection.execute(statement, values).rowcount)
+
+    def rows(self, statement: sa.Executable) -> list[Any]:
+        """All rows of *statement*. Raises as run() does."""
+        return self.run(lambda connection: list(connection.execute(statement)))
+
+    def insert(self, statement: sa.Executable, values: dict[str, Any]) -> bool:
+        """Insert a row; False when its key is there already."""
+        try:
+            self.execute(statement, values)
+        except sa_errors.IntegrityError:
+            return False
+        return True
+
+    def layout(self) -> Layout:
+        """How the table of tasks is really laid out. Raises as run() does."""
+        if self._layout is None:
+            self.run(lambda connection: None)
+        assert self._layout is not None
+        return self._layout
+
+    def close(self) -> None:
+        """Let go of the connections; the next use opens new ones."""
+        self.engine.dispose(close=self._pid == os.getpid())
+
+
+def unfit(error: BaseException | None) -> EncodeError:
+    """The error for a value that the database refused with *error*, and always will."""
+    return EncodeError(f"{UNFIT}{error}")

@@ -1,0 +1,260 @@
+"""Chains: calls of which each gets the value of the one before.
+
+Comes from:  ``chain(a, b)`` and ``a | b``, the dict of one.
+Goes to:     the plan, which publishes the first; its message has the rest.
+Thread:      any.
+
+What stands in a chain is put in order as it is made: a chain in it is spliced, an empty group left out, a
+group of one is its member, and a group becomes the header of a chord when something follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.canvas.chord import chord
+from qworker.canvas.group import Several, group, members_of, with_callback, with_options
+from qworker.canvas.signature import KINDS, Frozen, Signature, listed, maybe_signature, member
+from qworker.errors import PublishError
+from qworker.naming import task_id as new_id
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+OF_THE_LAST = frozenset(["task_id", "group_id", "group_index", "chord"])
+"""Options of a chain that are those of its last call; link_error is for each, and every other for the
+first."""
+
+
+class chain(Several):
+    """Calls of which each gets the value of the one before: ``chain(add.s(2, 2), mul.s(3))``, or ``a | b``.
+
+    Arguments and options that are given when it is called are for the first. Its result is that of the
+    last, whose parents are those before. A chain that begins with a group which something follows is a
+    chord.
+    """
+
+    __module__ = "qworker"
+
+    __slots__ = ("_made",)
+
+    _made: list[Any]
+
+    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Any) -> Any:
+        """Return a chain; or the group, or the chord, that it is."""
+        if len(tasks) == 1 and isinstance(tasks[0], Mapping):
+            only = maybe_signature(tasks[0], app)
+            members = only.unchained() if isinstance(only, chain) else [only]
+        else:
+            members = members_of(tasks, app)
+            leads = next(spliced(members), None)
+            members = folded(members)
+            if len(members) == 1 and isinstance(leads, group) and not options:
+                return members[0]
+        made = dict.__new__(cls)
+        made._made = members
+        return made
+
+    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Any) -> None:
+        """tasks: signatures, or one iterable of them. options: as for apply_async."""
+        super().__init__("celery.chain", (), {"tasks": self._made}, options, app=app)
+        self["subtask_type"] = "chain"
+        del self._made
+
+    @classmethod
+    def of_steps(cls, steps: list[Any], app: QWorker | None) -> Any:
+        """A chain of *steps* as they are."""
+        made = dict.__new__(cls)
+        made._made = steps
+        chain.__init__(made, app=app)
+        return made
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+        """from_dict() of what has been checked."""
+        made = cls.of_steps([member(each, app) for each in listed(fields["kwargs"]["tasks"])], app)
+        made["options"] = dict(fields.get("options") or {})
+        made["immutable"] = bool(fields.get("immutable"))
+        if args := fields.get("args"):
+            made.add(args)
+        return made
+
+    @classmethod
+    def joined(cls, one: Signature, other: Signature) -> Any:
+        """What ``one | other`` is."""
+        if isinstance(other, group) and not other.tasks:
+            return one
+        if isinstance(one, group):
+            return chord(one, other, app=one._app)
+        if isinstance(one, chord) and not isinstance(other, chain):
+            (step,) = spliced([other])
+            if not isinstance(step, group):
+                return one.with_body(one.called_body() | step)
+        before = one.unchained() if isinstance(one, chain) else [one]
+        if not before:
+            return other
+        return cls.of_steps(folded([other], before), one._app or other._app)
+
+    def add(
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Put *args* before and *kwargs* over those of the first step, *options* over its own."""
+        if (args or kwargs) and self.tasks and not self["immutable"]:
+            self.tasks[0] = member(self.tasks[0], self._app).clone(args, kwargs)
+        self["options"].update(options or {})
+
+    def unchained(self) -> list[Any]:
+        """The steps, with the options of the chain where they belong."""
+        steps = [member(each, self._app) for each in self.tasks]
+        options = dict(self["options"])
+        if not options or not steps:
+            return steps
+        for errback in listed(options.pop("link_error", None)):
+            steps = [each.clone() for each in steps]
+            for each in steps:
+                each.link_error(errback)
+        callbacks = listed(options.pop("link", None))
+        of_last = {name: options.pop(name) for name in OF_THE_LAST & options.keys()}
+        if callbacks or of_last:
+            last = steps[-1] = steps[-1].clone()
+            for callback in callbacks:
+                with_callback(last, callback)
+            for name, value in of_last.items():
+                last["options"].setdefault(name, value)
+        if options:
+            if "headers" in options:  # of which joins the step is a part is said there, too
+                options["headers"] = {**(steps[0].options.get("headers") or {}), **(options["headers"] or {})}
+            steps[0] = steps[0].clone(**options)
+        return steps
+
+    def steps(self) -> list[Signature]:
+        """What it is as a part of another chain: its steps, in order."""
+        return ordered(self.unchained())
+
+    def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
+        """Return a copy whose steps are in order and have settled ids; see Signature."""
+        steps = self.steps()
+        if not steps:
+            empty = next((each for each in self.tasks if isinstance(each, group)), None)
+            if empty is None:
+                raise PublishError("an empty chain has no result: put a step into it")
+            steps = [empty.clone()]
+        copy, before, first = self._copy(), None, None
+        for place, step in enumerate(steps):
+            final = place == len(steps) - 1
+            frozen = step.frozen(id if final else None, joined or not final, ids)
+            if before is not None:
+                frozen.first.parent = before
+            steps[place], before, first = frozen.step, frozen.last, first or frozen.first
+        copy.tasks = steps
+        copy["options"] = {"task_id": steps[-1]["options"]["task_id"]}
+        return Frozen(copy, first, before)
+
+    def apply_async(
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Make the first call, whose message has the others; see Task.apply_async for *options*.
+
+        ``link`` and ``task_id`` are for the last, ``link_error`` for each, and all else for the first.
+        Returns the result of the last; None for an empty chain.
+        """
+        return self.app.send_workflow(self, args, kwargs, options) if self.tasks else None
+
+    def apply(
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Run all here and now, one after another, as a worker would; see Task.apply. Raises what a call
+        raises that another follows."""
+        last: Any = None
+        steps = self.clone(args, kwargs, **options).steps()
+        for step in steps or self.tasks[:1]:
+            ended = step.apply((last.get(),)) if last is not None else step.apply()
+            first = ended
+            while first.parent is not None:
+                first = first.parent
+            first.parent, last = last, ended
+            if getattr(ended, "state", None) in (states.IGNORED, states.REJECTED):
+                break
+        return last
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the first call, with *args* before its own and *kwargs* over its own."""
+        return self.apply_async(args, kwargs)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.tasks)) if self.tasks else "chain()"
+
+
+KINDS["chain"] = chain
+
+
+def spliced(tasks: Iterable[Any]) -> Iterator[Any]:
+    """The steps of *tasks*: those of chains among them, no empty groups, and of a group of one its member."""
+    waiting = list(tasks)[::-1]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, chain):
+            waiting.extend(reversed(step.unchained()))
+        elif not isinstance(step, group):
+            yield step
+        elif len(step) == 1:
+            waiting.append(with_options(step, member(step.tasks[0], step._app)))
+        elif step.tasks:
+            yield step
+
+
+def folded(tasks: Iterable[Any], before: Iterable[Any] = ()) -> list[Any]:
+    """The steps of a chain that is made of *tasks*, after the steps *before*, as Celery puts them: what
+    follows a chord belongs to its body."""
+    steps = list(before)
+    mine: list[Any] = []  # the steps of the last body, where that is a chain made here
+    for step in spliced(tasks):
+        last = steps[-1] if steps else None
+        if isinstance(last, group):
+            steps[-1], mine = chord(last, step, app=last._app), []
+        elif not isinstance(last, chord) or isinstance(step, group | chord):
+            steps.append(step)
+            mine = []
+        elif mine and not isinstance(mine[-1], group | chord):
+            mine.append(step)
+        else:
+            body = last.called_body() | step
+            steps[-1] = last.with_body(body)
+            mine = body.tasks if isinstance(body, chain) else []
+    return steps
+
+
+def ordered(tasks: Iterable[Any]) -> list[Any]:
+    """The steps of *tasks* in the order in which they run: what follows a chord stands after it, and a
+    group that something follows is the header of a chord."""
+    steps: list[Any] = []
+    for step in spliced(tasks):
+        for part in step.steps():
+            if steps and _ends_in_a_group(steps[-1]):
+                steps[-1] = _followed(steps[-1], part)
+            else:
+                steps.append(part)
+    return steps
+
+
+def _ends_in_a_group(step: Any) -> bool:
+    while isinstance(step, chord):
+        step = step.body
+    return isinstance(step, group)
+
+
+def _followed(step: Any, following: Any) -> Any:
+    """*step*, whose last part is a group, with *following* as what gets the values of that."""
+    around = []
+    while isinstance(step, chord):
+        around.append(step)
+        step = step.body
+    made: Any = chord(step, following, app=step._app)
+    for outer in reversed(around):
+        made = outer.with_body(made)
+    return made

@@ -1,0 +1,106 @@
+"""Mappings: one message that calls a task many times.
+
+Comes from:  ``task.map``, ``task.starmap``, ``task.chunks``; the dict of one.
+Goes to:     the tasks celery.map and celery.starmap, which every worker has; chunks are a group of such
+calls. Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qworker.canvas.group import group
+from qworker.canvas.signature import KINDS, Signature, maybe_signature
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.results.group_result import GroupResult
+
+
+class xmap(Signature):
+    """``task(item)`` for each item of a list, in one message; the value is the list of what it returns."""
+
+    __module__ = "qworker"
+
+    __slots__ = ()
+
+    _calls: ClassVar[str] = "celery.map"
+
+    def __init__(self, task: Any, it: Iterable[Any], app: QWorker | None = None, **options: Any) -> None:
+        """task: a signature. it: the items. options: as for apply_async."""
+        kwargs = {"task": maybe_signature(task, app), "it": list(it)}
+        super().__init__(self._calls, (), kwargs, options, immutable=True, app=app)
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+        """from_dict() of what has been checked."""
+        return Signature(fields, app=app)
+
+    def __repr__(self) -> str:
+        kwargs = self["kwargs"]
+        return f"[{kwargs['task']['task']}({self._shown}) for x in {kwargs['it']!r:.100}]"
+
+    _shown: ClassVar[str] = "x"
+
+
+class xstarmap(xmap):
+    """``task(*item)`` for each item of a list, in one message; the value is the list of what it returns."""
+
+    __module__ = "qworker"
+
+    __slots__ = ()
+
+    _calls = "celery.starmap"
+    _shown = "*x"
+
+
+class chunks(Signature):
+    """A group of calls of ``starmap``, of *n* items each."""
+
+    __module__ = "qworker"
+
+    __slots__ = ()
+
+    def __init__(
+        self, task: Any, it: Iterable[Any], n: int, app: QWorker | None = None, **options: Any
+    ) -> None:
+        """task: a signature. it: lists of arguments. n: how many are in one message."""
+        kwargs = {"task": maybe_signature(task, app), "it": list(it), "n": n}
+        super().__init__("celery.chunks", (), kwargs, options, immutable=True, app=app)
+
+    of_fields = xmap.of_fields
+
+    def group(self) -> group:
+        """The group of calls."""
+        kwargs = self["kwargs"]
+        items = iter(kwargs["it"])
+        parts = iter(lambda: list(islice(items, kwargs["n"])), [])
+        return group([xstarmap(kwargs["task"], part, app=self._app) for part in parts], app=self._app)
+
+    def apply_async(
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> GroupResult[Any]:
+        """Make the calls; see Task.apply_async for *options*."""
+        return self.group().apply_async(args, kwargs, **{**self["options"], **options})
+
+    def apply(
+        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> GroupResult[Any]:
+        """Run all here and now, as a worker would; see Task.apply."""
+        return self.group().apply(args, kwargs, **{**self["options"], **options})
+
+    def __call__(self, *args: Any, **options: Any) -> GroupResult[Any]:
+        """Make the calls."""
+        return self.apply_async(**options)
+
+    @classmethod
+    def apply_chunks(
+        cls, task: Any, it: Iterable[Any], n: int, app: QWorker | None = None
+    ) -> GroupResult[Any]:
+        """Make the calls of *task* with *it*, *n* items in each message."""
+        return cls(task, it, n, app=app)()
+
+
+KINDS.update(xmap=xmap, xstarmap=xstarmap, chunks=chunks)

@@ -1,0 +1,114 @@
+"""Membership: of which joins a call is a part.
+
+Comes from:  the header ``qworker_joins`` of its message: ``[[join id, number], …]``.
+Goes to:     the worker, which records a part when the call has ended for good.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from qworker.canvas.signature import Signature, listed
+from qworker.transports.lease import Part
+
+HEADER = "qworker_joins"
+"""Of the message."""
+FAILED = "qworker_failed"
+"""The header that says why the call is not to run but to fail: a member of the join before it has failed. Of
+an errback it is a mapping: the call that has failed so, and why."""
+PUBLICATION = "qworker_publication"
+"""The header that tells apart the messages of one body: its joiner may have died, and another published it
+again."""
+MOST = 1000
+"""Of how many joins one call may be a part."""
+
+
+def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
+    """The parts that the call with *headers* is, having ended with the final state *status*.
+
+    What is not of the header's form is passed over: it names no join that there is.
+    """
+    named = headers.get(HEADER)
+    if not named or not isinstance(named, list | tuple):
+        return ()
+    task_id = headers.get("id")
+    return tuple(
+        Part(entry[0], entry[1], task_id, status)
+        for entry in named[:MOST]
+        if isinstance(task_id, str)
+        and isinstance(entry, list | tuple)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and type(entry[1]) is int
+        and 0 <= entry[1] < 2**31
+    )
+
+
+def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
+    """Tell whether the result of the call with *headers* is not to be kept. by_task: the option of its task,
+    which does not count for a member of a join: whoever calls one has made sure that it may be kept."""
+    return bool(headers.get("ignore_result")) or (bool(by_task) and HEADER not in headers)
+
+
+def publication(call: Signature) -> dict[str, Any]:
+    """The header of *call* that tells its messages from those of another publication, if it has one."""
+    number = (call.options.get("headers") or {}).get(PUBLICATION)
+    return {} if number is None else {PUBLICATION: number}
+
+
+def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signature]:
+    """Go through all calls of tasks in *calls*, which are signatures, or workflows of them to any depth, as
+    messages carry them. What is no signature is passed over. following: and the rest of the chain of each."""
+    waiting = list(calls)
+    while waiting:
+        call = waiting.pop()
+        if not isinstance(call, Mapping) or not isinstance(call.get("task"), str):
+            continue
+        members = _members(call)
+        options = call.get("options")
+        if following and isinstance(options, Mapping) and isinstance(options.get("chain"), list | tuple):
+            waiting.extend(options["chain"])
+        if members is None:
+            yield Signature(call)
+        else:
+            waiting.extend(members)
+
+
+def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
+    """Go through those calls in *call*, a signature or workflow as messages carry it, that fail when it
+    cannot begin: each with what would have come after it in its chain, the last first. The body of a chord is
+    one, too: its header fails."""
+    waiting: list[tuple[Any, list[Any]]] = [(call, [])]
+    while waiting:
+        each, rest = waiting.pop()
+        if not isinstance(each, Mapping) or not isinstance(each.get("task"), str):
+            continue
+        options = each.get("options")
+        after = [*(listed(options.get("chain")) if isinstance(options, Mapping) else ()), *rest]
+        members = _members(each)
+        if members is None:
+            yield Signature(each), after
+        elif each["subtask_type"] == "chain":
+            waiting += [(first, [*after, *reversed(members[1:])]) for first in members[:1]]
+        else:
+            *others, last = members or [None]
+            waiting.append((last, after))
+            waiting += ((other, []) for other in others)
+
+
+def _members(call: Mapping[str, Any]) -> list[Any] | None:
+    """What a workflow is made of; None: it is the call of a task."""
+    given = call.get("kwargs")
+    kwargs = given if isinstance(given, Mapping) else {}
+    if call.get("subtask_type") in ("chain", "group"):
+        tasks = kwargs.get("tasks")
+        return list(tasks) if isinstance(tasks, list | tuple) else []
+    if call.get("subtask_type") == "chord":
+        header = kwargs.get("header")
+        return [*(header if isinstance(header, list | tuple) else [header]), kwargs.get("body")]
+    if call.get("subtask_type") == "graph":
+        nodes = kwargs.get("nodes")
+        return [*(nodes.values() if isinstance(nodes, Mapping) else ()), kwargs.get("gathered")]
+    return None

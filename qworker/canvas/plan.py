@@ -1,0 +1,316 @@
+"""Plans: what a workflow publishes now, and which joins it opens first.
+
+Comes from:  ``publishing.workflows``, for every workflow that is called.
+Goes to:     the same, which carries the plan out.
+Thread:      any; pure: nothing is sent, and the given signature stays as it is.
+
+What comes later travels in what is published now. The rest of a chain is in the message of its first call.
+The body of a chord is in its join (the shared format), or in the message of each member (Celery's).
+
+A message with all the rest of a long chain would be large, and sent again for every step, less one. So in the
+shared format a long chain is cut into segments: each but the first waits in a join, whose one member is the
+last step of the segment before. What is sent and kept grows with the steps then, and not with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+from qworker.canvas.chain import OF_THE_LAST, chain
+from qworker.canvas.chord import OF_THE_HEADER, chord
+from qworker.canvas.graph import graph
+from qworker.canvas.group import OF_THE_GROUP, group, with_callback
+from qworker.canvas.join_body import JoinBody
+from qworker.canvas.mapping import chunks
+from qworker.canvas.membership import HEADER
+from qworker.canvas.signature import Signature, check, listed, maybe_signature, member
+from qworker.canvas.stamping import NAMES, hand_on
+from qworker.context import current_context
+
+NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
+"""Options of a chord that are not those of its body."""
+
+
+SEGMENT = 32
+"""Steps of a chain in one segment. The value of the last one of each is kept, even if its task ignores it."""
+
+
+class PlannedJoin(NamedTuple):
+    """A join that is to be opened: *size* members, and the *body*, whose ids are settled.
+
+    terms: for how many times the life of a result it is kept: what comes later has the time of all before.
+    """
+
+    id: str
+    size: int
+    body: JoinBody
+    terms: int = 1
+
+
+class Plan(NamedTuple):
+    """What a workflow publishes now.
+
+    - joins: to be opened before anything is published.
+    - calls: to be published, with their ids in their options.
+    - result: of the workflow; None of an empty chain.
+    - sizes: of the chords in Celery's format, how many members each waits for.
+    - first: the result of what runs first.
+    - joined: the calls whose values a chord or graph waits for, now or later.
+    - step: the workflow with its settled ids; None of an empty chain.
+    """
+
+    joins: list[PlannedJoin]
+    calls: list[Signature]
+    result: Any
+    sizes: dict[str, int]
+    first: Any
+    joined: list[Signature]
+    step: Signature | None
+
+
+def plan(
+    signature: Mapping[str, Any],
+    args: Iterable[Any] | None = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    shared: bool,
+    segment: int | None = None,
+) -> Plan:
+    """Say what calling *signature* publishes. Ids that are settled already stay.
+
+    - args, kwargs, options: of the call, for what runs first; see the kinds of workflow.
+    - shared (bool): the format of joins that only workers of ours know; False is Celery's.
+    - segment: so many steps of a chain go into one message; None: all.
+
+    Raises PublishError for what is no workflow.
+    """
+    check(signature)
+    work = maybe_signature(signature, clone=True)
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
+    work.add((), None, given)
+    if isinstance(work, chain) and (names := listed(work["options"].get(NAMES))):
+        # Each step would hand them to the next, but for the steps after which another message begins.
+        hand_on(work, names, {**(work["options"].get("stamps") or {}), **work["options"]})
+    if isinstance(work, chunks):
+        work = work.group().clone(**work["options"])
+    for callback in listed(callbacks):
+        with_callback(work, maybe_signature(callback))
+    for errback in listed(errbacks):
+        work.link_error(maybe_signature(errback))
+    # The rest of the chain that this is a part of, the last first.
+    rest = work["options"].pop("chain", None)
+    if rest:
+        for each in rest:
+            check(each)
+        work = chain.of_steps([work, *(member(each, work._app) for each in reversed(rest))], work._app)
+    if isinstance(work, chain) and not work.tasks:
+        return Plan([], [], None, {}, None, [], None)
+    frozen = work.frozen()
+    context = current_context()
+    root = work["options"].get("root_id") or (None if context is None else context.root_id)
+    calls = _Calls(shared, root, segment)
+    calls.send(frozen.step, tuple(args or ()), kwargs or {}, [], {})
+    joined = list(_joined(frozen.step))
+    return Plan(calls.joins, calls.calls, frozen.last, calls.sizes, frozen.first, joined, frozen.step)
+
+
+class _Calls:
+    """Gathers a plan. Every signature that it is given is a frozen copy, which it may change."""
+
+    __slots__ = ("calls", "joins", "root", "segment", "shared", "sizes")
+
+    def __init__(self, shared: bool, root: str | None, segment: int | None) -> None:
+        self.shared = shared
+        self.root = root
+        self.segment = segment
+        self.joins: list[PlannedJoin] = []
+        self.calls: list[Signature] = []
+        self.sizes: dict[str, int] = {}
+
+    def send(
+        self,
+        step: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rest: list[Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Add what calling *step* publishes. rest: what follows it, the last first."""
+        if isinstance(step, chain):
+            taken = ((), {}) if step["immutable"] else (args, kwargs)
+            steps, length = step.tasks, self.segment or len(step.tasks)
+            before = len(self.calls)
+            self.send(steps[0], *taken, [*rest, *reversed(steps[1:length])], options)
+            if len(steps) > length:
+                self._segments(steps, length, self.root or self.calls[before]["options"]["task_id"])
+        elif isinstance(step, chord):
+            self._chord(step, args, kwargs, rest, options)
+        elif isinstance(step, group):
+            own = {name: value for name, value in step["options"].items() if name not in OF_THE_GROUP}
+            self._members(step, args, kwargs, {**own, **options}, None)
+        elif isinstance(step, graph):
+            self._graph(step, args, kwargs, rest, options)
+        else:
+            step.add(args, kwargs, options)
+            if rest:
+                step["options"]["chain"] = [*(step["options"].get("chain") or ()), *rest]
+            self.calls.append(step)
+
+    def _segments(self, steps: list[Any], length: int, root: str) -> None:
+        """Open a join for each segment of a chain but the first: so many *steps* are in one."""
+        for start, terms in zip(range(length, len(steps), length), count(2), strict=False):
+            ending = last_call(steps[start - 1])
+            assert ending is not None  # what follows a group is the body of a chord
+            identity = ending["options"]["task_id"]
+            ending["options"]["ignore_result"] = False
+            _enter(ending, identity, 0)
+            body = chain.of_steps(steps[start : start + length], ending._app)
+            body["options"] = {"root_id": root, "parent_id": identity}
+            # By this id, so that the same chain sent twice opens the same joins.
+            self.joins.append(PlannedJoin(identity, 1, JoinBody(body, one=True), terms))
+
+    def _graph(
+        self,
+        step: graph,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rest: list[Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        identity, nodes, levels = step["options"]["task_id"], step.nodes, step.levels()
+        taken = ((), {}) if step["immutable"] else (args, kwargs)
+        given = {**step["options"], **options}
+        given = {name: value for name, value in given.items() if name not in OF_THE_GROUP}
+        before = len(self.calls)
+        for name, node in nodes.items():
+            if name not in step.after:
+                self.send(node, *taken, [], given)
+        given = {name: value for name, value in given.items() if name not in OF_THE_HEADER}
+        given.setdefault("root_id", self.root or self.calls[before]["options"]["task_id"])
+        for number, name in enumerate(nodes):
+            if (wanted := step.after.get(name)) is not None:
+                nodes[name].add((), None, given)
+                names = list(wanted) if not nodes[name]["immutable"] else None
+                always = name in step.always
+                join = f"{identity}-{number}"
+                self._wait(
+                    join, nodes[name], [nodes[each] for each in wanted.values()], names, always, levels[name]
+                )
+        if (gathered := step.gathered) is not None:
+            gathered.add((), None, {"root_id": given["root_id"]})
+            if rest:
+                gathered["options"]["chain"] = [*(gathered["options"].get("chain") or ()), *rest]
+            self._wait(identity, gathered, list(nodes.values()), list(nodes), False, max(levels.values()) + 1)
+
+    def _wait(
+        self, join: str, call: Signature, steps: list[Any], names: list[str] | None, always: bool, level: int
+    ) -> None:
+        """Open a join for the node *call* of a graph, which waits for *steps*. names: of the arguments that
+        their values are; None: they are not given. level: how many stand in a row before it."""
+        for number, step in enumerate(steps):
+            ending = last_call(step)
+            assert ending is not None  # a group in a graph is a chord
+            _enter(ending, join, number)
+        body = JoinBody(call, [None] * len(steps) if names is None else names, always=always)
+        self.joins.append(PlannedJoin(join, len(steps), body, level))
+
+    def _chord(
+        self,
+        step: chord,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rest: list[Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        own, body, header = {**step["options"], **options}, step.body, step.header
+        settled = NOT_OF_THE_BODY | (OF_THE_LAST & body["options"].keys())
+        given = {name: value for name, value in own.items() if name not in settled}
+        if "headers" in given and (headers := body["options"].get("headers")):
+            given["headers"] = {**given["headers"], **headers}  # of which joins it is a part is said there
+        body.add((), None, given)
+        if body["subtask_type"] is None:
+            body["options"].setdefault("group_id", header["options"]["task_id"])  # as in Celery
+        if not header.tasks:
+            self.send(body, ([],), {}, rest, {})
+            return
+        if rest:
+            body["options"]["chain"] = [*(body["options"].get("chain") or ()), *rest]
+        beside = {**header["options"], **own}
+        beside = {name: value for name, value in beside.items() if name not in OF_THE_GROUP}
+        before = len(self.calls)
+        kwargs = {**step["kwargs"]["kwargs"], **kwargs}
+        self._members(header, (*args, *step["args"]), kwargs, beside, body)
+        root = self.root or self.calls[before]["options"]["task_id"]
+        body["options"].setdefault("root_id", root)
+
+    def _members(
+        self,
+        members: group,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        body: Signature | None,
+    ) -> None:
+        """Add the calls of a group; of the header of a chord, when it has a *body*."""
+        identity, tasks = members["options"]["task_id"], members.tasks
+        # The same dict for all: what changes in the body, as its id, is in each of them.
+        join = None if body is None else {**body}
+        for number, each in enumerate(tasks):
+            last = last_call(each)
+            if last is not None:
+                last["options"].setdefault("group_id", identity)
+                last["options"]["group_index"] = number
+            self.send(each, args, kwargs, [], options)
+            if join is None or last is None:
+                continue
+            if not self.shared:
+                last["options"]["chord"] = join
+            else:
+                _enter(last, identity, number)
+        if body is not None:
+            if self.shared:
+                self.joins.append(PlannedJoin(identity, len(tasks), JoinBody(body)))
+            else:
+                self.sizes[identity] = len(tasks)
+
+
+def _enter(call: Signature, join: str, number: int) -> None:
+    """Make *call* the member *number* of *join*."""
+    headers = call["options"].get("headers") or {}
+    members = headers.get(HEADER)
+    others = members if isinstance(members, list | tuple) else ()
+    call["options"]["headers"] = {**headers, HEADER: [*others, [join, number]]}
+
+
+def last_call(step: Any) -> Signature | None:
+    """What runs last of a frozen *step*, whose value is that of the step; None of a group."""
+    while type(step) is not Signature:
+        if isinstance(step, chain):
+            step = step.tasks[-1]
+        elif isinstance(step, chord):
+            step = step.body
+        elif isinstance(step, graph):
+            step = step.gathered
+        else:
+            return None if isinstance(step, group) else step
+    return step
+
+
+def _joined(step: Any) -> Iterator[Signature]:
+    """The calls within a frozen *step* whose values a chord or graph waits for."""
+    waiting = [step]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, chain | group):
+            waiting += each.tasks
+        elif isinstance(each, chord):
+            members = each.header.tasks
+            waiting += (*members, each.body)
+            yield from filter(None, map(last_call, members))
+        elif isinstance(each, graph):
+            waiting += each.nodes.values()
+            yield from filter(None, (last_call(each.nodes[name]) for name in each.wanted()))

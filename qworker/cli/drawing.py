@@ -1,0 +1,140 @@
+"""Drawings of a workflow: a tree in text, and Graphviz.
+
+Comes from:  `qworker graph`, with what is known of a workflow.
+Goes to:     back to it, as lines.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import click
+
+from qworker import states
+from qworker.cli.output import visible
+from qworker.results.tree import state_of_many
+from qworker.results.workflow import ENDED, UNREADABLE, Step, Workflow
+
+FOLDED = 12
+"""More calls than so many beside each other are folded."""
+SHOWN = 10
+_COLORS = {
+    states.SUCCESS: "green",
+    states.IGNORED: "green",
+    states.FAILURE: "red",
+    states.REJECTED: "red",
+    states.REVOKED: "magenta",
+    UNREADABLE: "red",
+    states.PENDING: "bright_black",
+}
+_RUNNING = "yellow"
+_FILLS = {
+    "green": "palegreen", "red": "lightcoral", "magenta": "plum", "bright_black": "white", "yellow": "khaki",
+}  # fmt: skip
+_SIGNS = {"├─": "+-", "└─": "`-", "│": "|", "↓": "v", "…": "...", "←": "<-"}
+"""What is drawn where the terminal has no such characters."""
+
+
+def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
+    """Draw it as a tree, a line for each call: below it are the calls of its task, or the members of a group;
+    what gets its value follows with an arrow."""
+    steps = workflow.steps
+    waiting: list[tuple[str | None, str, str]] = [(workflow.root, "", "")]
+    while waiting:
+        identity, head, before = waiting.pop()
+        if identity is None:
+            yield head
+            continue
+        step = steps[identity]
+        mark = "  ←" if identity == workflow.asked != workflow.root else ""
+        yield f"{head}{_label(step)}  {identity}  {_state(step, workflow)}{mark}"
+        then, calls = step.then, step.calls
+        if not then and len(calls) == 1 and not step.is_group:
+            then, calls = calls, ()
+        waiting += [(each, f"{before}↓ ", before) for each in reversed(then)]
+        shown, more = fold(workflow, calls) if folded else (calls, {})
+        below: list[tuple[str | None, str, str]] = []
+        for place, each in enumerate(shown):
+            last = place == len(shown) - 1 and not more
+            below.append((each, before + ("└─ " if last else "├─ "), before + ("   " if last else "│  ")))
+        if more:
+            below.append((None, f"{before}└─ … {_counted(more)}", ""))
+        waiting += reversed(below)
+
+
+def fold(workflow: Workflow, calls: tuple[str, ...]) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """Choose which of *calls* are shown, those that failed first, and count the states of the others."""
+    if len(calls) <= FOLDED:
+        return calls, {}
+    ends = {each: state_of_many(step.state for step in workflow.line(each)) for each in calls}
+    failed = [each for each in calls if ends[each] in states.PROPAGATE_STATES]
+    asked = [workflow.asked] if workflow.asked in ends else []
+    chosen = set(list(dict.fromkeys([*asked, *failed[:SHOWN], *calls[:SHOWN]]))[:SHOWN])
+    shown = tuple(each for each in calls if each in chosen)
+    return shown, Counter(state for each, state in ends.items() if each not in chosen)
+
+
+def plain(line: str) -> str:
+    """*line* in ASCII."""
+    for sign, instead in _SIGNS.items():
+        line = line.replace(sign, instead)
+    return line
+
+
+def _label(step: Step) -> str:
+    return "group" if step.is_group else visible(step.name or "task")
+
+
+def _state(step: Step, workflow: Workflow) -> str:
+    text = click.style(visible(step.state), _color(step.state), bold=step.state in states.PROPAGATE_STATES)
+    if step.is_group:
+        ended = 0
+        for each in step.calls:
+            *_, last = workflow.line(each)
+            ended += last.state in ENDED
+        text += f"  {ended:,} of {len(step.calls):,} ended"
+    return text
+
+
+def _color(state: str) -> str:
+    return _COLORS.get(state, _RUNNING)
+
+
+def _counted(more: Mapping[str, int]) -> str:
+    told = ", ".join(f"{count:,} {visible(state)}" for state, count in sorted(more.items()))
+    return f"{sum(more.values()):,} more: {told}"
+
+
+# -- Graphviz --
+
+
+def dot(workflow: Workflow, folded: bool = True) -> Iterator[str]:
+    """Draw it in the language of Graphviz. A solid arrow leads to what is called after a call, a dashed one
+    to what its task called, or to a member."""
+    yield "digraph workflow {"
+    yield '    node [shape=box, style="rounded,filled", fontname="sans-serif"];'
+    waiting = [workflow.root]
+    while waiting:
+        identity = waiting.pop()
+        step = workflow.steps[identity]
+        yield (
+            f"    {_quoted(identity)} [label={_quoted(_label(step), identity, visible(step.state))}, "
+            f"fillcolor={_FILLS[_color(step.state)]}];"
+        )
+        shown, more = fold(workflow, step.calls) if folded else (step.calls, {})
+        yield from (f"    {_quoted(identity)} -> {_quoted(each)} [style=dashed];" for each in shown)
+        yield from (f"    {_quoted(identity)} -> {_quoted(each)};" for each in step.then)
+        if more:
+            rest = _quoted(f"{identity} more")
+            yield f"    {rest} [label={_quoted(f'… {_counted(more)}')}, fillcolor=white];"
+            yield f"    {_quoted(identity)} -> {rest} [style=dashed];"
+        waiting += reversed([*shown, *step.then])
+    yield "}"
+
+
+def _quoted(*lines: str) -> str:
+    """A string of Graphviz's of these lines."""
+    escaped = (visible(each).replace("\\", "\\\\").replace('"', '\\"') for each in lines)
+    return '"' + "\\n".join(escaped) + '"'

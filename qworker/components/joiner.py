@@ -1,0 +1,207 @@
+"""Joiner: sends the body of a join when its last member has ended.
+
+Comes from:  the listener and the result writer, which wake it when they have recorded parts; the result
+             store, which has the joins.
+Goes to:     the broker, with the body; the result store, with the failure of a body that is not to run.
+Thread:      joiner; record() is the result writer's, stir() anybody's.
+
+Whichever worker claims a join first sends its body. A claim expires: if that worker dies, another one's
+joiner takes the join over, at its next round. Nobody waits in a slot for the members.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.backends.joins import Finished, Joins
+from qworker.canvas.join_body import JoinBody
+from qworker.canvas.membership import calls_in
+from qworker.components.component import ThreadComponent
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    ChordError,
+    DamagedResult,
+    EncodeError,
+    PublishError,
+    QWorkerError,
+    ResultNotFound,
+)
+from qworker.interrupts import let_pass
+from qworker.message.exceptions import exception_of, exception_to_dict
+from qworker.publishing import bodies
+from qworker.safe_repr import safe_repr
+from qworker.tasks import followup
+from qworker.tasks.outcome import Followed
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Envelope, Part
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Meta
+
+logger = logging.getLogger(__name__)
+
+BATCH = 16
+"""How many joins are claimed at a time."""
+RETRY_SECONDS = 1.0
+_AWAY = (BackendError, BrokerUnavailable)
+PORTION = 1000
+"""How many results are read at a time."""
+
+
+class Joiner(ThreadComponent):
+    """joins: of the app's result store."""
+
+    name = "joiner"
+
+    def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None], joins: Joins) -> None:
+        super().__init__(app.clock, on_crash)
+        self._app = app
+        self._joins = joins
+        self._seconds: float = app.conf.worker_lease_seconds
+        """So long a claim lasts, as all that a worker holds; and between two looks for what dead workers have
+        left, and for what is overdue."""
+
+    def record(self, parts: Sequence[Part]) -> None:
+        """Record *parts*, and look whether they were the last. Raises BackendError when the store does not
+        answer."""
+        self._joins.add(parts)
+        self.wake()
+
+    def opened(self) -> None:
+        """Rest until the broker has taken this worker on, or for a claim's time: what keeps it from that is
+        often what keeps us from the joins, and is told once."""
+        self.wait(self._seconds)
+
+    def step(self, now: float) -> float | None:
+        try:
+            while claimed := self._joins.claim(BATCH, self._seconds):
+                for join in claimed:
+                    self._finish(join)
+        except _AWAY as error:
+            logger.warning(
+                "what follows the members of a group is not sent: %s; trying again in %g s",
+                error,
+                RETRY_SECONDS,
+                extra={"event": "joins-wait"},
+            )
+            return RETRY_SECONDS
+        return self._seconds
+
+    def _finish(self, join: Finished, refused: str | None = None) -> None:
+        """Send what follows *join*; *refused*: why the broker does not take the call of its body."""
+        if CRASHING:
+            crash_point("join-claimed")
+        envelopes: list[Envelope] = []
+        try:
+            envelopes = self._messages(join, bodies.read_body(self._app, join), refused)
+        except _AWAY:
+            raise
+        except Exception as error:  # noqa: BLE001 - the body is damaged, and nobody can wait for it
+            text = "join %s ends without its body: %s"
+            logger.error(text, join.id, _told(error), extra={"event": "join-failed"})
+        if CRASHING:
+            crash_point("body-made")
+        try:
+            self._joins.finish(join, envelopes, self._app.broker.sender)
+        except (EncodeError, PublishError) as error:
+            if refused is None:
+                self._finish(join, _told(error))
+                return
+            text = "join %s ends without its body: %s"
+            logger.error(text, join.id, _told(error), extra={"event": "join-failed"})
+            self._joins.finish(join, (), self._app.broker.sender)
+
+    def _messages(self, join: Finished, body: JoinBody, refused: str | None) -> list[Envelope]:
+        """What is published for *body*: its call, or that by which it fails."""
+        error = refused or self._error(join, body)
+        if error is None:
+            try:
+                return bodies.messages_of(self._app, body, self._values(join, body))
+            except _AWAY:
+                raise
+            except Exception as raised:  # noqa: BLE001 - values that are gone, a call that nobody can send
+                error = _told(raised)
+        why = error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
+        if not body.of_chord:
+            logger.info("what join %s would have called fails along: %s", join.id, why)
+            self._fail_along(body, error, why)
+            return []
+        logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
+        if not join.parts or not join.parts[0].body:
+            return bodies.failed_messages_of(self._app, body, why)
+        envelopes, ended = followup.chord_failed(self._app, body.call, why)
+        self._keep(ended)
+        return envelopes
+
+    def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
+        """Store that the calls of *body* fail: with the error of the member that failed, as the rest of a
+        chain does, where one did."""
+        meta = None if isinstance(error, str) else self._meta_of(error)
+        if meta is None:
+            stored, traceback = exception_to_dict(ChordError(why)), ""
+        else:
+            stored, traceback = meta["result"], meta.get("traceback") or ""
+        self._keep(followup.ended(self._app, calls_in([body.call], following=True), stored, traceback))
+
+    def _keep(self, ended: Sequence[Followed]) -> None:
+        self._app.backend.store_rows([row for row, _ in ended])
+        parts = [Part(*part) for _, fields in ended for part in fields]
+        if parts:
+            self._joins.add(parts)
+
+    def _error(self, join: Finished, body: JoinBody) -> Part | str | None:
+        """Why the body is not to run: a member that has not succeeded, or a sentence. None: it runs."""
+        failed = (part for part in join.parts if part.status != states.SUCCESS)
+        if not body.always and (part := next(failed, None)) is not None:
+            return part
+        return "not all dependencies have ended in time" if join.overdue else None
+
+    def _end_of(self, part: Part) -> str:
+        """How a member has ended that has not succeeded, in Celery's words."""
+        if part.value:
+            try:
+                stored = {"status": states.FAILURE, "result": self._joins.read_chord_part(part)}
+            except DamagedResult as damaged:
+                return f"raised {damaged}"
+            return f"raised {safe_repr(exception_of(stored))}"
+        meta = self._meta_of(part)
+        if meta is None:
+            return f"ended as {part.status}"
+        return f"raised {safe_repr(exception_of(meta))}"
+
+    def _meta_of(self, part: Part) -> Meta | None:
+        """What is stored of a member that has failed; None when that is nothing, or cannot be read."""
+        meta = self._app.backend.read_many([part.task_id]).get(part.task_id)
+        known = isinstance(meta, dict) and meta["status"] in states.EXCEPTION_STATES
+        return meta if known else None  # type: ignore[return-value]
+
+    def _values(self, join: Finished, body: JoinBody) -> list[Any]:
+        """The values of the members, in their order; None of one that has failed or that is not wanted."""
+        if join.parts and join.parts[0].value:
+            return [self._joins.read_chord_part(part) for part in join.parts]
+        wanted = [part.status == states.SUCCESS and body.wants(part.number) for part in join.parts]
+        ids = [part.task_id for part, is_wanted in zip(join.parts, wanted, strict=True) if is_wanted]
+        found: dict[str, Any] = {}
+        for start in range(0, len(ids), PORTION):
+            found.update(self._app.backend.read_many(ids[start : start + PORTION]))
+        values: list[Any] = []
+        for part, is_wanted in zip(join.parts, wanted, strict=True):
+            values.append(_value(part, found.get(part.task_id)) if is_wanted else None)
+        return values
+
+
+def _value(part: Part, meta: Any) -> Any:
+    if isinstance(meta, DamagedResult) or meta is None or meta["status"] != states.SUCCESS:
+        how = "is not there" if meta is None else "cannot be read or is none"
+        raise ResultNotFound(f"the result of member {part.task_id} {how}")
+    return meta["result"]
+
+
+def _told(error: Exception) -> str:
+    let_pass(error)
+    return str(error) if isinstance(error, QWorkerError) else safe_repr(error)

@@ -1,0 +1,125 @@
+"""Settings of the broker, messages, and what concerns all of an app.
+
+Comes from:  nothing; see `settings`.
+Goes to:     `settings`, which collects them.
+Thread:      built once at import, never changed.
+"""
+
+from typing import Any
+
+from qworker.conf import kinds
+from qworker.conf.setting import declare
+
+
+class BrokerSettings:
+    """Names and types; the declarations are in `settings.SETTINGS`."""
+
+    broker_url: str | None = declare(
+        kinds.BROKER_URL,
+        None,
+        "Where messages are kept. None: the embedded broker, `.qworker/qworker.db` in the working directory; "
+        "`sqlite:///path` for another file. Several, as a list or with `;` between them: the next one is "
+        "used when one does not answer.",
+    )
+    broker_failover_strategy: str = declare(
+        kinds.TEXT,
+        "round-robin",
+        "Which of several brokers is next: in order, or any.",
+        choices=("round-robin", "shuffle"),
+    )
+    broker_transport_options: dict[str, Any] = declare(
+        kinds.MAPPING, {}, "Options of the broker's transport, by name; see its how-to page.", nullable=True
+    )
+    broker_use_ssl: Any = declare(
+        kinds.TLS,
+        None,
+        "TLS to a broker that is Redis or RabbitMQ: true, or a mapping of options as in Celery, such as "
+        "`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or without. Certificates "
+        "and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` says otherwise.",
+    )
+    broker_connection_timeout: float = declare(
+        kinds.DURATION, 4.0, "How long connecting to the broker may take.", minimum=0.1
+    )
+    broker_connection_retry_on_startup: bool = declare(
+        kinds.BOOLEAN,
+        True,
+        "A worker waits for a broker that is not there yet when it starts, instead of ending.",
+    )
+    broker_heartbeat: float = declare(
+        kinds.DURATION,
+        10.0,
+        "A worker's connection to RabbitMQ is dead when silent for twice so long; 0: never.",
+        minimum=0,
+    )
+    security_key: tuple[str, ...] | None = declare(
+        kinds.SECRETS,
+        None,
+        "Key that signs messages, results and revocations (HMAC-SHA256), at least 32 bytes, or a list of "
+        "them: the first signs, all verify, so that keys can be rotated. Several in the environment variable "
+        'are a JSON list, `QWORKER_SECURITY_KEY=\'["new key", "old key"]\'`; text with commas, semicolons, '
+        "spaces or quotes is refused. Needed for pickle.",
+    )
+    security_max_age: float = declare(
+        kinds.DURATION,
+        7 * 86400.0,
+        "How old a signed message may be when a worker receives it, since it was sent, or since its `eta`; "
+        "an older one becomes a dead letter, from where `qworker dead retry` signs it anew. 0: any age. Only "
+        "with a `security_key`.",
+        minimum=0,
+    )
+    accept_content: tuple[str, ...] = declare(
+        kinds.NAMES, ("json",), "Serializers a worker accepts in messages; everything else is dead-lettered."
+    )
+    timezone: str = declare(
+        kinds.TIMEZONE,
+        "UTC",
+        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times people "
+        "read.",
+    )
+    enable_utc: bool = declare(
+        kinds.BOOLEAN,
+        True,
+        "Messages always carry UTC; here so that configurations for Celery are understood.",
+    )
+    imports: tuple[str, ...] = declare(
+        kinds.NAMES, (), "Modules a worker imports at start, so that their tasks are known."
+    )
+    include: tuple[str, ...] = declare(
+        kinds.NAMES, (), "More modules to import; the same as `imports`, kept apart as in Celery."
+    )
+    middleware: tuple[Any, ...] = declare(
+        kinds.OBJECTS, (), "Middleware objects, classes or their dotted names, outermost first."
+    )
+
+    embedded_synchronous: str = declare(
+        kinds.TEXT,
+        "FULL",
+        "How the embedded broker writes a published message. FULL: on disk before `delay()` returns. NORMAL: "
+        "three times as fast, but a power cut may take the last moments.",
+        choices=("FULL", "NORMAL"),
+    )
+
+    message_max_bytes: int = declare(
+        kinds.BYTES, 16 * 1024**2, "Largest message body that can be published or is accepted.", minimum=1024
+    )
+    message_warn_bytes: int = declare(
+        kinds.BYTES, 1024**2, "Body size from which publishing logs a warning.", minimum=0
+    )
+    dead_letter_expires: float = declare(
+        kinds.DURATION,
+        604800.0,
+        "How long dead letters are kept; on Amazon SQS and kombu's other transports until they are retried "
+        "or discarded.",
+        minimum=1,
+    )
+    dead_letter_max: int = declare(
+        kinds.INTEGER,
+        10000,
+        "How many dead letters of each queue are kept; the oldest go first. Amazon SQS and kombu's other "
+        "transports keep all.",
+        minimum=1,
+    )
+    revokes_max: int = declare(kinds.INTEGER, 50000, "How many revoked task ids are remembered.", minimum=1)
+    revoke_expires: float = declare(
+        kinds.DURATION, 86400.0, "How long a revoked id is remembered.", minimum=1
+    )

@@ -1,0 +1,68 @@
+"""Settings of result stores: where they are, and what is kept.
+
+Comes from:  nothing; see `settings`.
+Goes to:     `settings`, which collects them.
+Thread:      built once at import, never changed.
+"""
+
+from typing import Any
+
+from qworker.conf import kinds
+from qworker.conf.setting import declare
+
+
+class ResultSettings:
+    """Names and types; the declarations are in `settings.SETTINGS`."""
+
+    result_backend: str | None = declare(
+        kinds.BACKEND_URL,
+        None,
+        "Where results are kept. None: the broker's own file when the broker is embedded; else "
+        "`disabled://`, `cache+memory://`, `file:///directory`, `sqlite:///path`, `redis://…`, "
+        "`db+postgresql://…`.",
+    )
+
+    result_backend_transport_options: dict[str, Any] = declare(
+        kinds.MAPPING, {}, "Options of the result store, by name; see its how-to page.", nullable=True
+    )
+    redis_backend_use_ssl: Any = declare(kinds.TLS, None, "TLS to Redis results; as `broker_use_ssl`.")
+    result_serializer: str = declare(kinds.TEXT, "json", "Serializer of results.")
+    result_accept_content: tuple[str, ...] | None = declare(
+        kinds.NAMES, None, "Serializers accepted in results; None: as `accept_content`."
+    )
+    result_compression: str | None = declare(kinds.TEXT, None, "Compression of results.")
+    result_expires: float = declare(
+        kinds.DURATION, 86400.0, "How long results are kept; 0 or None: for ever.", nullable=True, none=0.0
+    )
+    result_chord_retry_interval: float = declare(
+        kinds.DURATION,
+        1.0,
+        "How long `celery.chord_unlock` waits before it looks again whether a chord's members have ended. "
+        "Only chords of Celery's producers have that, with results in an SQL database or in files.",
+        minimum=0,
+    )
+    result_extended: bool = declare(
+        kinds.BOOLEAN, False, "Store name, arguments, worker, retries and queue with each result."
+    )
+    result_store_patience: float = declare(
+        kinds.DURATION,
+        30.0,
+        "How long a worker tries to store a result; then the task goes back to its queue.",
+        minimum=0,
+    )
+
+    database_table_names: dict[str, str] = declare(
+        kinds.MAPPING,
+        {},
+        "Table names of the SQL result store, by `task`, `group`, `join` and `part`.",
+        nullable=True,
+    )
+    database_engine_options: dict[str, Any] = declare(
+        kinds.MAPPING,
+        {},
+        "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a "
+        "server of which nothing is heard is given up after 10 s when connecting and 30 s when waiting for "
+        "an answer.",
+        nullable=True,
+    )
+    database_short_lived_sessions: bool = declare(kinds.BOOLEAN, False, "Close connections after each use.")

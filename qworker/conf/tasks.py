@@ -1,0 +1,139 @@
+"""Settings of tasks: how they are called, and what becomes of them.
+
+Comes from:  nothing; see `settings`.
+Goes to:     `settings`, which collects them.
+Thread:      built once at import, never changed.
+"""
+
+from typing import Any
+
+from qworker.conf import kinds
+from qworker.conf.setting import declare
+
+
+class TaskSettings:
+    """Names and types; the declarations are in `settings.SETTINGS`."""
+
+    task_default_queue: str = declare(kinds.QUEUE, "celery", "Queue of tasks that are not sent elsewhere.")
+    task_default_queue_type: str = declare(
+        kinds.TEXT, "classic", "Type of queues made in RabbitMQ.", choices=("classic", "quorum")
+    )
+    task_default_exchange: str | None = declare(
+        kinds.TEXT,
+        None,
+        "Exchange of those tasks; None: the queue's name. The embedded broker delivers by queue.",
+    )
+    task_default_routing_key: str | None = declare(
+        kinds.TEXT, None, "Routing key of those tasks; None: the queue's name."
+    )
+    task_queues: dict[str, dict[str, Any]] = declare(
+        kinds.QUEUES,
+        {},
+        "Queues with their options: a mapping name → options, a list of names, or of kombu.Queue.",
+        nullable=True,
+    )
+    task_routes: list[Any] = declare(
+        kinds.ROUTES,
+        [],
+        "Which task goes to which queue: mappings of a name or pattern to a queue or options, functions, or "
+        "their dotted names; the first answer wins.",
+        nullable=True,
+    )
+    task_create_missing_queues: bool = declare(
+        kinds.BOOLEAN, True, "Whether a queue that is not in `task_queues` may be used."
+    )
+    task_default_priority: int | None = declare(
+        kinds.INTEGER,
+        None,
+        "Priority of tasks that name none: 0 (least, the same as None) to 9 (most urgent).",
+        minimum=0,
+        maximum=9,
+    )
+    task_queue_max_priority: int = declare(
+        kinds.INTEGER, 9, "Highest priority a queue keeps apart.", minimum=0, maximum=9, nullable=True
+    )
+    task_inherit_parent_priority: bool = declare(kinds.BOOLEAN, False, "A task's calls take its priority.")
+
+    task_serializer: str = declare(kinds.TEXT, "json", "Serializer of arguments.")
+    task_compression: str | None = declare(
+        kinds.TEXT, None, "Compression of message bodies: gzip, bzip2, lzma, zstd…"
+    )
+    task_protocol: int = declare(
+        kinds.INTEGER,
+        2,
+        "Version of the message protocol that is sent; both are accepted.",
+        minimum=2,
+        maximum=2,
+    )
+    task_publish_retry: bool = declare(kinds.BOOLEAN, True, "Try again when publishing fails.")
+    task_publish_retry_policy: dict[str, Any] = declare(
+        kinds.POLICY,
+        {"max_retries": 5, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0},
+        "How often and after which pauses (seconds); keys that are left out keep their default.",
+    )
+    task_publish_timeout: float = declare(
+        kinds.DURATION, 10.0, "One deadline for publishing, all tries included.", minimum=0.01
+    )
+    task_send_sent_event: bool = declare(kinds.BOOLEAN, False, "Tell the cluster of each task that is sent.")
+    canvas_format: str = declare(
+        kinds.TEXT,
+        "auto",
+        "How joins are written: so that Celery's workers may take part (`celery`; in Redis), or so that only "
+        "ours may (`shared`). `auto`: `celery` where Celery has such a broker and results are in Redis.",
+        choices=("auto", "celery", "shared"),
+    )
+    task_allow_error_cb_on_chord_header: bool = declare(
+        kinds.BOOLEAN, False, "An errback of a chord is called for each call of its header that fails, too."
+    )
+    task_always_eager: bool = declare(kinds.BOOLEAN, False, "Run tasks in the caller, at once; for tests.")
+    task_eager_propagates: bool = declare(kinds.BOOLEAN, False, "Errors of eager tasks are raised at once.")
+    task_store_eager_result: bool = declare(kinds.BOOLEAN, False, "Results of eager tasks are stored too.")
+
+    task_acks_late: bool = declare(
+        kinds.BOOLEAN,
+        True,
+        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it never "
+        "runs twice and may be lost.",
+    )
+    task_acks_on_failure_or_timeout: bool = declare(
+        kinds.BOOLEAN,
+        True,
+        "Failed tasks and those over their time limit are acknowledged; False: rejected to the dead letters.",
+    )
+    task_reject_on_worker_lost: bool = declare(
+        kinds.BOOLEAN, True, "A task whose process died is delivered again, counted by `task_max_deliveries`."
+    )
+    task_max_deliveries: int = declare(
+        kinds.INTEGER,
+        5,
+        "Deliveries after which a task that kills its process goes to the dead letters.",
+        minimum=1,
+    )
+    task_unknown_delays: tuple[float, ...] = declare(
+        kinds.DURATIONS,
+        (30.0, 120.0, 300.0),
+        "Pauses with which a task no worker knows goes back to its queue, before it is dead-lettered; time "
+        "for a rolling deployment.",
+    )
+    task_ignore_result: bool = declare(kinds.BOOLEAN, False, "Do not store results.")
+    task_store_errors_even_if_ignored: bool = declare(
+        kinds.BOOLEAN, False, "Store failures of tasks whose result is ignored."
+    )
+    task_track_started: bool = declare(kinds.BOOLEAN, False, "Store the state STARTED when a task begins.")
+    task_time_limit: float | None = declare(
+        kinds.DURATION,
+        None,
+        "Hard limit: the process that runs the task is killed and replaced.",
+        minimum=0.001,
+    )
+    task_soft_time_limit: float | None = declare(
+        kinds.DURATION, None, "Soft limit: SoftTimeLimitExceeded is raised in the task.", minimum=0.001
+    )
+    task_default_rate_limit: str | None = declare(
+        kinds.RATE, None, 'Rate of every task that names none, for each worker: "10/s", "100/m", "5/h".'
+    )
+    task_annotations: Any = declare(
+        kinds.ANYTHING,
+        None,
+        'Attributes set on tasks by name or pattern: {"proj.add": {"rate_limit": "10/s"}}.',
+    )

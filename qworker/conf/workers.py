@@ -1,0 +1,126 @@
+"""Settings of workers: how many run, for how long, and what they log.
+
+Comes from:  nothing; see `settings`.
+Goes to:     `settings`, which collects them.
+Thread:      built once at import, never changed.
+"""
+
+from qworker.conf import kinds
+from qworker.conf.setting import declare
+
+LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
+TASK_LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(task_name)s[%(task_id)s]: %(message)s"
+
+
+class WorkerSettings:
+    """Names and types; the declarations are in `settings.SETTINGS`."""
+
+    worker_concurrency: int | None = declare(
+        kinds.INTEGER,
+        None,
+        "Processes or threads that run tasks; None: the number of processors.",
+        minimum=1,
+        maximum=1024,
+    )
+    worker_pool: str = declare(
+        kinds.TEXT,
+        "prefork",
+        "What runs tasks: processes, threads, or the worker itself, one after the other.",
+        choices=("prefork", "threads", "solo"),
+    )
+    worker_prefetch_multiplier: int = declare(
+        kinds.INTEGER,
+        1,
+        "Messages a worker holds for each process beside the running one.",
+        minimum=1,
+        maximum=10000,
+    )
+    worker_async_concurrency: int = declare(
+        kinds.INTEGER, 100, "`async def` tasks that run at once in each process.", minimum=1
+    )
+    worker_eta_window: float = declare(
+        kinds.DURATION,
+        5.0,
+        "Tasks due within this time wait in the worker; later ones stay in the broker.",
+        minimum=0,
+    )
+    worker_eta_task_limit: int = declare(
+        kinds.INTEGER, 1000, "Most tasks with an ETA that wait in the worker.", minimum=1
+    )
+    worker_lease_seconds: float = declare(
+        kinds.DURATION,
+        15.0,
+        "How long a silent worker keeps its messages; it renews while it lives.",
+        minimum=1,
+    )
+    worker_ack_flush_seconds: float = declare(
+        kinds.DURATION,
+        0.01,
+        "Acknowledgements wait this long for others to be written with them.",
+        minimum=0,
+        maximum=1,
+    )
+    worker_ack_flush_count: int = declare(kinds.INTEGER, 64, "…but not longer than for this many.", minimum=1)
+    worker_frame_seconds: float = declare(
+        kinds.DURATION,
+        0.02,
+        "Short tasks travel to a process together, up to this much expected work.",
+        minimum=0,
+        maximum=1,
+    )
+    worker_max_tasks_per_child: int | None = declare(
+        kinds.INTEGER, None, "A process is replaced after this many tasks.", minimum=1
+    )
+    worker_max_memory_per_child: int | None = declare(
+        kinds.KIBIBYTES,
+        None,
+        "A process is replaced after a task that leaves it above this much resident memory (KiB, or text "
+        'such as "200MB").',
+        minimum=1024,
+    )
+    worker_start_method: str = declare(
+        kinds.TEXT,
+        "zygote",
+        "How processes begin: forked from a small copy made before any thread exists, from a fork server, or "
+        "anew. `fork` means `zygote`.",
+        choices=("zygote", "fork", "forkserver", "spawn"),
+    )
+    worker_stall_seconds: float = declare(
+        kinds.DURATION,
+        30.0,
+        "A worker that has not heard from its broker for so long says so in its log and in health checks.",
+        minimum=1,
+    )
+    worker_http_address: str | None = declare(
+        kinds.ADDRESS,
+        None,
+        "`host:port` on which a worker answers `/healthz`, `/readyz` and `/metrics`; None: nowhere.",
+    )
+    worker_proc_alive_timeout: float = declare(
+        kinds.DURATION, 10.0, "How long a new process may take until it is ready.", minimum=0.1
+    )
+    worker_shutdown_timeout: float = declare(
+        kinds.DURATION,
+        25.0,
+        "How long running tasks may go on after the first signal to stop; then they go back to the broker.",
+        minimum=0,
+    )
+    worker_soft_shutdown_timeout: float = declare(
+        kinds.DURATION, 0.0, "How long, after that, interrupted tasks may take to clean up.", minimum=0
+    )
+    worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "Tell the cluster what becomes of tasks.")
+    worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "What tasks print goes to the log.")
+    worker_redirect_stdouts_level: str = declare(
+        kinds.TEXT, "WARNING", "…at this level.", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    )
+    worker_hijack_root_logger: bool = declare(
+        kinds.BOOLEAN, True, "Replace handlers that were set up on the root logger before."
+    )
+    worker_log_format: str = declare(kinds.TEXT, LOG_FORMAT, "Format of log lines.")
+    worker_task_log_format: str = declare(
+        kinds.TEXT, TASK_LOG_FORMAT, "Format of lines logged by tasks; has `task_name` and `task_id`."
+    )
+    worker_log_color: bool | None = declare(
+        kinds.BOOLEAN, None, "Colours in the log; None: when it goes to a terminal."
+    )
+    worker_log_json: bool = declare(kinds.BOOLEAN, False, "Log one JSON object a line.")

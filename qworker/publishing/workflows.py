@@ -1,0 +1,221 @@
+"""Workflows on their way: their joins are opened, and their calls are published, in one round trip each.
+
+Comes from:  ``apply_async`` and ``delay`` of chains, groups and chords; ``send_many``; what follows a task.
+Goes to:     the result store, which keeps joins, and the publisher.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.backends.joins import Join
+from qworker.canvas.plan import SEGMENT, Plan, plan
+from qworker.canvas.signature import KINDS, Signature
+from qworker.context import current_context
+from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
+from qworker.publishing.call import read_call
+from qworker.publishing.transactions import is_held_back
+from qworker.results import outline
+from qworker.transports.crash_points import CRASHING, crash_point
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+_OF_REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
+_BROKERS_OF_CELERY = _OF_REDIS | {"amqp", "amqps", "pyamqp", "sqs", "kombu"}
+
+
+def send_workflow(
+    app: QWorker,
+    signature: Signature,
+    args: Iterable[Any] | None = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call a workflow; return its result.
+
+    - args, kwargs, options: of this call; see the kinds of workflow.
+
+    While ``task_always_eager`` is on, it is run here and now. Raises PublishError for what cannot be
+    published, BrokerUnavailable as apply_async does, and NotSupported for a chord when results are kept
+    where no join can be.
+    """
+    if app.conf.task_always_eager:
+        return signature.apply(args, kwargs, **(options or {}))
+    (result,) = _called(app, [planned(app, signature, args, kwargs, options)])
+    return result
+
+
+def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
+    """Carry out *plans* of workflows that are parts of no others; return the result of each."""
+    _open(app, plans)
+    _keep_outlines(app, plans)
+    _publish(app, plans)
+    return [made.result for made in plans]
+
+
+def planned(
+    app: QWorker,
+    signature: Signature,
+    args: Iterable[Any] | None = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Say what calling *signature* publishes, in the format that the settings ask for. Arguments and errors
+    are those of plan()."""
+    shared = app.shared_canvas
+    return plan(
+        signature, args, kwargs, options, shared=shared, segment=SEGMENT if shared and _joins(app) else None
+    )
+
+
+def _joins(app: QWorker) -> bool:
+    """Whether joins can be kept."""
+    try:
+        return bool(app.backend.joins)
+    except NotSupported:
+        return False
+
+
+def start(app: QWorker, made: Plan) -> Any:
+    """Carry out a plan; return the result of the workflow."""
+    started(app, [made])
+    return made.result
+
+
+def send_many(app: QWorker, calls: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+    """Make many calls, workflows among them, in one round trip; return the result of each."""
+    items = list(calls)
+    if not any(map(is_workflow, items)):
+        return app.publisher.call_many(None, items, options)
+    if app.conf.task_always_eager:
+        return [
+            each.apply(**options) if is_workflow(each) else app.publisher.call_many(None, [each], options)[0]
+            for each in items
+        ]
+    return _called(app, [planned(app, _signature(app, each), options=options) for each in items])
+
+
+def _signature(app: QWorker, item: Any) -> Signature:
+    if isinstance(item, Signature):
+        return item
+    _, name, args, kwargs, options = read_call(app, None, item)
+    return Signature(name, args, kwargs, options, app=app)
+
+
+def is_workflow(item: Any) -> bool:
+    """Tell whether *item* is a chain, group, chord or graph."""
+    return isinstance(item, Signature) and item["subtask_type"] in KINDS
+
+
+def started(app: QWorker, plans: list[Plan]) -> None:
+    """Open the joins of *plans*, and publish all their calls at once."""
+    _open(app, plans)
+    _publish(app, plans)
+
+
+def _open(app: QWorker, plans: list[Plan]) -> None:
+    joins = [join for made in plans for join in made.joins]
+    for made in plans:
+        refuse_ignored(app, made.joined)
+    backend = app.backend
+    for made in plans:
+        for group, size in made.sizes.items():
+            backend.joins.set_size(group, size)
+    if joins:
+        backend.joins.open(
+            [
+                # Signed, where messages are: whoever sends the body signs it as his own.
+                Join(
+                    join.id,
+                    join.size,
+                    backend.encode_value(join.body.fields(), about=("join", join.id)),
+                    backend.expiry(join.terms),
+                )
+                for join in joins
+            ]
+        )
+    if CRASHING:
+        crash_point("joins-opened")
+
+
+def _publish(app: QWorker, plans: list[Plan]) -> None:
+    calls = []
+    for made in plans:
+        calls += made.calls
+        for those in (made.calls, made.joined):
+            those.clear()  # see publish()
+    results: dict[str, Any] = {}
+    for made in plans:
+        if made.first is not None:
+            results.update((each.id, each) for each in getattr(made.first, "results", None) or (made.first,))
+    try:
+        if calls:
+            app.publisher.publish(calls, results)
+    except PublishError:
+        joins = [join.id for made in plans for join in made.joins]
+        if joins:  # nothing was sent
+            app.backend.joins.drop(joins)
+        raise
+    if CRASHING:
+        crash_point("calls-sent")
+    context = current_context()
+    if context is not None:
+        context.children.extend(made.first for made in plans if made.first is not None)
+
+
+def _keep_outlines(app: QWorker, plans: list[Plan]) -> None:
+    """Keep of which calls workflows are made, for those who look at them by the id of one. Nobody else needs
+    it, so that it cannot be kept is no error. What is part of a larger workflow is in the outline of that.
+
+    The plans lose what they are made of, whose calls go as they are published.
+    """
+    backend = app.backend
+    steps = [made.step for made in plans]
+    plans[:] = [made._replace(step=None) for made in plans]
+    if not backend.supports_locks or is_held_back(app):
+        return
+    context = current_context()
+    parent = None if context is None else context.id
+    for made, step in zip(plans, steps, strict=True):
+        extended = app.conf.result_extended
+        if step is None or (step["subtask_type"] == "group" and not extended):
+            continue
+        line = outline.outlined(step, lambda call: call.ignored(app))
+        if not extended and not made.joins and not outline.has_joins(line):
+            continue
+        try:
+            outline.keep(backend, line, parent)
+        except (BackendError, EncodeError) as error:
+            logger.debug("the outline of workflow %s is not kept: %s", line[-1][0], error)
+
+
+def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
+    """Raise PublishError when nobody keeps the value of one of *joined*, for which a chord or graph waits."""
+    if not app.finalized:  # nothing is known of the tasks
+        app.finalize()
+    for call in joined:
+        if call.ignored(app):
+            raise PublishError(
+                f"the result of {call['task']} is ignored, and a chord or graph waits for it: call it with "
+                ".set(ignore_result=False), or make a group of it and let no body follow"
+            )
+
+
+def shares_joins(app: QWorker) -> bool:
+    """Tell whether joins are written in the format that only workers of ours know; see ``canvas_format``."""
+    chosen = app.conf.canvas_format
+    if chosen != "auto":
+        return bool(chosen == "shared")
+    return (
+        _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.conf.result_backend) not in _OF_REDIS
+    )
+
+
+def _scheme(url: str | None) -> str:
+    return (url or "").partition("://")[0].partition("+")[0].lower()

@@ -1,0 +1,206 @@
+"""Results of graphs: the results of the nodes, by their names.
+
+Comes from:  a graph that was called; or made by hand of any results.
+Goes to:     the result store, with one look for all nodes.
+Thread:      any; one object may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from qworker.conf.absent import RESULT, absent
+from qworker.results import tree
+from qworker.results.group_result import GroupResult
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Backend
+    from qworker.results.result import AsyncResult
+
+
+class GraphResult:
+    """The results of the nodes of a graph: ``result["name"]`` is that of one.
+
+    ``result.get()`` is the value of each node by its name; ``await result`` is the same in asyncio.
+
+    - id: of the graph. parent: the result of what ran before it.
+    - members: the same results as a GroupResult, in the order of the names: to go through as they end, and
+      whatever else that does.
+    """
+
+    __module__ = "qworker"
+
+    __slots__ = ("__weakref__", "members", "names")
+
+    def __init__(
+        self,
+        id: str,
+        results: Mapping[str, AsyncResult[Any]],
+        parent: Any = None,
+        app: QWorker | None = None,
+    ) -> None:
+        self.names = tuple(results)
+        self.members: GroupResult[Any] = GroupResult(id, results.values(), parent, app)
+
+    @property
+    def id(self) -> str:
+        """The id of the graph."""
+        return self.members.id
+
+    @property
+    def parent(self) -> Any:
+        """The result of what ran before the graph; None when nothing did."""
+        return self.members.parent
+
+    @parent.setter
+    def parent(self, parent: Any) -> None:
+        self.members.parent = parent
+
+    @property
+    def app(self) -> QWorker:
+        """The app whose result store is asked."""
+        return self.members.app
+
+    @property
+    def backend(self) -> Backend:
+        """The result store."""
+        return self.members.backend
+
+    @property
+    def results(self) -> list[AsyncResult[Any]]:
+        """The results of the nodes, in the order of the names."""
+        return self.members.results
+
+    children = results
+
+    # -- waiting --
+
+    def get(
+        self,
+        timeout: float | timedelta | None = None,
+        propagate: bool = True,
+        interval: float = 0.5,
+        disable_sync_subtasks: bool = True,
+    ) -> dict[str, Any]:
+        """Wait until all nodes have ended; return the value of each by its name.
+
+        propagate: raise the exception of the first node that fails as soon as it is known; False puts
+        exceptions in the place of values, also for nodes that did not run because another failed. Other
+        arguments and errors are those of ResultSet.get().
+        """
+        values = self.members.get(timeout, propagate, interval, disable_sync_subtasks=disable_sync_subtasks)
+        return dict(zip(self.names, values, strict=True))
+
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:
+        """Wait without blocking the event loop; return the values or raise an exception, as get() does."""
+        return self._await().__await__()
+
+    async def _await(self) -> dict[str, Any]:
+        return dict(zip(self.names, await self.members, strict=True))
+
+    # -- looking --
+
+    def ready(self) -> bool:
+        """Tell whether all nodes have ended, in whatever way."""
+        return self.members.ready()
+
+    def waiting(self) -> bool:
+        """Tell whether any node has not ended."""
+        return self.members.waiting()
+
+    def successful(self) -> bool:
+        """Tell whether all nodes returned a value."""
+        return self.members.successful()
+
+    def failed(self) -> bool:
+        """Tell whether any node failed, or was not run because another did."""
+        return self.members.failed()
+
+    def completed_count(self) -> int:
+        """How many nodes returned a value."""
+        return self.members.completed_count()
+
+    iterdeps = tree.iterdeps
+    collect = tree.collect
+    get_leaf = tree.get_leaf
+
+    # -- acting --
+
+    forget = tree.forget_line
+
+    def revoke(
+        self,
+        connection: Any = None,
+        terminate: bool = False,
+        signal: str | int | None = None,
+        wait: bool = False,
+        timeout: Any = None,
+    ) -> None:
+        """Cancel all that has not run, what runs before the graph included. Arguments and errors are those of
+        AsyncResult.revoke()."""
+        self.members.revoke(connection, terminate, signal, wait, timeout)
+
+    # -- being described --
+
+    as_tuple = tree.described
+    as_list = tree.ids_of_line
+    tree = tree.tree_of
+    _is_single = False
+
+    def _singles(self) -> Iterator[AsyncResult[Any]]:
+        return self.members._singles()
+
+    def _members_described(self) -> list[Any]:
+        return self.members._members_described()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent("GraphResult", name, RESULT)
+
+    def __getitem__(self, name: str) -> AsyncResult[Any]:
+        """The result of the node *name*. Raises KeyError when there is none."""
+        try:
+            return self.results[self.names.index(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return self.names
+
+    def items(self) -> list[tuple[str, AsyncResult[Any]]]:
+        """The names of the nodes, each with its result."""
+        return list(zip(self.names, self.results, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, GraphResult):
+            return other.names == self.names and other.members == self.members
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"<GraphResult: {self.id} [{', '.join(self.names):.1000}]>"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.id, dict(self.items()), self.parent)

@@ -1,0 +1,150 @@
+"""Results of groups: those of the members, by the id of the group, and kept in the store under it.
+
+Comes from:  a group that was called, or saved; the descriptions of results that a task called.
+Goes to:     the result store.
+Thread:      any; one object may be shared, but for what changes its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from qworker.context import get_current_app
+from qworker.results import tree
+from qworker.results.several import ResultSet
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Backend
+    from qworker.results.result import AsyncResult
+
+__all__ = ["GroupResult", "GroupResults", "ResultSet", "result_described"]
+
+R = TypeVar("R")
+
+Single = Callable[..., "AsyncResult[Any]"]
+"""Makes the result of one call, from its id, app and parent."""
+
+
+class GroupResult(ResultSet[R]):
+    """The results of the members of a group, by the id of the group.
+
+    parent: the result of what ran before the group.
+    """
+
+    __module__ = "qworker"
+
+    __slots__ = ("id", "parent")
+
+    def __init__(
+        self,
+        id: str,
+        results: Iterable[AsyncResult[R]] = (),
+        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
+        app: QWorker | None = None,
+    ) -> None:
+        super().__init__(results, app)
+        self.id = id
+        self.parent = parent
+
+    def _before(self) -> Iterable[AsyncResult[Any]]:
+        return tree.singles_before(self)
+
+    # -- kept in the store --
+
+    def save(self, backend: Backend | None = None) -> None:
+        """Store which results this group has, for restore(); for as long as results are kept."""
+        (backend or self.backend).save_group(self.id, self.as_tuple())
+
+    def delete(self, backend: Backend | None = None) -> None:
+        """Delete what save() stored, if it did. The results stay."""
+        (backend or self.backend).delete_group(self.id)
+
+    @classmethod
+    def restore(cls, id: str, backend: Backend | None = None, app: QWorker | None = None) -> Any:
+        """Return the group that was saved with this id; None when there is none, or it has expired."""
+        app = app or get_current_app()
+        described = (backend or app.backend).get_group(id)
+        return described and result_described(described, app, _single)
+
+    as_tuple = tree.described
+    as_list = tree.ids_of_line
+    _is_single = False
+    tree = tree.tree_of
+
+    def _members_described(self) -> list[Any]:
+        return [each.as_tuple() for each in self.results]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, GroupResult):
+            return other.id == self.id and other.results == self.results and other.parent == self.parent
+        return other == self.id if isinstance(other, str) else NotImplemented
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self.id)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        members = ", ".join(map(str, self.results))
+        return f"<{type(self).__name__}: {self.id} [{members}]>"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.id, self.results, self.parent)
+
+
+class GroupResults(NamedTuple):
+    """What makes the results of groups of *app*."""
+
+    app: QWorker
+
+    def __call__(
+        self,
+        id: str,
+        results: Iterable[AsyncResult[R]],
+        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
+    ) -> GroupResult[R]:
+        """Return the handle of the group *id*, whose members' results are *results*."""
+        return GroupResult(id, results, parent, self.app)
+
+    def restore(self, id: str, backend: Backend | None = None) -> Any:
+        """As GroupResult.restore()."""
+        return GroupResult.restore(id, backend, self.app)
+
+
+def _single(id: str, app: QWorker, parent: Any) -> AsyncResult[Any]:
+    result = app.AsyncResult(id)
+    result.parent = parent
+    return result
+
+
+def result_described(value: Any, app: QWorker | None, single: Single) -> Any:
+    """Make the result that ``as_tuple()`` described. Raises ValueError for anything else."""
+    before: list[tuple[str, Any]] = []
+    described = value
+    while True:
+        try:
+            identity, members = described
+            identity, parent = identity if isinstance(identity, list | tuple) else (identity, None)
+        except (TypeError, ValueError):
+            identity, members, parent = None, None, None
+        if not isinstance(identity, str) or not isinstance(members, list | tuple | None):
+            raise ValueError(f"{value!r:.200} does not describe a result: expected ((id, parent), children)")
+        before.append((identity, members))
+        if not parent:
+            break
+        described = parent
+    result: Any = None
+    for identity, members in reversed(before):
+        if members is None:
+            result = single(identity, app, result)
+        else:
+            result = GroupResult(
+                identity, [result_described(each, app, single) for each in members], result, app
+            )
+    return result

@@ -1,0 +1,350 @@
+"""Result set: the results of several calls, asked and waited for together.
+
+Comes from:  results of any kind that are put together; ``group_result``, for those of a group.
+Goes to:     the result store, with one look for all of them.
+Thread:      any; one object may be shared, but for what changes its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from qworker import states
+from qworker.conf.absent import RESULT, absent
+from qworker.context import get_current_app
+from qworker.results import callbacks, tree
+from qworker.results.gathering import IGNORED, AsCompleted, gather, gather_async, known_states
+from qworker.results.waiting import patience, refuse_to_wait_in_a_task
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Backend, Meta
+    from qworker.results.group_result import GroupResult
+    from qworker.results.result import AsyncResult
+
+R = TypeVar("R")
+
+
+class ResultSet(Generic[R]):
+    """The results of several calls, which are asked and waited for together.
+
+    ``results.get()`` is the list of their values, in the order of the set; ``await results`` is the same in
+    asyncio. A member may be a set itself: its value is a list.
+    """
+
+    __module__ = "qworker"
+
+    __slots__ = ("__weakref__", "_app", "results")
+
+    def __init__(self, results: Iterable[AsyncResult[R]], app: QWorker | None = None) -> None:
+        self.results = list(results)
+        self._app = app
+
+    @property
+    def app(self) -> QWorker:
+        """The app whose result store is asked: the one given, that of the first member, or the current
+        one."""
+        if self._app is None:
+            self._app = self.results[0].app if self.results else get_current_app()
+        return self._app
+
+    @app.setter
+    def app(self, app: QWorker) -> None:
+        self._app = app
+
+    @property
+    def backend(self) -> Backend:
+        """The result store."""
+        return self.app.backend
+
+    supports_native_join = True
+    """join_native() works, with every result store."""
+
+    # -- members --
+
+    def add(self, result: AsyncResult[R]) -> None:
+        """Add *result*, unless it is there."""
+        if result not in self.results:
+            self.results.append(result)
+
+    def update(self, results: Iterable[AsyncResult[R]]) -> None:
+        """Add those of *results* that are not there."""
+        there = set(self.results)
+        for result in results:
+            if result not in there:
+                there.add(result)
+                self.results.append(result)
+
+    def remove(self, result: AsyncResult[R] | str) -> None:
+        """Take *result*, or that of this id, out. Raises KeyError when it is not there."""
+        for place, each in enumerate(self.results):
+            if str(each) == result if isinstance(result, str) else each == result:
+                del self.results[place]
+                return
+        raise KeyError(result)
+
+    def discard(self, result: AsyncResult[R] | str) -> None:
+        """Take *result*, or that of this id, out, if it is there."""
+        try:
+            self.remove(result)
+        except KeyError:
+            pass
+
+    def clear(self) -> None:
+        """Take all out."""
+        self.results.clear()
+
+    @property
+    def children(self) -> list[AsyncResult[R]]:
+        """The members."""
+        return self.results
+
+    def _singles(self) -> Iterator[AsyncResult[Any]]:
+        """The results of single calls: the members, and those of sets among them."""
+        for result in self.results:
+            if isinstance(result, ResultSet):
+                yield from result._singles()
+            else:
+                yield result
+
+    # -- waiting --
+
+    def get(
+        self,
+        timeout: float | timedelta | None = None,
+        propagate: bool = True,
+        interval: float = 0.5,
+        callback: Callable[[str, Any], Any] | None = None,
+        no_ack: bool = True,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        disable_sync_subtasks: bool = True,
+        on_interval: Callable[[], Any] | None = None,
+    ) -> list[R]:
+        """Wait until all have ended; return their values in the order of the set.
+
+        timeout: seconds or a timedelta, for all together; None for ever; what is below 0 is 0: do not wait.
+        propagate: raise the exception of the first that fails as soon as it is known, or of what ran before
+        them; False puts exceptions into the list.
+        interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
+        callback(id, value) is called with each value as it comes; then the list is empty.
+        on_message(metadata) is called with the final metadata of each; an exception is the dict that is
+        stored. no_ack is there for Celery's sake.
+
+        The value of a call whose result is ignored is None. Raises ResultTimeout when it took too long,
+        TypeError for a timeout that is none, RuntimeError inside of a task unless disable_sync_subtasks is
+        False, NotSupported when results are disabled.
+        """
+        limit = patience(timeout)
+        if disable_sync_subtasks:
+            refuse_to_wait_in_a_task()
+        for ended in self._gather(propagate, limit, interval, on_interval):
+            for result, meta in ended:
+                if on_message is not None and meta is not IGNORED:
+                    on_message(meta)
+                if callback is not None or propagate:
+                    value = result._value(meta, propagate)
+                    if callback is not None:
+                        callback(result.id, value)
+        return [] if callback is not None else self._values(propagate)
+
+    join = get
+
+    def join_native(
+        self,
+        timeout: float | timedelta | None = None,
+        propagate: bool = True,
+        interval: float = 0.5,
+        callback: Callable[[str, Any], Any] | None = None,
+        no_ack: bool = True,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        disable_sync_subtasks: bool = True,
+    ) -> list[R]:
+        """get(), with its arguments in Celery's order for this name."""
+        return self.get(
+            timeout, propagate, interval, callback, no_ack, on_message, disable_sync_subtasks, on_interval
+        )
+
+    def _gather(
+        self,
+        propagate: bool,
+        timeout: float | None,
+        interval: float = 0.5,
+        on_interval: Callable[[], Any] | None = None,
+    ) -> Iterator[list[tuple[AsyncResult[Any], Meta]]]:
+        singles = list(self._singles())
+        parents = self._before() if propagate else ()
+        return gather(self.app, singles, parents, timeout, interval, on_interval) if singles else iter(())
+
+    def _before(self) -> Iterable[AsyncResult[Any]]:
+        """The results whose failure means that this will never end."""
+        return ()
+
+    def _values(self, propagate: bool) -> list[R]:
+        values: list[Any] = []
+        for result in self.results:
+            if isinstance(result, ResultSet):
+                values.append(result._values(propagate))
+            else:
+                values.append(result._value(result._meta or IGNORED, propagate))
+        return values
+
+    def iterate(
+        self,
+        timeout: float | timedelta | None = None,
+        propagate: bool = True,
+        interval: float = 0.5,
+    ) -> Iterator[R]:
+        """Yield the values as they come, in whichever order. Arguments and errors are those of get()."""
+        for result, meta in self._one_by_one(timeout, propagate, interval):
+            yield result._value(meta, propagate)
+
+    def iter_native(
+        self,
+        timeout: float | timedelta | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield ``(id, metadata)`` of each as it ends; an exception is the dict that is stored.
+
+        Arguments and errors are those of get(). Calls whose result is ignored are left out.
+        """
+        for result, meta in self._one_by_one(timeout, False, interval, on_interval):
+            if meta is not IGNORED:
+                if on_message is not None:
+                    on_message(meta)
+                yield result.id, meta
+
+    def as_completed(self, timeout: float | timedelta | None = None, interval: float = 0.5) -> AsCompleted[R]:
+        """Return what yields each result as it ends, in ``for`` and in ``async for``.
+
+        Each has ended when it is yielded, or its result is ignored: its get() does not wait. Raises
+        ResultTimeout when some have not ended after *timeout* seconds.
+        """
+        return AsCompleted(self, patience(timeout), interval)
+
+    def _one_by_one(
+        self,
+        timeout: float | timedelta | None,
+        propagate: bool,
+        interval: float,
+        on_interval: Callable[[], Any] | None = None,
+    ) -> Iterator[tuple[AsyncResult[Any], Meta]]:
+        limit = patience(timeout)
+        refuse_to_wait_in_a_task()
+        for ended in self._gather(propagate, limit, interval, on_interval):
+            yield from ended
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        """Wait without blocking the event loop; return the values or raise an exception, as get() does."""
+        return self._await().__await__()
+
+    async def _await(self) -> list[R]:
+        refuse_to_wait_in_a_task()
+        singles = list(self._singles())
+        if singles:
+            async for ended in gather_async(self.app, singles, self._before()):
+                for result, meta in ended:
+                    result._value(meta, True)
+        return self._values(True)
+
+    then = callbacks.then_all
+
+    # -- looking --
+
+    def _states(self) -> dict[str, str]:
+        return known_states(list(self._singles()), lambda: self.backend)
+
+    def ready(self) -> bool:
+        """Tell whether all have ended, in whatever way. A call whose result is ignored does not count."""
+        ended = {*states.READY_STATES, states.IGNORED}
+        return all(state in ended for state in self._states().values())
+
+    def waiting(self) -> bool:
+        """Tell whether any has not ended."""
+        return not self.ready()
+
+    def successful(self) -> bool:
+        """Tell whether all returned a value."""
+        return all(state == states.SUCCESS for state in self._states().values())
+
+    def failed(self) -> bool:
+        """Tell whether any raised an exception."""
+        return states.FAILURE in self._states().values()
+
+    def completed_count(self) -> int:
+        """How many members returned a value; a set among them counts once, when all of its did."""
+        known = self._states()
+        return sum(
+            all(
+                known[each.id] == states.SUCCESS
+                for each in (result._singles() if isinstance(result, ResultSet) else (result,))
+            )
+            for result in self.results
+        )
+
+    def maybe_throw(self, callback: Callable[[str, Any], Any] | None = None, propagate: bool = True) -> None:
+        """Raise the exception of the first member that has failed, if any has.
+
+        callback(id, value) is called with the value of each single call; None where there is none yet.
+        """
+        self._states()
+        for each in self._singles():
+            value = each._value(each._meta or IGNORED, propagate)
+            if callback is not None:
+                callback(each.id, value)
+
+    maybe_reraise = maybe_throw
+
+    # -- acting --
+
+    parent: AsyncResult[Any] | GroupResult[Any] | None = None
+    forget = tree.forget_line
+
+    def revoke(
+        self,
+        connection: Any = None,
+        terminate: bool = False,
+        signal: str | int | None = None,
+        wait: bool = False,
+        timeout: Any = None,
+    ) -> None:
+        """Cancel them, and what runs before them: tell all workers, in one order, to run none of these calls.
+        Arguments and errors are those of AsyncResult.revoke()."""
+        tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
+
+    # -- being a collection --
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent(type(self).__name__, name, RESULT)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[AsyncResult[R]]:
+        return iter(self.results)
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncResult[R]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AsyncResult[R]]: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncResult[R] | list[AsyncResult[R]]:
+        return self.results[index]
+
+    def __eq__(self, other: object) -> bool:
+        return other.results == self.results if isinstance(other, ResultSet) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: [{', '.join(map(str, self.results))}]>"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.results,)

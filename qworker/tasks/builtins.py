@@ -1,0 +1,65 @@
+"""Built-in tasks: those that every app has, by the names that Celery gives them.
+
+Comes from:  the app, when it is finalized.
+Goes to:     its registry; messages for them come from ``task.map`` and its like, ours and Celery's.
+Thread:      whichever runs the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.canvas.graph import TASK as GRAPH
+from qworker.canvas.mapping import chunks
+from qworker.canvas.signature import signature
+from qworker.tasks.chord_unlock import CHORD_UNLOCK, make_chord_unlock
+from qworker.tasks.coroutines import run_to_end
+from qworker.tasks.definition import make_task
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.tasks.registry import TaskRegistry
+
+
+STAND_IN = "celery.accumulate"
+"""In whose name the calls are told that came with a task which nobody knows here."""
+
+
+def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
+    """Enter celery.map, celery.starmap, celery.chunks, celery.accumulate, celery.chord_unlock and
+    qworker.graph in the *registry* of *app*, but for those that it has of its own."""
+
+    def xmap(task: Mapping[str, Any], it: Iterable[Any]) -> list[Any]:
+        call = signature(task, app=app).type
+        return [_value(call(item)) for item in it]
+
+    def xstarmap(task: Mapping[str, Any], it: Iterable[Any]) -> list[Any]:
+        call = signature(task, app=app).type
+        return [_value(call(*item)) for item in it]
+
+    def parts(task: Mapping[str, Any], it: Iterable[Any], n: int) -> Any:
+        return chunks.apply_chunks(signature(task, app=app), it, n, app).as_tuple()
+
+    def accumulate(*args: Any, **kwargs: Any) -> Any:
+        index = kwargs.get("index")
+        return args if index is None else args[index]
+
+    def gathered(**values: Any) -> dict[str, Any]:
+        return values
+
+    for name, function in (
+        ("celery.map", xmap),
+        ("celery.starmap", xstarmap),
+        ("celery.chunks", parts),
+        (STAND_IN, accumulate),
+        (GRAPH, gathered),
+    ):
+        if name not in registry:
+            registry.register(make_task(app, function, name=name))
+    if CHORD_UNLOCK not in registry:
+        registry.register(make_chord_unlock(app))
+
+
+def _value(returned: Any) -> Any:
+    return run_to_end(returned) if isinstance(returned, Coroutine) else returned

@@ -1,0 +1,131 @@
+"""Chord unlock: the body of a chord whose members Celery does not count.
+
+Comes from:  producers of Celery's whose results are in an SQL database, or in files: they publish this task
+             beside the header of each chord.
+Goes to:     the result store, where it looks whether all members have ended; the broker, with the body, or
+             with the next look.
+Thread:      whichever runs the task.
+
+Between two looks it waits in the broker, and holds no slot. Our own chords have joins instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.canvas.signature import signature
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    DamagedResult,
+    MaxRetriesExceeded,
+    PublishError,
+    QWorkerError,
+)
+from qworker.message.exceptions import exception_of
+from qworker.publishing.transactions import sender
+from qworker.results.group_result import ResultSet
+from qworker.results.result import result_from_tuple
+from qworker.safe_repr import safe_repr
+from qworker.tasks import followup
+from qworker.tasks.definition import make_task
+from qworker.transports.lease import Part
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+CHORD_UNLOCK = "celery.chord_unlock"
+_AWAY = (BackendError, BrokerUnavailable)
+
+
+def make_chord_unlock(app: QWorker) -> Task[..., Any]:
+    """The task, for *app*."""
+
+    def chord_unlock(
+        self: Task[..., Any],
+        group_id: str,
+        callback: Mapping[str, Any],
+        interval: float | None = None,
+        max_retries: int | None = None,
+        result: Any = None,
+        **more: Any,
+    ) -> None:
+        pause = app.conf.result_chord_retry_interval if interval is None else interval
+        members = [result_from_tuple(each, app) for each in result]
+        ids = list(_ids(members))
+        try:
+            found = app.backend.read_many(ids)
+        except BackendError as error:
+            self.retry(exc=error, countdown=pause, max_retries=max_retries)
+        if not all(_ended(found.get(task_id)) for task_id in ids):
+            try:
+                self.retry(countdown=pause, max_retries=max_retries)
+            except (MaxRetriesExceeded, PublishError) as error:  # nobody would look again
+                _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
+                raise
+        why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
+        try:
+            if why is None:
+                values = [_value(each, found) for each in members]
+                try:
+                    followup.follow(app, self.request, callback, (values,))
+                except (PublishError, TypeError) as error:
+                    why = f"Callback error: {safe_repr(error)}"
+            if why is not None:
+                logger.error("chord %s fails: %s", group_id, why, extra={"event": "join-failed"})
+                _fail(app, callback, why)
+        except _AWAY as error:
+            self.retry(exc=error, countdown=pause, max_retries=max_retries)
+
+    return make_task(app, chord_unlock, name=CHORD_UNLOCK, bind=True, max_retries=None, ignore_result=True)
+
+
+def _ids(members: list[Any]) -> Iterator[str]:
+    for each in members:
+        if isinstance(each, ResultSet):
+            yield from _ids(each.results)
+        else:
+            yield each.id
+
+
+def _ended(meta: Any) -> bool:
+    return isinstance(meta, DamagedResult) or (meta is not None and meta["status"] in states.READY_STATES)
+
+
+def _failure(task_id: str, meta: Any) -> str | None:
+    """Why the body is not to run because of this member; None: it has succeeded."""
+    if isinstance(meta, DamagedResult):
+        return str(meta)
+    if meta["status"] == states.SUCCESS:
+        return None
+    return f"Dependency {task_id} raised {safe_repr(exception_of(meta))}"
+
+
+def _value(member: Any, found: Mapping[str, Any]) -> Any:
+    if isinstance(member, ResultSet):
+        return [_value(each, found) for each in member.results]
+    return found[member.id]["result"]
+
+
+def _fail(app: QWorker, callback: Mapping[str, Any], why: str) -> None:
+    """Store that the body of a chord failed, with all that would have come after it, and call its
+    errbacks."""
+    try:
+        envelopes, ended = followup.chord_failed(app, signature(callback, app=app), why)
+    except _AWAY:
+        raise
+    except QWorkerError as error:
+        logger.error("nor can that be told: %s", error, extra={"event": "join-failed"})
+        return
+    if envelopes:
+        sender(app).push(envelopes)
+    app.backend.store_rows([row for row, _ in ended])
+    parts = [Part(*part) for _, fields in ended for part in fields]
+    if parts:
+        app.backend.joins.add(parts)

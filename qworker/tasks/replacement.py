@@ -1,0 +1,169 @@
+"""Replacement: what a running task sends instead of itself, or beside itself into its chord.
+
+Comes from:  ``task.replace()``, ``task.add_to_chord()``.
+Goes to:     publishing; an eager run makes the calls itself.
+Thread:      whichever runs the task.
+
+The ids of all that takes the place of a run follow from its own id: a run that is delivered again replaces
+itself by the same calls, and the joins count each of them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from qworker.backends.joins import Joins
+from qworker.canvas.chain import chain
+from qworker.canvas.group import with_callback
+from qworker.canvas.mapping import chunks
+from qworker.canvas.membership import HEADER, parts_of
+from qworker.canvas.plan import last_call
+from qworker.canvas.signature import Signature, check, listed, maybe_signature
+from qworker.canvas.stamping import hand_on
+from qworker.context import message_headers, pop, push
+from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
+from qworker.interrupts import conclude
+from qworker.naming import task_id
+from qworker.publishing.workflows import planned, refuse_ignored, start
+from qworker.states import FAILURE
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Part
+
+if TYPE_CHECKING:
+    from qworker.context import Context
+    from qworker.tasks.task import Task
+
+_IDS = "9a1c1f0e-52f7-4c0f-8a4e-6f1c7a0d3b55"
+
+
+def replacement(task: Task[..., Any], sig: Any) -> Signature:
+    """The workflow that takes the place of the run of *task*. See ``Task.replace``."""
+    request, app = task.request, task.app
+    check(sig)
+    work = maybe_signature(sig, app, clone=True)
+    if "chord" in work.options:
+        raise ConfigurationError("what replaces a task must not be part of a chord: leave its option out")
+    if isinstance(work, chunks):
+        work = work.group().clone(**work["options"])
+    nesting = request.replaced_task_nesting + 1
+    # A group becomes a chord whose body returns the list: one call has to stand for the task.
+    step: Any = work.frozen(request.id, True, _ids_of(request, nesting)).step
+    for callback in listed(request.callbacks):
+        with_callback(step, maybe_signature(callback, app))
+    for errback in listed(request.errbacks):
+        step.link_error(maybe_signature(errback, app))
+    if request.stamps:
+        hand_on(step, request.stamped_headers or list(request.stamps), request.stamps)
+    last = _placed(step, request, nesting)
+    if request.chord or HEADER in (last["options"].get("headers") or {}):
+        refuse_ignored(app, [last])
+    rest = [Signature.from_dict(each, app) for each in reversed(listed(request.chain))]
+    if not rest:
+        return step  # type: ignore[no-any-return]
+    return chain.of_steps([step, *(each.set(replaced_task_nesting=nesting) for each in rest)], app)  # type: ignore[no-any-return]
+
+
+def _ids_of(request: Context, what: object) -> Callable[[], str]:
+    """New ids for *what* comes of *request*, the same whenever that is delivered."""
+    if request.id is None:
+        return task_id
+    from uuid import UUID, uuid5  # some milliseconds, for those alone who replace a task
+
+    space, numbers = UUID(_IDS), count()
+    return lambda: str(uuid5(space, f"{request.id} {request.retries} {what} {next(numbers)}"))
+
+
+def _placed(step: Any, request: Context, nesting: int) -> Signature:
+    """Let the last call of *step* be what the task was: the id of its result, the member of its group; return
+    it."""
+    for each in [step, *(step.tasks if isinstance(step, chain) else ())]:
+        each["options"]["replaced_task_nesting"] = nesting
+    last = last_call(step)
+    assert last is not None
+    taken = {
+        "task_id": request.id,
+        "group_id": request.group,
+        "group_index": request.group_index,
+        "chord": request.chord,
+        "replaced_task_nesting": nesting,
+    }
+    last["options"].update({name: value for name, value in taken.items() if value is not None})
+    if joins := message_headers(request).get(HEADER):
+        last["options"]["headers"] = {**(last["options"].get("headers") or {}), HEADER: joins}
+    return last
+
+
+def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
+    """Send *sig*, which replacement() has made, and raise Replaced. See ``Task.on_replace``."""
+    request = task.request
+    if not request.is_eager:
+        # Once it is sent, a time limit must not make a failure of this run.
+        conclude(_publish, task, request, sig)
+    raise Replaced(sig)
+
+
+def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
+    if CRASHING:
+        crash_point("replacement-made")
+    made = planned(task.app, sig)
+    for call in made.calls:
+        call["options"].setdefault("root_id", request.root_id)
+        if request.reply_to is not None:
+            call["options"].setdefault("reply_to", request.reply_to)
+    caller = copy(request)  # the calls come from where this one came from
+    caller.id = request.parent_id  # type: ignore[assignment]
+    token = push(caller, task)
+    try:
+        start(task.app, made)
+    finally:
+        pop(token)
+    # Whoever dies here is delivered again, and sends the same.
+    if CRASHING:
+        crash_point("replacement-sent")
+
+
+def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
+    """Make *sig* a member of the chord that the run of *task* is a member of. See ``Task.add_to_chord``."""
+    request, app = task.request, task.app
+    check(sig)
+    shared = not request.chord
+    # Its joins are those of the call; of a chord, the one that has the name of the group.
+    named = [part.join for part in parts_of(message_headers(request), FAILURE)]
+    if request.is_eager or (shared and request.group not in named):
+        raise NotInChord(
+            f"{task.name}[{request.id}] is a member of no chord: add_to_chord() is for tasks in "
+            "the header of one"
+        )
+    joins: Joins = app.backend.joins
+    request.added += 1
+    ids = _ids_of(request, f"added {request.added}")
+    work = maybe_signature(sig, app, clone=True).frozen(None, True, ids).step
+    last = last_call(work)
+    assert last is not None
+    refuse_ignored(app, [last])
+    group = str(request.group)
+    number = joins.grow(group, last["options"]["task_id"])
+    # Whoever dies here is delivered again, and adds the same.
+    if CRASHING:
+        crash_point("chord-grown")
+    if number is None:
+        raise NotInChord(
+            f"the chord of {task.name}[{request.id}] has got all its members, or is there no more"
+        )
+    last["options"].update(group_id=group, group_index=number)
+    if shared:
+        headers = last["options"].get("headers") or {}
+        last["options"]["headers"] = {**headers, HEADER: [*(headers.get(HEADER) or ()), [group, number]]}
+    else:
+        last["options"]["chord"] = request.chord
+    if lazy:
+        return work
+    try:
+        return work.apply_async()
+    except PublishError:  # nobody else will end it
+        if shared:
+            joins.add([Part(group, number, last["options"]["task_id"], FAILURE)])
+        raise

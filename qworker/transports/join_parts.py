@@ -1,0 +1,44 @@
+"""Parts on their way into a store: sorted by their joins, without those that no join can have.
+
+Comes from:  settlements and ``Joins.add``, with what messages say of themselves, which may be anything.
+Goes to:     the stores that keep joins.
+Thread:      any; pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qworker.errors import EncodeError
+from qworker.transports.lease import Part
+
+MAX_ID = 255
+"""Characters of the id of a join."""
+MAX_SIZE = 2**31 - 1
+"""Members of a join."""
+
+
+def by_join(parts: Iterable[Part]) -> dict[str, dict[int, Part]]:
+    """The parts of each join by their numbers, the first of each; joins and numbers in one order, against
+    deadlocks."""
+    found: dict[str, dict[int, Part]] = {}
+    for part in parts:
+        if may_be_id(part.join) and type(part.number) is int and 0 <= part.number < MAX_SIZE:
+            found.setdefault(part.join, {}).setdefault(part.number, part)
+    return {join: dict(sorted(found[join].items())) for join in sorted(found)}
+
+
+def may_be_id(join: str) -> bool:
+    """Whether every store can keep a join with this id, and tells it from others."""
+    return type(join) is str and 0 < len(join) <= MAX_ID and join.isprintable() and join[-1] != " "
+
+
+def check_join(join: str, size: int) -> None:
+    """Raise EncodeError for an id or size that no store can keep."""
+    if not may_be_id(join):
+        raise EncodeError(
+            f"{join!r:.300} is no id of a join: it has 1 to {MAX_ID} printable characters, of which the last "
+            "is no blank"
+        )
+    if type(size) is not int or not 0 <= size <= MAX_SIZE:
+        raise EncodeError(f"a join of {size!r:.50} members: there may be 0 to {MAX_SIZE}")

@@ -1,0 +1,143 @@
+"""Joins in an SQL database: how their parts are counted.
+
+Comes from:  ``settle.py``, in the transaction of the ack; ``backends/sql_joins.py``, which makes the tables.
+Goes to:     ``qworker_join`` and ``qworker_part``, or what ``database_table_names`` calls them.
+Thread:      any; within a transaction of the caller's.
+
+A join has parts by its number, ``seq``. ``remaining`` is how many are not there, and ``due`` when it may be
+claimed: 0 once all are, before that when it expires, and when a claim ends. Who changes anything about a join
+holds its row, so that what is counted here is counted once; several rows are taken by the order of their ids,
+against deadlocks. What is no join any more is not found then, and its parts leave nothing behind. A join that
+was finished is kept without members, with -1 in ``remaining``, until it is ``due``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from qworker.transports.join_parts import by_join
+from qworker.transports.lease import Part
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+PORTION = 500
+"""How many rows one statement is about."""
+
+
+class JoinTables(NamedTuple):
+    """What the tables are called, as statements have it. locking: what a SELECT ends with that takes the rows
+    it finds."""
+
+    join: str = "qworker_join"
+    part: str = "qworker_part"
+    locking: str = " FOR UPDATE"
+
+
+TABLES = JoinTables()
+"""What they are called unless somebody has other names for them."""
+
+
+class Session(Protocol):
+    """A connection: a Link, or one of the result store's."""
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        """The rows of *statement*."""
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Carry out *statement*; return how many rows it changed."""
+
+
+Numbered = Mapping[str, Mapping[int, Part]]
+"""Parts by their joins and numbers."""
+
+
+def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
+    """Record *parts*; those of joins that are not there, or are not so large, leave nothing behind."""
+    numbered = by_join(parts)
+    found: dict[int, tuple[str, int]] = {}
+    for ids in portions(list(numbered)):
+        query = f"SELECT seq, id, size FROM {tables.join} WHERE id IN ({places(ids)}) ORDER BY id"
+        found.update((seq, (name, size)) for seq, name, size in session.ask(query + tables.locking, ids))
+    wanted = [
+        (seq, number, part.task_id, part.status)
+        for seq, (name, size) in found.items()
+        for number, part in numbered.get(name, {}).items()
+        if number < size
+    ]
+    new: dict[int, int] = defaultdict(int)
+    for rows in portions(wanted):
+        there = _there(session, tables, rows)
+        adding = [row for row in rows if row[:2] not in there]
+        if adding:
+            values = ", ".join(["(%s, %s, %s, %s)"] * len(adding))
+            statement = f"INSERT INTO {tables.part} (seq, number, task_id, status) VALUES {values}"
+            session.do(statement, [value for row in adding for value in row])
+        for row in adding:
+            new[row[0]] += 1
+    _count(session, tables, new)
+
+
+def _there(session: Session, tables: JoinTables, rows: Sequence[Row]) -> set[Row]:
+    """Which (seq, number) of *rows* are recorded."""
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for seq, number, *_ in rows:
+        numbers[seq].append(number)
+    places_of = (f"(seq = %s AND number IN ({places(each)}))" for each in numbers.values())
+    query = f"SELECT seq, number FROM {tables.part} WHERE {' OR '.join(places_of)}"
+    values = [value for seq, each in numbers.items() for value in (seq, *each)]
+    return {tuple(row) for row in session.ask(query, values)}
+
+
+def _count(session: Session, tables: JoinTables, new: Mapping[int, int]) -> None:
+    """So many parts of each join are there besides."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for seq, count in new.items():
+        alike[count].append(seq)
+    for count, every in sorted(alike.items()):
+        for some in portions(every):
+            # MySQL sets from left to right, and would see what remains then.
+            session.do(
+                f"UPDATE {tables.join} SET due = CASE WHEN remaining <= %s AND token IS NULL THEN 0 ELSE due "
+                f"END, remaining = remaining - %s WHERE seq IN ({places(some)})",
+                [count, count, *some],
+            )
+
+
+def postgresql_record(tables: JoinTables, parts: Sequence[Part]) -> tuple[str, Sequence[Any]] | None:
+    """One statement that does what record() does, with its values; None when there is nothing to record."""
+    numbered = by_join(parts)
+    every = [part for each in numbered.values() for part in each.values()]
+    if not every:
+        return None
+    ids, numbers, task_ids, statuses, *_ = (list(column) for column in zip(*every, strict=True))
+    return _postgresql(tables), (list(numbered), ids, numbers, task_ids, statuses)
+
+
+@lru_cache(maxsize=16)
+def _postgresql(tables: JoinTables) -> str:
+    return f"""WITH found AS MATERIALIZED (
+    SELECT seq, id, size FROM {tables.join} WHERE id = ANY(CAST(%s AS text[])) ORDER BY id FOR UPDATE),
+added AS (INSERT INTO {tables.part} (seq, number, task_id, status)
+    SELECT seq, number, task_id, status
+    FROM unnest(CAST(%s AS text[]), CAST(%s AS bigint[]), CAST(%s AS text[]), CAST(%s AS text[]))
+    AS given (id, number, task_id, status) JOIN found USING (id) WHERE number < size
+    ON CONFLICT DO NOTHING RETURNING seq),
+counted AS (SELECT seq, count(*) AS new FROM added GROUP BY seq)
+UPDATE {tables.join} AS standing
+SET due = CASE WHEN remaining <= new AND token IS NULL THEN 0 ELSE due END, remaining = remaining - new
+FROM counted WHERE standing.seq = counted.seq"""
+
+
+def places(values: Sequence[object]) -> str:
+    """The places of so many values."""
+    return ", ".join(["%s"] * len(values))
+
+
+def portions(every: Sequence[T]) -> Iterator[Sequence[T]]:
+    """*every*, so many at a time as one statement is about."""
+    for start in range(0, len(every), PORTION):
+        yield every[start : start + PORTION]

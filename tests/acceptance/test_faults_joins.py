@@ -1,0 +1,142 @@
+"""Workers are killed at each step of a join, and each body runs once all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from qworker import chain, group
+from qworker.backends.joins import Join
+from qworker.canvas.chord import chord
+from qworker.canvas.membership import HEADER
+from qworker.canvas.signature import Signature
+from qworker.naming import task_id
+from tests.acceptance.harness import REPOSITORY, Site
+from tests.acceptance.ledger import STARTED
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
+OWN = ("components/joiner.py", "transports/sqlite/join_rows.py", "backends/sqlite_joins.py")
+POINTS = sorted(
+    {name for path in OWN for name in CALL.findall((REPOSITORY / "qworker" / path).read_text())}
+    - {"body-sent"}  # where messages are kept elsewhere
+)
+MEMBERS = 12
+
+
+def open_join(site: Site, *members: Signature) -> str:
+    """Have *members* called, and then their body; its id."""
+    name, body = task_id(), Signature("gather", options={"task_id": task_id()}, app=site.client)
+    site.client.backend.joins.open([Join(name, len(members), json.dumps(body).encode())])
+    called = [member.clone(headers={HEADER: [[name, n]]}) for n, member in enumerate(members)]
+    site.client.send_many(called)
+    return str(body.id)
+
+
+def work(site: Site, number: int) -> Signature:
+    return Signature("work", (number,), app=site.client)
+
+
+def starts(site: Site, task_id: str) -> int:
+    return len([record for record in site.records(kind=STARTED) if record.id == task_id])
+
+
+def test_there_are_points() -> None:
+    assert {"join-claimed", "body-made", "finishing-join", "join-finished", "parts-recorded"} <= set(POINTS)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at(site: Site, point: str) -> None:
+    """Every body runs once, with the value of every member in its place, though some members ran twice."""
+    site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
+    bodies = [open_join(site, *(work(site, number) for number in range(MEMBERS))) for _ in range(10)]
+    hit = site.path / "hit"
+    worker = site.start(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
+    site.until(hit.exists, "the crash")
+    site.until(lambda: not worker.alive, "the worker to be dead")
+    again = site.start(name="again")
+    site.until(lambda: all(site.client.AsyncResult(body).ready() for body in bodies), "the bodies to end")
+    site.drained()
+    again.stop()
+    for body in bodies:
+        assert site.client.AsyncResult(body).get(timeout=5) == list(range(MEMBERS))
+        assert starts(site, body) == 1
+    assert site.client.backend.joins.count() == 0
+    assert site.left() == []
+
+
+@pytest.mark.parametrize("point", ["joins-opened", "calls-sent"])
+def test_a_task_that_dies_as_it_begins_a_chord_has_its_body_run_once(site: Site, point: str) -> None:
+    """It is delivered again, and begins the chord again."""
+    site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
+    header = group(work(site, 7).set(immutable=True) for _ in range(3))
+    results = [chain(work(site, 1), header, Signature("gather", app=site.client))() for _ in range(4)]
+    hit = site.path / "hit"
+    worker = site.start(environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
+    site.until(hit.exists, "the crash")
+    site.until(lambda: all(site.client.AsyncResult(each.id).ready() for each in results), "the bodies to end")
+    site.drained()
+    worker.stop()
+    assert [site.client.AsyncResult(each.id).get(timeout=5) for each in results] == [[7, 7, 7]] * 4
+    assert [starts(site, str(each.id)) for each in results] == [1] * 4
+    assert (site.client.backend.joins.count(), site.left()) == (0, [])
+
+
+@pytest.mark.parametrize("point", ["replacement-sent", "replacement-made"])
+def test_a_task_that_dies_as_it_is_replaced_is_replaced_by_the_same(site: Site, point: str) -> None:
+    """It is delivered again, and sends the same calls once more; its chord counts it once."""
+    site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
+    spread = [Signature("spread", (number,), app=site.client) for number in (0, 10, 20)]
+    bodies = [chord([*spread, work(site, 30)])(Signature("gather", app=site.client)) for _ in range(4)]
+    bodies.append((spread[0] | Signature("gather", app=site.client))())
+    hit = site.path / "hit"
+    worker = site.start(environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
+    site.until(hit.exists, "the crash")
+    site.until(lambda: all(site.client.AsyncResult(body.id).ready() for body in bodies), "the bodies to end")
+    site.drained()
+    worker.stop()
+    values = [[0, 1, 2], [10, 11, 12], [20, 21, 22], 30]
+    assert [site.client.AsyncResult(body.id).get(timeout=5) for body in bodies] == [*[values] * 4, values[0]]
+    runs = [starts(site, str(body.id)) for body in bodies]
+    assert runs[:4] == [1] * 4
+    # 13 tasks that are replaced, their 39 calls, 4 members besides, 5 bodies: none has had two ids.
+    assert len({record.id for record in site.records(kind=STARTED)}) == 13 + 39 + 4 + 5
+    assert site.client.backend.joins.count() == 0
+    assert site.left() == []
+
+
+def test_a_task_that_dies_as_it_adds_to_its_chord_adds_the_same(site: Site) -> None:
+    site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
+    header = [Signature("widen", (0,), app=site.client), work(site, 10)]
+    bodies = [chord(header)(Signature("gather", app=site.client)) for _ in range(4)]
+    hit = site.path / "hit"
+    worker = site.start(environment={"QWORKER_CRASH_AT": f"chord-grown@{hit}"})
+    site.until(hit.exists, "the crash")
+    site.until(lambda: all(site.client.AsyncResult(body.id).ready() for body in bodies), "the bodies to end")
+    site.drained()
+    worker.stop()
+    assert [site.client.AsyncResult(body.id).get(timeout=5) for body in bodies] == [[0, 10, 1]] * 4
+    assert [starts(site, str(body.id)) for body in bodies] == [1] * 4
+    assert site.client.backend.joins.count() == 0
+    assert site.left() == []
+
+
+def test_a_member_whose_process_is_killed_fails_the_body_once(site: Site) -> None:
+    site.settings.update(task_max_deliveries=1)
+    told = Signature("work", (7,), options={"task_id": task_id()}, immutable=True, app=site.client)
+    name, body = task_id(), Signature("gather", options={"task_id": task_id()}, app=site.client)
+    body.link_error(told)
+    site.client.backend.joins.open([Join(name, 2, json.dumps(body).encode())])
+    for number, member in enumerate((work(site, 1), Signature("die_once", app=site.client))):
+        member.clone(headers={HEADER: [[name, number]]}).apply_async()
+    worker = site.start()
+    result = site.client.AsyncResult(str(body.id))
+    site.until(result.ready, "the body to fail")
+    site.drained()
+    worker.stop()
+    assert result.state == "FAILURE"
+    assert (starts(site, str(body.id)), starts(site, str(told.id))) == (0, 1)
+    assert site.client.backend.joins.count() == 0

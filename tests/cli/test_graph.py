@@ -1,0 +1,201 @@
+"""graph: what is drawn of a workflow, in which form, with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qworker.cli import drawing
+from qworker.cli.discovery import find_app
+from qworker.message.exceptions import exception_to_dict
+from qworker.results import outline
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def work(tasks: Path, succeed):
+    """A chord whose members have run: 14 of 20 with success."""
+    app = find_app("tasks").app
+    members = [f"m{number}" for number in range(20)]
+    line = [["g", None, [[[each, "tasks.add"]] for each in members]], ["body", "tasks.fail"]]
+    outline.keep(app.backend, line, None)
+    for place, each in enumerate(members):
+        if place == 15:
+            succeed(each, status="FAILURE", result=exception_to_dict(ValueError("no")), group_id="g")
+        elif place < 14:
+            succeed(each, status="SUCCESS", result=1, group_id="g")
+    return app
+
+
+def test_the_whole_workflow_is_drawn(work, run):
+    result = run("graph", "body")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "group  g  FAILURE  15 of 20 ended"
+    assert lines[1] == "├─ tasks.add  m0  SUCCESS"
+    assert lines[10] == "├─ tasks.add  m15  FAILURE"
+    assert lines[11] == "└─ … 10 more: 5 PENDING, 5 SUCCESS"
+    assert lines[12:] == [
+        "↓ tasks.fail  body  PENDING  ←",
+        "Not known: what a task calls is known when it has ended.",
+    ]
+    assert len(run("graph", "--all", "body").stdout.splitlines()) == 23
+
+
+def test_what_runs_below_a_member_is_drawn_below_it(tasks, run, succeed):
+    succeed("a", status="SUCCESS", result=1, children=[[["b", None], None], [["c", None], None]])
+    succeed("b", status="SUCCESS", result=1, children=[[["d", None], None]])
+    for each in "cd":
+        succeed(each, status="SUCCESS", result=1)
+    result = run("graph", "a")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "task  a  SUCCESS",
+        "├─ task  b  SUCCESS",
+        "│  ↓ task  d  SUCCESS",
+        "└─ task  c  SUCCESS",
+    ]
+
+
+def test_as_json_it_is_flat_and_whole(work, run):
+    told = json.loads(run("graph", "--json", "m3").stdout)
+    assert (told["id"], told["root"], told["counts"]) == (
+        "m3", "g", {"SUCCESS": 14, "FAILURE": 1, "PENDING": 6},
+    )  # fmt: skip
+    steps = {step["id"]: step for step in told["steps"]}
+    assert len(steps["g"]["calls"]) == 20
+    assert steps["g"]["then"] == ["body"]
+    assert steps["m15"] == {
+        "id": "m15", "name": "tasks.add", "state": "FAILURE", "is_group": False, "calls": [], "then": [],
+    }  # fmt: skip
+
+
+def test_for_graphviz_names_are_quoted(work, run, succeed):
+    lines = run("graph", "--dot", "g").stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("digraph workflow {", "}")
+    assert '    "g" -> "m0" [style=dashed];' in lines
+    assert '    "g" -> "body";' in lines
+    assert '    "g more" [label="… 10 more: 5 PENDING, 5 SUCCESS", fillcolor=white];' in lines
+    succeed('"\\', status="SUCCESS\n", result=1)
+    quoted = run("graph", "--dot", '"\\').stdout
+    assert '"\\"\\\\" [label="task\\n\\"\\\\\\nSUCCESS\\\\n", fillcolor=khaki];' in quoted
+
+
+def test_a_long_chain_is_drawn_whole(tasks, run, succeed):
+    app = find_app("tasks").app
+    outline.keep(app.backend, [[f"s{number}", "tasks.add"] for number in range(5000)], None)
+    lines = run("graph", "s4999").stdout.splitlines()
+    assert lines[4999] == "↓ tasks.add  s4999  PENDING  ←"
+    json.loads(run("graph", "--json", "s4999").stdout)
+    assert len(run("graph", "--dot", "s4999").stdout.splitlines()) == 2 + 5000 + 4999 + 1
+
+
+def test_an_unknown_id_is_one_sentence(tasks, run):
+    result = run("graph", "nobody")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.splitlines()[-1] == (
+        "Error: nothing is stored of 'nobody': it waits, its result was ignored or has expired, or the id is "
+        "wrong"
+    )
+
+
+def test_two_forms_at_once_are_refused(tasks, run):
+    assert run("graph", "--dot", "--json", "a").exit_code == 2
+
+
+def test_another_result_store_can_be_named(tasks, run, shell, tmp_path):
+    from qworker import QWorker
+
+    url = f"sqlite:///{tmp_path}/other.db"
+    other = QWorker("other", backend=url, set_as_current=False)
+    other.backend.store("a", other.backend.meta("a", "SUCCESS", 1))
+    other.close()
+    assert shell("graph", "a").returncode == 3
+    alone = run("graph", "-b", url, "a")
+    assert (alone.exit_code, alone.stdout) == (0, "task  a  SUCCESS\n")
+    assert run("graph", "-A", "tasks", "--result-backend", url, "a").exit_code == 0
+
+
+def test_results_that_are_kept_nowhere_are_one_sentence(tasks, run):
+    result = run("graph", "-b", "disabled://", "a")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_signs_have_a_plain_form():
+    assert drawing.plain("│  ├─ ↓ … ←└─") == "|  +- v ... <-`-"
+
+
+# -- watching --
+
+
+def test_watching_prints_each_change_until_all_has_ended(work, run, shell, succeed, tasks, environment):
+    command = [sys.executable, "-m", "qworker", "graph", "--watch", "body"]
+    with subprocess.Popen(command, env=environment, cwd=tasks, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "group  g  FAILURE  15 of 20 ended\n"
+        for each in ["m14", "m16", "m17", "m18", "m19", "body"]:
+            succeed(each, status="SUCCESS", result=1)
+        rest = watching.stdout.read()
+    assert watching.returncode == 1
+    assert "group  g  FAILURE  20 of 20 ended\n" in rest
+    assert "\x1b" not in rest
+
+
+def test_watching_what_is_not_stored_yet_waits_for_it(tasks, succeed, environment):
+    command = [sys.executable, "-m", "qworker", "graph", "--watch", "late"]
+    with subprocess.Popen(command, env=environment, cwd=tasks, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "nothing is stored of 'late' yet\n"
+        succeed("late", status="SUCCESS", result=1)
+        assert watching.stdout.read() == "\ntask  late  SUCCESS\n"
+    assert watching.returncode == 0
+
+
+def test_watching_ends_with_an_interrupt(work, tasks, environment):
+    command = [sys.executable, "-m", "qworker", "graph", "--watch", "body"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=tasks, **pipes) as watching:
+        watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate()
+    assert watching.returncode == 130
+    assert errors.endswith("Interrupted.\n")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("colors", [True, False])
+def test_a_terminal_is_drawn_anew_with_colors_unless_told_otherwise(
+    work, tasks, succeed, environment, colors
+):
+    succeed("m14", status="SUCCESS", result=1)
+    environment = {**environment, "PYTHONIOENCODING": "utf-8"} | ({} if colors else {"NO_COLOR": "1"})
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "qworker", "graph", "--watch", "body"]
+    with subprocess.Popen(command, env=environment, cwd=tasks, stdout=theirs, stderr=subprocess.DEVNULL):
+        os.close(theirs)
+        seen = b""
+
+        def read() -> bool:
+            nonlocal seen
+            seen += os.read(ours, 65536)
+            return b"Not known" in seen
+
+        until(read)
+        for each in ["m16", "m17", "m18", "m19", "body"]:
+            succeed(each, status="SUCCESS", result=1)
+        try:
+            while more := os.read(ours, 65536):
+                seen += more
+        except OSError:
+            pass  # the end, on Linux
+    os.close(ours)
+    assert b"\x1b[14F\x1b[J" in seen
+    assert (b"\x1b[31m" in seen) is colors

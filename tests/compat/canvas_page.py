@@ -1,0 +1,221 @@
+"""The page of Celery's canvas, made from the cases that are run by both libraries.
+
+Comes from:  test_canvas_cases, whose cases are its first table; the second names a test for each behaviour.
+Goes to:     docs/reference/celery-canvas.md: ``python -m tests.compat.canvas_page > docs/reference/…``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+CASES = Path(__file__).with_name("test_canvas_cases.py")
+
+BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
+    (
+        "Values, order, errors",
+        [
+            (
+                "workflows in each other to any depth: values, how often each call runs, and in which order",
+                "as Celery",
+                "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
+            ),
+            (
+                "the same with `task_always_eager`",
+                "as Celery",
+                "integration/test_workflow_oracle.py::test_what_runs_eagerly_is_what_plain_python_says",
+            ),
+            (
+                "a step fails: nothing after it runs, and its errbacks are called",
+                "as Celery",
+                "compat/test_celery_workflows.py::test_a_failed_step_ends_the_chain_on_both",
+            ),
+            (
+                "a step is revoked, expires, or is killed for good",
+                "differs: what would have come after it fails along; Celery leaves it `PENDING`",
+                "integration/test_long_chains.py::test_a_step_that_does_not_come_to_run_ends_the_chain",
+            ),
+            (
+                "a member of a header fails: the body is a `ChordError`, and its errbacks are called",
+                "as Celery",
+                "compat/test_celery_workflows.py::"
+                "test_a_failed_member_fails_the_body_on_the_other_side_and_is_told_once",
+            ),
+            (
+                "a member of a header is revoked, expires, is rejected, or is of an unknown task",
+                "differs: the body fails; with Celery it waits for ever for a member that is rejected",
+                "integration/test_joiner.py::"
+                "test_a_member_that_does_not_succeed_fails_the_body_which_is_told_once",
+            ),
+            (
+                "errbacks of a failed body: `(task_id)`, `(request, exc, traceback)`, workflows",
+                "differs: in Celery's format an errback with three arguments is a call by itself, and "
+                "gets them from our workers only",
+                "integration/test_workflows.py::test_errbacks_of_a_body_are_told_of_a_failed_header",
+            ),
+            (
+                "a body that is a group or a chord, when its header fails",
+                "differs: the errbacks of all that would have run first in it are told, each once, and all "
+                "its results are failures",
+                "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
+            ),
+            (
+                "a member that is tried again joins once",
+                "as Celery",
+                "compat/test_celery_workflows.py::test_a_workflow_on_both",
+            ),
+            (
+                "a member whose result is ignored",
+                "refused: at the call, also when the chord comes later in the workflow",
+                "integration/test_workflows.py::"
+                "test_a_chord_of_ignored_results_is_refused_where_it_is_called",
+            ),
+            (
+                "`group.apply_async(link=…)` and `link_error=`",
+                "as Celery: TypeError",
+                "unit/test_canvas.py::test_a_group_takes_no_link",
+            ),
+            (
+                "a chord without a body",
+                "refused",
+                "unit/test_canvas.py::test_a_chord_without_a_body_says_so",
+            ),
+            (
+                "an empty chain and an empty group are called",
+                "as Celery",
+                "unit/test_canvas.py::test_an_empty_group_and_an_empty_chain_send_nothing",
+            ),
+        ],
+    ),
+    (
+        "Ids and results",
+        [
+            (
+                "`root_id` and `parent_id` of every call",
+                "as Celery",
+                "compat/test_celery_workflows.py::test_root_and_parents_lead_through_both",
+            ),
+            (
+                "`freeze()`, and ids that are settled before",
+                "as Celery",
+                "unit/test_canvas.py::test_a_frozen_workflow_keeps_its_ids",
+            ),
+            (
+                "`result.parent` of a chain, a group and a chord",
+                "as Celery",
+                "integration/test_workflows.py::test_a_chord_gives_the_list_to_its_body",
+            ),
+            (
+                "`result.parent` with `task_always_eager`",
+                "as Celery",
+                "unit/test_canvas.py::test_results_run_here_have_their_parents",
+            ),
+            (
+                "`result.children` of a task that calls a group",
+                "as Celery",
+                "integration/test_workflows.py::test_a_task_remembers_the_group_that_it_called",
+            ),
+            (
+                "a group in a group: its result",
+                "as Celery",
+                "compat/test_celery_groups.py::test_a_group_in_a_group_has_a_list_for_its_value",
+            ),
+            (
+                "`GroupResult.save()` and `restore()`",
+                "as Celery",
+                "compat/test_celery_groups.py::test_groups_saved_by_one_are_restored_by_the_other",
+            ),
+        ],
+    ),
+    (
+        "From inside of a task",
+        [
+            (
+                "`self.replace(…)` by a call, a chain, a group, a chord",
+                "as Celery",
+                "compat/test_replacement.py::test_what_replaces_a_task_is_sent_as_celery_sends_it",
+            ),
+            (
+                "`self.replace(…)` in a header and in a body",
+                "as Celery",
+                "integration/test_replacement.py::test_in_the_header_of_a_chord_and_in_its_body",
+            ),
+            (
+                "errbacks of what replaces a task",
+                "as Celery",
+                "integration/test_replacement.py::test_its_errbacks_are_called_and_its_chord_fails",
+            ),
+            (
+                "`self.add_to_chord(…)` outside of a chord",
+                "as Celery: an error",
+                "integration/test_replacement.py::test_there_must_be_a_chord_to_add_to",
+            ),
+        ],
+    ),
+    (
+        "Workers of both",
+        [
+            (
+                "header on Celery's workers, body on ours, and the reverse; chains that alternate",
+                "as Celery",
+                "compat/test_celery_workflows.py::test_a_workflow_on_both",
+            ),
+            (
+                "either worker starts when the other has done its part",
+                "as Celery",
+                "compat/test_celery_workflows.py::test_in_either_order_of_start",
+            ),
+            (
+                "one chord counted by both: redelivered members, any order",
+                "as Celery",
+                "compat/test_celery_chords.py::test_a_chord_counted_by_both_is_finished_once",
+            ),
+        ],
+    ),
+]
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        "# Celery's canvas, case by case\n",
+        "<!-- Made by `python -m tests.compat.canvas_page` from the tests. -->\n",
+        "Each case below is built by Celery 5.7 and by qworker with the same code. The tests hold side by "
+        "side the values, the kinds that come of it, and the messages in Celery's format "
+        "(`compat/test_canvas_cases.py`).\n",
+        "**as Celery**: the same. **differs**: works, and the row says what is another thing. **refused**: "
+        "an error says what to do.\n",
+        "## What becomes of what\n",
+        "| case | code | here |",
+        "|---|---|---|",
+    ]
+    tree = ast.parse(CASES.read_text(encoding="utf-8"))
+    tables = {
+        target.id: node.value
+        for node in tree.body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+        if isinstance(target, ast.Name)
+    }
+    different = ast.literal_eval(tables["DIFFERENT"])
+    for name in ("CASES", "CALLED"):
+        table = tables[name]
+        assert isinstance(table, ast.Dict)
+        for key, value in zip(table.keys, table.values, strict=True):
+            assert isinstance(key, ast.Constant)
+            given = ""
+            if isinstance(value, ast.Tuple):
+                value, arguments = value.elts
+                given = f", called with {ast.unparse(arguments)}"
+            assert isinstance(value, ast.Lambda)
+            code = ast.unparse(value.body).replace("n.", "").replace("|", "\\|")
+            verdict = f"differs: {different[key.value]}" if key.value in different else "as Celery"
+            lines.append(f"| {str(key.value).replace('|', chr(92) + '|')}{given} | `{code}` | {verdict} |")
+    for heading, rows in BEHAVIOURS:
+        lines += [f"\n## {heading}\n", "| behaviour | here | test |", "|---|---|---|"]
+        lines += [f"| {what} | {verdict} | `{test}` |" for what, verdict, test in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

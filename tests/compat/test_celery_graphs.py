@@ -1,0 +1,109 @@
+"""Graphs of results beside Celery's, of the same stored results."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
+
+from celery.exceptions import IncompleteStream as CelerysIncompleteStream  # noqa: E402
+from celery.utils.graph import DependencyGraph as CelerysGraph  # noqa: E402
+from celery.utils.graph import GraphFormatter as CelerysFormatter  # noqa: E402
+
+from qworker import QWorker  # noqa: E402
+from qworker.errors import IncompleteStream  # noqa: E402
+from qworker.results.dependencies import DependencyGraph, GraphFormatter  # noqa: E402
+
+pytestmark = pytest.mark.compat
+
+EDGES = [("a", ["b", "c"]), ("b", ["d"]), ("c", ["d"]), ("d", []), ("e", [])]
+
+
+def apps(path: Path) -> tuple[Any, QWorker]:
+    """Celery's app and ours, on one directory of results: a called b and the group of c and d, b called e."""
+    url = f"file://{path}"
+    theirs = celery.Celery("graphs", set_as_current=False, broker="memory://", backend=url)
+    ours = QWorker("graphs", set_as_current=False, broker="memory://", backend=url)
+    group = (("g", None), [(("c", None), None), (("d", None), None)])
+    called = {"a": [(("b", None), None), group], "b": [(("e", None), None)]}
+    for each in "abcde":
+        meta = ours.backend.meta(each, "SUCCESS", 1, children=called.get(each, []))
+        ours.backend.store(each, meta)
+    return theirs, ours
+
+
+def adjacency(graph: Any) -> dict[str, list[str]]:
+    return {node.id: [each.id for each in others] for node, others in graph.items()}
+
+
+def test_a_result_has_the_graph_that_celerys_has(tmp_path: Path) -> None:
+    theirs, ours = apps(tmp_path)
+    mine, others = ours.AsyncResult("a").graph, theirs.AsyncResult("a").graph
+    assert adjacency(mine) == adjacency(others)
+    assert [each.id for each in mine.topsort()][-1] == "a"
+    assert {each.id for each in mine.edges()} == {each.id for each in others.edges()}
+
+
+def test_what_has_not_ended_ends_the_graph_unless_that_is_asked_for(tmp_path: Path) -> None:
+    theirs, ours = apps(tmp_path)
+    for app, error in ((theirs, CelerysIncompleteStream), (ours, IncompleteStream)):
+        result = app.AsyncResult("unknown")
+        with pytest.raises(error):
+            _ = result.graph
+        assert adjacency(result.build_graph(intermediate=True)) == {"unknown": []}
+
+
+@pytest.mark.parametrize("ask", [
+    len, list, "b".__eq__, lambda graph: graph["a"], lambda graph: "d" in graph,
+    lambda graph: [graph.valency_of(each) for each in [*graph, "nobody"]],
+    lambda graph: [list(graph.edges()), list(graph.items()), list(graph.iteritems())],
+    lambda graph: graph.adjacent,
+])  # fmt: skip
+def test_a_graph_answers_as_celerys_does(ask: Any) -> None:
+    assert ask(DependencyGraph(EDGES)) == ask(CelerysGraph(EDGES))
+
+
+def change(graph: Any, other: Any) -> dict[str, list[str]]:
+    graph.add_arc("x")
+    graph.add_arc("a")
+    graph.add_edge("x", "a")
+    other.add_arc("x")
+    graph.connect(other)
+    graph.update([("x", ["e"]), ("y", ["x"])])
+    with pytest.raises(KeyError):
+        graph.add_edge("nobody", "a")
+    return graph.adjacent  # type: ignore[no-any-return]
+
+
+def test_a_graph_is_changed_as_celerys_is() -> None:
+    ours = change(DependencyGraph(EDGES), DependencyGraph())
+    assert ours == change(CelerysGraph(EDGES), CelerysGraph())
+
+
+@pytest.mark.parametrize("kind", [DependencyGraph, CelerysGraph])
+def test_each_comes_after_all_that_it_leads_to(kind: Any) -> None:
+    order = kind(EDGES).topsort()
+    assert sorted(order) == list("abcde")
+    assert all(order.index(other) < order.index(node) for node, others in EDGES for other in others)
+
+
+def drawn(graph: Any, formatter: Any = None) -> tuple[set[str], set[tuple[str, ...]]]:
+    """The nodes and edges in the drawing of a graph."""
+    written = io.StringIO()
+    graph.to_dot(written, formatter)
+    nodes = set(re.findall(r'^ *"(\w+)" \[', written.getvalue(), re.MULTILINE))
+    return nodes, set(re.findall(r'"(\w+)" (->|--) "(\w+)"', written.getvalue()))
+
+
+def test_a_graph_is_drawn_with_the_same_nodes_and_edges_as_celerys() -> None:
+    ours, theirs = DependencyGraph(EDGES), CelerysGraph(EDGES)
+    assert drawn(ours) == drawn(theirs)
+    for one, other in ((ours, CelerysFormatter()), (theirs, CelerysFormatter())):
+        assert drawn(one, other) == drawn(theirs)
+    plain = drawn(ours, GraphFormatter(type="graph"))
+    assert plain == drawn(theirs, CelerysFormatter(type="graph"))

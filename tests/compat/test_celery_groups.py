@@ -1,0 +1,215 @@
+"""ResultSet and GroupResult beside Celery's own, on the same stored results: what each method returns or
+raises."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
+
+from qworker import QWorker  # noqa: E402
+from qworker.results.result import result_from_tuple  # noqa: E402
+from tests.servers import URLS, require  # noqa: E402
+
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Pair:
+    """Celery's app and ours, on one result store."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.theirs = celery.Celery("pair", set_as_current=False)
+        self.theirs.conf.update(broker_url="memory://", **settings)
+        self.ours = QWorker("pair", set_as_current=False, broker_url="memory://", **settings)
+
+    def store(self, **ended: Any) -> None:
+        """*ended*: the value or exception of each id."""
+        for task_id, value in ended.items():
+            if isinstance(value, BaseException):
+                self.theirs.backend.mark_as_failure(task_id, value)
+            else:
+                self.theirs.backend.store_result(task_id, value, "SUCCESS")
+
+
+@pytest.fixture(params=["redis", "sqlite", "file", "memcached"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    own = f"{uuid.uuid4().hex[:12]}:"
+    if request.param == "redis":
+        made = Pair(
+            result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": own}
+        )
+    elif request.param == "file":
+        made = Pair(result_backend=f"file://{tmp_path}")
+    elif request.param == "memcached":
+        made = Pair(result_backend=f"cache+{require('memcached')}")
+    else:
+        made = Pair(result_backend=f"db+sqlite:///{tmp_path}/results.db")
+    yield made
+    made.theirs.close()
+    made.ours.close()
+    if request.param == "redis":
+        import redis
+
+        with redis.Redis.from_url(URLS["redis"]) as client:
+            for key in client.scan_iter(f"{own}*"):
+                client.delete(key)
+
+
+STORED = {
+    "all": {"a": 1, "b": {"x": [2]}, "c": None},
+    "one failed": {"a": 1, "b": KeyError("no"), "c": 3},
+    "one not yet": {"a": 1, "c": 3},
+    "one failed and one not yet": {"b": KeyError("no"), "c": 3},
+    "none": {},
+}
+
+ASKED: dict[str, Callable[[Any], Any]] = {
+    "ready": lambda group: group.ready(),
+    "successful": lambda group: group.successful(),
+    "failed": lambda group: group.failed(),
+    "waiting": lambda group: group.waiting(),
+    "completed_count": lambda group: group.completed_count(),
+    "maybe_throw": lambda group: group.maybe_throw(),
+    "maybe_throw without": lambda group: group.maybe_throw(propagate=False),
+    "len": len,
+    "bool": bool,
+    "iter": lambda group: [each.id for each in group],
+    "index": lambda group: group[1].id,
+    "negative index": lambda group: group[-1].id,
+    "slice": lambda group: [each.id for each in group[1:]],
+    "results": lambda group: [each.id for each in group.results],
+    "repr": repr,
+}
+WAITED: dict[str, Callable[[Any], Any]] = {
+    "get": lambda group: group.get(timeout=5),
+    "get without": lambda group: group.get(timeout=5, propagate=False),
+    "join": lambda group: group.join(timeout=5),
+    "join without": lambda group: group.join(timeout=5, propagate=False),
+}
+
+
+def outcome(of: Callable[[Any], Any], what: Any) -> str:
+    """What *of* returns of *what* or raises, as text."""
+    try:
+        return repr(of(what))
+    except Exception as error:  # noqa: BLE001 - that is what is compared
+        return f"{type(error).__name__}{error.args}"
+
+
+def both(pair: Pair, *ids: str) -> list[tuple[Any, Any]]:
+    """A group and a set of theirs, each with one of ours."""
+    theirs = [pair.theirs.AsyncResult(each) for each in ids]
+    ours = [pair.ours.AsyncResult(each) for each in ids]
+    return [
+        (pair.theirs.GroupResult("g", list(theirs)), pair.ours.GroupResult("g", ours)),
+        (pair.theirs.ResultSet(list(theirs)), pair.ours.ResultSet(ours)),
+    ]
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_what_a_group_tells(pair: Pair, stored: str) -> None:
+    pair.store(**STORED[stored])
+    ways = {**ASKED, **(WAITED if len(STORED[stored]) == 3 else {})}
+    for theirs, ours in both(pair, "a", "b", "c"):
+        for name, ask in ways.items():
+            assert outcome(ask, ours) == outcome(ask, theirs), name
+
+
+def described(group: Any) -> Any:
+    """What is known of a group without asking the store, in plain data."""
+    return json.loads(json.dumps(group.as_tuple()))
+
+
+def nested(app: Any) -> Any:
+    """A group with a group in it, after a call after another."""
+    inner = app.GroupResult("inner", [app.AsyncResult("b"), app.AsyncResult("c")])
+    before = app.AsyncResult("before")
+    before.parent = app.AsyncResult("first")
+    return app.GroupResult("outer", [app.AsyncResult("a"), inner], parent=before)
+
+
+def test_groups_are_described_alike(pair: Pair) -> None:
+    assert described(nested(pair.ours)) == described(nested(pair.theirs))
+    again = result_from_tuple(described(nested(pair.theirs)), pair.ours)
+    assert (again, again.parent.parent.id) == (nested(pair.ours), "first")
+    assert str(again) == str(nested(pair.theirs)) == "outer"
+    assert repr(again) == repr(nested(pair.theirs))
+    assert again.parent.as_list() == nested(pair.theirs).parent.as_list()
+
+
+def test_groups_saved_by_one_are_restored_by_the_other(pair: Pair) -> None:
+    nested(pair.theirs).save()
+    assert pair.ours.GroupResult.restore("outer") == nested(pair.ours)
+    nested(pair.ours).save()
+    theirs = pair.theirs.GroupResult.restore("outer")
+    assert described(theirs) == described(nested(pair.ours))
+    pair.ours.GroupResult.restore("outer").delete()
+    assert pair.theirs.GroupResult.restore("outer") is pair.ours.GroupResult.restore("outer") is None
+
+
+def test_members_come_and_go_alike(pair: Pair) -> None:
+    def change(group: Any, app: Any) -> list[str]:
+        seen = []
+        group.add(app.AsyncResult("a"))
+        group.add(app.AsyncResult("d"))
+        group.update([app.AsyncResult("b"), app.AsyncResult("e")])
+        group.remove("a")
+        group.remove(app.AsyncResult("b"))
+        group.discard("nobody")
+        seen.append(repr(group))
+        seen.append(outcome(lambda group: group.remove("nobody"), group).partition("(")[0])
+        group.clear()
+        return [*seen, repr(group), repr((len(group), bool(group), group.get(timeout=1)))]
+
+    for theirs, ours in both(pair, "a", "b", "c"):
+        assert change(ours, pair.ours) == change(theirs, pair.theirs)
+
+
+def test_a_group_in_a_group_has_a_list_for_its_value(pair: Pair) -> None:
+    pair.store(a=1, b=KeyError("no"), c=3)
+    ours, theirs = nested(pair.ours), nested(pair.theirs)
+    for ask in (
+        lambda group: group.join(timeout=5, propagate=False),
+        lambda group: group.completed_count(),
+        lambda group: (group.ready(), group.failed(), group.successful(), group.waiting(), len(group)),
+        lambda group: group.join(timeout=5),
+    ):
+        assert outcome(ask, ours) == outcome(ask, theirs)
+
+
+def test_groups_are_equal_and_hashed_alike(pair: Pair) -> None:
+    for app in (pair.ours, pair.theirs):
+        one, same = nested(app), nested(app)
+        assert one == same == "outer"
+        assert hash(one) == hash(same) == hash("outer")
+        assert one != app.GroupResult("outer", one.results)
+        assert one != app.GroupResult("other", one.results, parent=one.parent)
+        assert app.ResultSet(one.results) == app.ResultSet(same.results)
+
+
+def test_forgetting_a_group_forgets_its_members(pair: Pair) -> None:
+    pair.store(a=1, b=2)
+    for theirs, ours in both(pair, "a", "b")[:1]:
+        ours.forget()
+        assert [theirs.ready(), ours.ready()] == [False, False]
+
+
+def test_callbacks_are_given_the_same(pair: Pair) -> None:
+    pair.store(a=1, b=KeyError("no"), c=3)
+    for theirs, ours in both(pair, "a", "b", "c"):
+        seen: list[list[Any]] = [[], []]
+        for group, told in zip((theirs, ours), seen, strict=True):
+            assert group.join(timeout=5, propagate=False, callback=lambda *a, told=told: told.append(a)) == []
+        assert sorted(map(repr, seen[0])) == sorted(map(repr, seen[1]))

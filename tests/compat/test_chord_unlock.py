@@ -1,0 +1,153 @@
+"""Chords of a Celery producer whose results no store of Celery's can count: it publishes celery.chord_unlock
+beside the header, and our worker runs all of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="the test extra installs it")
+
+from celery import chain, chord, group  # noqa: E402
+from celery.exceptions import ChordError  # noqa: E402
+
+from qworker import QWorker  # noqa: E402
+from qworker.worker import Worker  # noqa: E402
+from tests.compat.test_celery_results import ask_postgresql, clean  # noqa: E402
+from tests.servers import require  # noqa: E402
+from tests.support.waiting import PATIENCE, until  # noqa: E402
+
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def never_run(*args: Any) -> None:
+    """What Celery has of each task: its worker is not there."""
+
+
+class Pair:
+    """A producer of Celery's, and our app with the tasks."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.told: list[Any] = []
+        self.ran: list[str] = []
+        self.theirs = celery.Celery("unlock", set_as_current=False)
+        self.theirs.conf.update(settings)
+        self.ours = QWorker("unlock", set_as_current=False, **settings)
+        task = self.ours.task
+
+        @task(name="add")
+        def add(x: int, y: int) -> int:
+            self.ran.append("add")
+            return x + y
+
+        @task(name="total")
+        def total(values: list[int]) -> int:
+            self.ran.append("total")
+            return sum(values)
+
+        @task(name="lists")
+        def lists(values: Any) -> Any:
+            self.ran.append("lists")
+            return values
+
+        @task(name="fail")
+        def fail() -> None:
+            raise ValueError("no")
+
+        @task(name="told")
+        def told(failed: str) -> None:
+            self.told.append(failed)
+
+        for name in ("add", "total", "lists", "fail", "told"):
+            self.theirs.task(name=name, shared=False)(never_run)
+
+    def s(self, name: str, *args: Any) -> Any:
+        return self.theirs.tasks[name].s(*args)
+
+
+@pytest.fixture(params=["redis, sqlite", "rabbitmq, postgresql"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    broker, _, results = request.param.partition(", ")
+    own = uuid.uuid4().hex[:12]
+    if results == "sqlite":
+        url = f"db+sqlite:///{tmp_path}/results.db"
+    else:
+        ask_postgresql(f"CREATE SCHEMA compat_{own}")
+        url = require("postgresql").replace("postgresql://", "db+postgresql+psycopg://")
+        url += f"?options=-csearch_path%3Dcompat_{own}"
+    made = Pair(
+        broker_url=require(broker),
+        result_backend=url,
+        task_default_queue=f"unlock-{own}",
+        result_chord_retry_interval=0.2,
+    )
+    worker = Worker(made.ours, pool="threads", concurrency=1)
+    worker.start()
+    yield made
+    worker.stop()
+    made.ours.broker.admin.purge(f"unlock-{own}")
+    made.theirs.close()
+    made.ours.close()
+    clean(results, own)
+
+
+def value(result: Any) -> Any:
+    return result.get(timeout=2 * PATIENCE, interval=0.05, follow_parents=False)
+
+
+def test_the_body_gets_the_values(pair: Pair) -> None:
+    result = chord([pair.s("add", n, n) for n in range(4)], app=pair.theirs)(pair.s("lists"))
+    assert value(result) == [0, 2, 4, 6]
+    assert pair.ran.count("lists") == 1
+
+
+def test_in_workflows(pair: Pair) -> None:
+    work = chain(
+        pair.s("add", 1, 1),
+        group([pair.s("add", 1), pair.s("add", 2) | pair.s("add", 3)], app=pair.theirs),
+        pair.s("total"),
+        pair.s("add", 100),
+        app=pair.theirs,
+    )
+    assert value(work.apply_async()) == 110
+    inner = chord([pair.s("add", 1, 1), pair.s("add", 2, 2)], pair.s("total"), app=pair.theirs)
+    outer = chord([inner, pair.s("add", 5, 5)], app=pair.theirs)
+    assert value(outer(pair.s("lists"))) == [6, 10]
+
+
+def test_a_slow_member_is_waited_for_in_the_broker(pair: Pair) -> None:
+    """With one slot, which the task that looks does not keep from the others."""
+    header = [pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=1.5)]
+    result = chord(header, app=pair.theirs)(pair.s("lists"))
+    other = pair.s("add", 3, 3).apply_async()
+    assert value(other) == 6
+    assert value(result) == [2, 4]
+    assert pair.ran.count("lists") == 1
+
+
+def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Pair) -> None:
+    body = pair.s("total").on_error(pair.s("told")).set(task_id=uuid.uuid4().hex)
+    result = chord([pair.s("add", 1, 1), pair.s("fail")], app=pair.theirs)(body | pair.s("add", 1))
+    with pytest.raises(ChordError, match=r"Dependency .* raised ValueError\('no'\)"):
+        value(pair.theirs.AsyncResult(body.id))
+    with pytest.raises(ChordError):
+        value(result)
+    until(lambda: pair.told)
+    assert pair.told == [body.id]
+    assert "total" not in pair.ran
+
+
+def test_it_looks_as_often_as_it_was_told(pair: Pair) -> None:
+    work = chord([pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=3600)], app=pair.theirs)
+    with pytest.raises(ChordError, match="chord_unlock could not be retried: MaxRetriesExceeded"):
+        value(work(pair.s("total"), interval=0.1, max_retries=2))

@@ -1,0 +1,34 @@
+"""What several suites here ask for: the SQS of this test process, from moto; and where joins are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.transports.lease import Broker
+from tests.acceptance.sqs_server import Sqs
+from tests.contract.join_places import JOIN_PLACES, JoinPlace
+from tests.contract.place_sqs import sqs_server
+
+
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[Sqs]:
+    with sqs_server() as server:
+        yield server
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path) -> Iterator[JoinPlace]:
+    """Where joins are kept, for suites that have no places of their own."""
+    place = JOIN_PLACES[kind](tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def broker(place: JoinPlace) -> Iterator[Broker]:
+    broker = place.broker()
+    yield broker
+    broker.close()

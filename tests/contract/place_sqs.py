@@ -1,0 +1,236 @@
+"""Amazon SQS as moto plays it, as places: one prefix of queue names for each directory.
+
+Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py, which wait for what comes.
+Goes to:     the server of this test process (the fixture ``sqs``), which other processes find by URL.
+
+Messages of SQS come by a thread that waits for them: what was published a moment ago is on its way. Here
+lease() asks until SQS has no more, so that the suite, which expects of brokers that they are asked, can be
+held against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.loaders import JSONFileLoader
+
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.transports import open_broker
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.lease import Claim, Leased
+from qworker.transports.sqs.broker import sqs_broker
+from qworker.transports.sqs.consumer import SqsConsumer
+from qworker.transports.sqs.queue import BATCH
+from qworker.transports.sqs.server import LEASE_SECONDS
+from tests.acceptance.sqs_server import REGION, Sqs
+from tests.contract.place_kombu import CANNOT as CANNOT_WITH_KOMBU
+from tests.contract.place_kombu import KombuPlace
+from tests.support.waiting import until
+
+SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
+URL = "TEST_QWORKER_SQS_URL"
+LOOK_SECONDS = 0.5
+"""Between looks of who has not leased yet, and so has no polls under way."""
+WAIT_SECONDS = 1
+"""How long SQS waits for a message that a wait() asks for."""
+
+
+def _read_once(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """boto reads a megabyte of JSON for each connection, which takes longer than most tests."""
+    found: dict[str, Any] = {}
+
+    def load_file(loader: Any, path: str) -> Any:
+        if path not in found:
+            found[path] = read(loader, path)
+        return found[path]
+
+    return load_file
+
+
+@contextmanager
+def sqs_server() -> Iterator[Sqs]:
+    """A server, of which the processes that are started meanwhile find the URL in their environment."""
+    server = Sqs()
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv(URL, server.url)
+            environment.setattr(JSONFileLoader, "load_file", _read_once(JSONFileLoader.load_file))
+            yield server
+    finally:
+        server.close()
+
+
+class SqsPlace(KombuPlace):
+    """With a consumer as it is."""
+
+    def __init__(self, server: Sqs) -> None:
+        super().__init__()
+        self.server = server
+        server.reset()
+
+    def open(self, **options: Any) -> KombuBroker:
+        store = open_broker(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
+        assert isinstance(store, KombuBroker)
+        self.opened.append(store)
+        return store
+
+    def clear(self) -> None:
+        for store in self.opened:
+            store.close()
+
+
+class PatientConsumer(SqsConsumer):
+    """Asks SQS at once, and until it has no more, before it answers. Only wait() has SQS wait: a poll under
+    way cannot be ended, and every test would wait for that in the end."""
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._poll_seconds = LOOK_SECONDS
+        return super().register(name, queues, concurrency)
+
+    def _settle_down(self, queues: Sequence[str]) -> None:
+        """Wait until no poll of *queues* is under way."""
+        polls = [poll for poll in self._polls if poll.queue.name in queues]
+        until(lambda: all(poll._answers.qsize() for poll in polls if poll._under_way))
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        for poll in self._polls:
+            poll._seconds = 0
+        self._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
+        self._settle_down(queues)
+        taken: list[Leased] = []
+        asked = False
+        while True:
+            known = sum(1 for _ in self._messages())
+            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
+            self._settle_down(queues)
+            taken += claim.messages
+            came = claim.messages or sum(1 for _ in self._messages()) > known
+            if len(taken) >= limit or (asked and not came):
+                return claim._replace(messages=taken)
+            asked = True
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        """With polls under way, as they are after a lease."""
+        if timeout > 0 and self._poll_seconds == math.inf:
+            for poll in self._polls:
+                poll.collect()
+                poll._seconds = WAIT_SECONDS
+                poll.ask(BATCH)
+        return any(poll.arrived for poll in self._polls) or super().wait(timeout, prefetch)
+
+
+CANNOT = {
+    **CANNOT_WITH_KOMBU,
+    **dict.fromkeys(
+        (
+            "test_near_messages_are_taken_ahead_within_the_horizon",
+            "test_near_messages_have_a_limit_of_their_own",
+            "test_next_due_is_the_earliest_of_the_queues",
+            "test_a_delayed_message_is_never_early",
+            "test_a_wall_clock_set_back_makes_nothing_early",
+            "test_a_release_may_be_for_later",
+            "test_delayed_messages_are_flushed",
+        ),
+        "delays run on Amazon's clock, which no test can move, and only Amazon knows when they end: "
+        "tests/integration/test_sqs_store.py waits for them",
+    ),
+    "test_thousands_fall_due_at_once": "the same, and PRIORITY",
+    **dict.fromkeys(
+        (
+            "test_a_release_puts_the_message_where_it_was",
+            "test_a_release_says_why",
+            "test_who_resigns_leaves_everything_uncounted",
+        ),
+        "whatever comes back is marked as redelivered",
+    ),
+    **dict.fromkeys(
+        (
+            "test_a_stopped_process_loses_its_lease",
+            "test_what_a_killed_process_held_is_back_at_once",
+            "test_the_dead_are_reclaimed_once",
+            "test_a_child_neither_holds_nor_keeps_its_parents_leases",
+        ),
+        "DELIVERY_COUNT: SQS shows to others what was hidden for 30 s, and does not tell of it",
+    ),
+    "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
+    "test_live_workers_are_listed": "WORKERS",
+    "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
+}
+"""test_lease_machine leaves SQS out like all that cannot do all: it counts what dead workers held, and looks
+at the dead letters after every step, which takes SQS a second."""
+
+
+@cache  # it takes boto a tenth of a second
+def _client(url: str) -> Any:
+    return boto3.client(
+        "sqs",
+        endpoint_url=f"http://{url.rpartition('@')[2].rstrip('/')}",
+        region_name=REGION,
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+    )
+
+
+class SqsLeasePlace:
+    """As the suite of leases asks for a place. cannot: the tests of it that ask for what SQS does not have,
+    and why."""
+
+    fixture = "sqs"
+    cannot = CANNOT
+
+    def __init__(self, directory: Path) -> None:
+        self.url = os.environ[URL]
+        self.prefix = f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}-"
+        self.client = _client(self.url)
+        self._known: list[str] = []
+
+    def open(self, **options: Any) -> KombuBroker:
+        clock = options.get("clock", SYSTEM_CLOCK)
+        store = sqs_broker(
+            self.url,
+            options={"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0},
+            visibility=LEASE_SECONDS,
+            clock=clock,
+        )
+        plain = store.consumer
+        store.consumer = PatientConsumer(plain._server, plain._sender, plain._wakeup, clock, 1000)
+        return store
+
+    def result(self, task_id: str) -> tuple[str, bytes] | None:
+        return None
+
+    def _urls(self) -> list[str]:
+        if len(self._known) < len(("q", "r", DEAD)):
+            self._known = self.client.list_queues(QueueNamePrefix=self.prefix).get("QueueUrls", [])
+        return self._known
+
+    def count(self) -> int:
+        kinds = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "Delayed", "NotVisible")]
+        found = 0
+        for url in self._urls():
+            if not url.endswith(DEAD.replace(".", "-")):
+                answer = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=kinds)
+                found += sum(map(int, answer["Attributes"].values()))
+        return found
+
+    def lose(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._known = []
+        for url in self._urls():
+            self.client.delete_queue(QueueUrl=url)
+        self._known = []

@@ -1,0 +1,431 @@
+"""Flows: workflows as plain data, drawn at random, and what becomes of them in plain Python.
+
+Comes from:  hypothesis, which draws them.
+Goes to:     the tests, which build the canvas of each, run it, and hold it against expected().
+Thread:      any; pure.
+
+expected() is written from the rules of the documentation and not from the code: a flow is a row of *stages*,
+each one call or several beside each other (Beside), and each stage gets the value of the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from operator import or_
+from typing import Any
+
+from hypothesis import strategies as st
+
+from qworker import chain, chord, group
+
+MOST_SHOWN = 120
+"""Characters of a value; a longer one is told by its hash."""
+
+
+# -- the data --
+
+
+@dataclass
+class Call:
+    """One call. retries: how often it asks for another attempt. number: its own in the flow."""
+
+    fails: bool = False
+    retries: int = 0
+    immutable: bool = False
+    ignored: bool = False
+    coroutine: bool = False
+    links: list[Call] = field(default_factory=list)
+    errbacks: list[Errback] = field(default_factory=list)
+    number: int = -1
+
+
+@dataclass
+class Errback:
+    """now: it takes ``(request, exc, traceback)``."""
+
+    now: bool = False
+    number: int = -1
+
+
+@dataclass
+class Mapping:
+    """``task.map`` or ``task.starmap`` of so many *items*; the first of them fails."""
+
+    items: int
+    star: bool = False
+    fails: bool = False
+    number: int = -1
+
+
+@dataclass
+class Chunks:
+    """The group of ``task.chunks`` of so many *items*, *each* in a message."""
+
+    items: int
+    each: int
+    number: int = -1
+
+
+@dataclass
+class Group:
+    members: list[Any]
+    errbacks: list[Errback] = field(default_factory=list)
+
+
+@dataclass
+class Chain:
+    """``chain(…)``."""
+
+    steps: list[Any]
+    errbacks: list[Errback] = field(default_factory=list)
+
+
+@dataclass
+class Pipe:
+    """``a | b | c``."""
+
+    steps: list[Any]
+
+
+@dataclass
+class Chord:
+    header: list[Any]
+    body: Any
+    errbacks: list[Errback] = field(default_factory=list)
+
+
+def parts_of(flow: Any) -> Iterator[Any]:
+    """*flow* and all that stands in it."""
+    yield flow
+    for name in ("links", "errbacks", "members", "steps", "header"):
+        for part in getattr(flow, name, ()):
+            yield from parts_of(part)
+    if isinstance(flow, Chord):
+        yield from parts_of(flow.body)
+
+
+def numbered(flow: Any) -> Any:
+    """*flow*, in which each call has a number of its own."""
+    numbers = count()
+    for part in parts_of(flow):
+        if hasattr(part, "number"):
+            part.number = next(numbers)
+    return flow
+
+
+# -- how they are drawn --
+
+
+def flows() -> st.SearchStrategy[Any]:
+    """Draw a flow."""
+    rarely = st.sampled_from([False] * 9 + [True])
+    errbacks = st.lists(st.builds(Errback, now=st.booleans()), max_size=1)
+    link = st.builds(Call, fails=rarely, coroutine=rarely)
+    call = st.builds(
+        Call,
+        fails=st.sampled_from([False] * 14 + [True]),
+        retries=st.sampled_from([0] * 12 + [1, 2]),
+        immutable=st.sampled_from([False] * 5 + [True]),
+        ignored=st.sampled_from([False] * 30 + [True]),
+        coroutine=rarely,
+        links=st.lists(link, max_size=1),
+        errbacks=errbacks,
+    )
+    mapping = st.builds(Mapping, items=st.integers(0, 3), star=st.booleans(), fails=rarely)
+    chunks = st.builds(Chunks, items=st.integers(1, 4), each=st.integers(1, 3))
+    leaf = st.one_of(call, call, call, call, mapping, chunks)
+
+    def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        some = st.lists(inner, max_size=3)
+        several = st.lists(inner, min_size=1, max_size=4)
+        return st.one_of(
+            st.builds(Chain, several, errbacks),
+            st.builds(Pipe, several),
+            st.builds(Group, some, errbacks),
+            st.builds(Chord, some, inner, errbacks),
+        )
+
+    return st.recursive(leaf, around, max_leaves=12).filter(_is_called).map(_plain).map(numbered)
+
+
+def _is_called(flow: Any) -> bool:
+    """Whether there is something to call in each chain and body."""
+    return all(
+        (not isinstance(part, Chain | Pipe) or built(part).stages)
+        and (not isinstance(part, Chord) or (built(part.body).stages and built(part.body).members != []))
+        for part in parts_of(flow)
+    )
+
+
+def _plain(flow: Any) -> Any:
+    """*flow*, without the errbacks of a workflow in which a chord stands in a header: Celery tells those of
+    both chords, which is a case by itself."""
+    for part in parts_of(flow):
+        if isinstance(part, Chain | Chord | Group) and _has_chords_in_headers(built(part).stages):
+            part.errbacks = []
+    return flow
+
+
+# -- the canvas of one --
+
+
+def canvas(flow: Any, tasks: Any, name: str) -> Any:
+    """The signature of *flow*. tasks: by name; see Ledger. name: of this run of it."""
+    if isinstance(flow, Call):
+        task = tasks["acall" if flow.coroutine else "call"]
+        made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
+        made.set(immutable=flow.immutable)
+        if flow.ignored:
+            made.set(ignore_result=True)
+        for link in flow.links:
+            made.link(canvas(link, tasks, name))
+    elif isinstance(flow, Errback):
+        return tasks["told_now" if flow.now else "told"].s(flow=name, number=flow.number)
+    elif isinstance(flow, Mapping):
+        items = [[name, flow.number, item, flow.fails and not item] for item in range(flow.items)]
+        made = tasks["star"].starmap(items) if flow.star else tasks["item"].map(items)
+    elif isinstance(flow, Chunks):
+        items = [[name, flow.number, item, False] for item in range(flow.items)]
+        made = tasks["star"].chunks(items, flow.each).group()
+    elif isinstance(flow, Group):
+        made = group([canvas(each, tasks, name) for each in flow.members], app=tasks["call"].app)
+    elif isinstance(flow, Chain):
+        made = chain(*(canvas(each, tasks, name) for each in flow.steps))
+    elif isinstance(flow, Pipe):
+        made = reduce(or_, (canvas(each, tasks, name) for each in flow.steps))
+    else:
+        made = chord([canvas(each, tasks, name) for each in flow.header], canvas(flow.body, tasks, name))
+    for errback in getattr(flow, "errbacks", ()):
+        made.link_error(canvas(errback, tasks, name))
+    return made
+
+
+def shown(number: int, given: Any) -> str:
+    """The value of call *number* of which the arguments are *given*."""
+
+    def text(value: Any) -> str:
+        return f"[{','.join(map(text, value))}]" if isinstance(value, list | tuple) else str(value)
+
+    value = f"{number}({','.join(map(text, given))})"
+    return value if len(value) <= MOST_SHOWN else f"{number}#{hashlib.sha1(value.encode()).hexdigest()[:12]}"
+
+
+# -- what becomes of one --
+
+
+@dataclass(frozen=True)
+class Failed:
+    """error: the name of its class."""
+
+    error: str
+
+
+@dataclass
+class Expected:
+    """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
+    number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
+    refused: the value of a call that ignores it is waited for."""
+
+    value: Any = None
+    runs: Counter[int] = field(default_factory=Counter)
+    told: Counter[int] = field(default_factory=Counter)
+    before: set[tuple[int, int]] = field(default_factory=set)
+    refused: bool = False
+
+
+@dataclass
+class Stage:
+    """One call, or one message of a mapping."""
+
+    call: Any
+    items: range | None = None
+    errbacks: list[Errback] = field(default_factory=list)
+
+
+@dataclass
+class Beside:
+    """Rows of stages that run beside each other."""
+
+    rows: list[list[Any]]
+
+
+@dataclass
+class Built:
+    """What a canvas is: *stages* one after another. members: of a group."""
+
+    stages: list[Any]
+    members: list[Built] | None = None
+
+
+def built(flow: Any) -> Built:
+    """What stands in *flow*, by Celery's rules."""
+    made = _built(flow)
+    for errback in getattr(flow, "errbacks", ()):
+        _enter(errback, made.stages)
+    return made
+
+
+def _built(flow: Any) -> Built:
+    if isinstance(flow, Call):
+        return Built([Stage(flow)])
+    if isinstance(flow, Mapping):
+        return Built([Stage(flow, range(flow.items))])
+    if isinstance(flow, Chunks):
+        starts = range(0, flow.items, flow.each)
+        return _group([Built([Stage(flow, range(flow.items)[at : at + flow.each])]) for at in starts])
+    if isinstance(flow, Group):
+        return _group([built(each) for each in flow.members])
+    if isinstance(flow, Chord):
+        return Built([*_group([built(each) for each in flow.header]).stages, *built(flow.body).stages])
+    if isinstance(flow, Chain):
+        steps = [part for step in flow.steps for part in _spliced(built(step))]
+        if len(steps) == 1 < len(flow.steps):  # what is left of several is itself, and no chain of it
+            return steps[0]
+        return Built([stage for step in steps for stage in step.stages])
+    made = built(flow.steps[0])
+    for step in map(built, flow.steps[1:]):
+        if step.members == []:
+            continue
+        if made.members is not None:
+            made = Built([*made.stages, *step.stages])
+        else:
+            made = Built([*made.stages, *(stage for part in _spliced(step) for stage in part.stages)])
+    return made
+
+
+def _group(members: list[Built]) -> Built:
+    rows: list[list[Any]] = []
+    for each in members:
+        if each.members is None:
+            rows.append(each.stages)
+        else:  # a group in a group is flat
+            rows += each.stages[0].rows
+    return Built([Beside(rows)], members)
+
+
+def _spliced(step: Built) -> list[Built]:
+    """What a step of a chain is: of a group of one its member, of none nothing."""
+    if step.members is None or len(step.members) > 1:
+        return [step]
+    return _spliced(step.members[0]) if step.members else []
+
+
+def _enter(errback: Errback, stages: list[Any]) -> None:
+    """Let *errback* be told of each stage, but not of a header: that fails what follows it."""
+    for stage, following in _with_the_next(stages):
+        if isinstance(stage, Stage):
+            stage.errbacks.append(errback)
+        elif following is None:
+            for row in stage.rows:
+                _enter(errback, row)
+
+
+def _has_chords_in_headers(stages: list[Any]) -> bool:
+    for stage, following in _with_the_next(stages):
+        if isinstance(stage, Beside):
+            for row in stage.rows:
+                if _has_chords_in_headers(row) or (following is not None and isinstance(row[0], Beside)):
+                    return True
+    return False
+
+
+def _with_the_next(stages: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(stages, [*stages[1:], None], strict=False)
+
+
+def expected(flow: Any, given: tuple[Any, ...]) -> Expected:
+    """What becomes of *flow*, called with the arguments *given*."""
+    oracle = _Oracle()
+    stages = built(flow).stages
+    oracle.refuse(stages, waited_for=False)
+    value, _ = oracle.row(stages, given, frozenset(), joined=False)
+    oracle.found.value = _kept(stages[-1], value)
+    return oracle.found
+
+
+def _kept(last: Any, value: Any) -> Any:
+    """What a caller sees of *value*: nothing of a call that ignores it."""
+    if isinstance(last, Beside):
+        return [_kept(row[-1], each) for row, each in zip(last.rows, value, strict=True)]
+    return None if getattr(last.call, "ignored", False) else value
+
+
+class _Oracle:
+    def __init__(self) -> None:
+        self.found = Expected()
+
+    def refuse(self, stages: list[Any], waited_for: bool) -> None:
+        """Look for a call whose value is waited for, though it is ignored."""
+        for stage, following in _with_the_next(stages):
+            if isinstance(stage, Beside):
+                for row in stage.rows:
+                    self.refuse(row, waited_for or following is not None)
+            elif waited_for and following is None and getattr(stage.call, "ignored", False):
+                self.found.refused = True
+
+    def row(
+        self, stages: list[Any], args: tuple[Any, ...], after: frozenset[int], joined: bool
+    ) -> tuple[Any, frozenset[int]]:
+        """The value of one stage after another, and the numbers of what ran last. joined: something waits for
+        the value."""
+        value: Any = None
+        for place, stage in enumerate(stages):
+            last = place == len(stages) - 1
+            if isinstance(stage, Stage):
+                value, after = self.call(stage, args, after)
+            else:
+                rows = [self.row(each, args, after, joined or not last) for each in stage.rows]
+                value = [each for each, _ in rows]
+                after = frozenset().union(*(ends for _, ends in rows)) if rows else after
+                if (joined or not last) and any(isinstance(each, Failed) for each in value):
+                    value = Failed("ChordError")
+                    if not last:
+                        self.tell(stages, place + 1)
+            if isinstance(value, Failed):
+                return self.failed(stages[-1], value, joined), after
+            args = (value,)
+        return value, after
+
+    def failed(self, last: Any, error: Failed, joined: bool) -> Any:
+        """The value of a row that failed: that of each member where it ends in a group."""
+        if isinstance(last, Beside) and not joined:
+            return [self.failed(row[-1], error, joined) for row in last.rows]
+        return error
+
+    def call(self, stage: Stage, args: tuple[Any, ...], after: frozenset[int]) -> tuple[Any, frozenset[int]]:
+        found, call, number = self.found, stage.call, stage.call.number
+        found.before.update((each, number) for each in after if each != number)
+        fails = getattr(call, "fails", False)
+        if stage.items is not None:
+            if fails and stage.items:
+                found.runs[number] += 1
+                self.tell([stage], 0)
+                return Failed("ValueError"), frozenset([number])
+            found.runs[number] += len(stage.items)
+            ran = frozenset([number]) if stage.items else after
+            return [shown(number, [item]) for item in stage.items], ran
+        found.runs[number] += 1 + call.retries
+        if fails:
+            self.tell([stage], 0)
+            return Failed("ValueError"), frozenset([number])
+        value = shown(number, () if call.immutable else args)
+        for link in call.links:
+            self.call(Stage(link), (value,), frozenset([number]))
+        return value, frozenset([number])
+
+    def tell(self, stages: list[Any], place: int) -> None:
+        """Tell the errbacks of what would have run next: of each call, if there are several."""
+        stage = stages[place]
+        if isinstance(stage, Stage):
+            for errback in stage.errbacks:
+                self.found.told[errback.number] += 1
+            return
+        for row in stage.rows:
+            self.tell(row, 0)
+        if place + 1 < len(stages):
+            self.tell(stages, place + 1)
