@@ -138,6 +138,10 @@ class Listener(ThreadComponent):
         self._consumer.wake()
         super().wake()
 
+    def look(self) -> None:
+        """See at the next turn what the broker has, though it may not have told of it yet. Listener."""
+        self._news = True
+
     def _turn(self, now: float) -> float | None:
         if not self._lease.generation:  # the broker was not there yet when we started
             self._lease.register()

@@ -89,9 +89,13 @@ class StepWorker(Worker):
         return rest == 0 or self._picture() != before
 
     def run(self) -> int:
-        """Turns until there is nothing left to do at this moment; return how many messages were settled."""
+        """Turns until there is nothing left to do at this moment; return how many messages were settled.
+
+        What was published before is seen, even where the server tells of it a moment later.
+        """
         before = self.parts.state.totals.total()
         listener = self.parts.listener
+        listener.look()
         for _ in range(MANY_TURNS):
             if self.step():
                 continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -136,6 +137,7 @@ def closed(shop: Shop) -> Iterator[Shop]:
     finally:
         shop.other.shutdown(wait=False)
         shop.app.broker.admin.purge(shop.queue)
+        shop.app.broker.admin.dead_discard([letter.tag for letter in shop.app.broker.admin.dead(shop.queue)])
         shop.app.broker.close()
         shop.app.backend.close()
 
@@ -223,8 +225,7 @@ class Cut:
             if self.left < 0:
                 sys.setprofile(None)
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} {event} {arg}"
-                # A library's finalizer, of an object that the collector has just found, may catch it, too.
-                self.lost = "__del__" in _callers(frame)
+                self.lost = _in_a_finalizer(frame)
                 self.handle(signal.SIGALRM, frame)
 
     def handle(self, signum: int, frame: FrameType) -> None:
@@ -234,11 +235,15 @@ class Cut:
         self.lost = True
 
 
-def _callers(frame: FrameType | None) -> Iterator[str]:
-    """The names of the functions that are running, the innermost first."""
+def _in_a_finalizer(frame: FrameType | None) -> bool:
+    """Whether the collector of garbage is at work. A library's __del__ may catch what is raised in it; that of a
+    socket is written in C, and loses what the text of its warning raises."""
     while frame is not None:
-        yield frame.f_code.co_name
+        code = frame.f_code
+        if code.co_name == "__del__" or (code.co_name == "__repr__" and code.co_filename == socket.__file__):
+            return True
         frame = frame.f_back
+    return False
 
 
 def places(work: Callable[[], object]) -> list[int]:
@@ -290,7 +295,6 @@ def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
         shop.go_on_everywhere(f"{name} was cut short at {cut.where} ({place})")
     shop.check_queue()
     assert [letter.reason for letter in broker.admin.dead(shop.queue)] == ["why"]
-    broker.admin.dead_discard([letter.tag for letter in broker.admin.dead(shop.queue)])
 
 
 def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:

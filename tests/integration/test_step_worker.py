@@ -109,6 +109,29 @@ def test_the_example_of_the_documentation() -> None:
         assert result.get() == 3
 
 
+class TellsLate(MemoryStore):
+    """As a server whose notification is still on its way."""
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        super().wait(0, prefetch)
+        return False
+
+
+def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
+    clock = FakeClock()
+    app = QWorker("late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False)
+
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    with StepWorker(app) as worker:
+        for number in range(3):
+            result = add.delay(number, 1)
+            assert worker.run() == 1
+            assert result.get() == number + 1
+
+
 def test_an_app_with_a_broker_of_its_own_is_stepped_beside_it(tmp_path: Path) -> None:
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
 

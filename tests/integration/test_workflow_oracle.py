@@ -192,7 +192,7 @@ class Place:
                 assert dict(self.ledger.ran(name)) == dict(+want.runs), "something ran once more"
                 assert dict(self.ledger.told[name]) == dict(want.told)
             assert self.app.backend.joins.count() == 0
-            assert self.app.broker.admin.dead() == []
+            assert self.app.broker.admin.dead(self.app.conf.task_default_queue) == []
         finally:
             self.app.close()
             self.clear()
