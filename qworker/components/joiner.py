@@ -82,7 +82,7 @@ class Joiner(ThreadComponent):
             while claimed := self._joins.claim(BATCH, self._seconds):
                 for join in claimed:
                     self._finish(join)
-        except _AWAY as error:
+        except QWorkerError as error:
             logger.warning(
                 "what follows the members of a group is not sent: %s; trying again in %g s",
                 error,

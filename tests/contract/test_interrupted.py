@@ -236,8 +236,8 @@ class Cut:
 
 
 def _in_a_finalizer(frame: FrameType | None) -> bool:
-    """Whether the collector of garbage is at work. A library's __del__ may catch what is raised in it; that of a
-    socket is written in C, and loses what the text of its warning raises."""
+    """Whether the collector of garbage is at work. A library's __del__ may catch what is raised in it; that
+    of a socket is written in C, and loses what the text of its warning raises."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or (code.co_name == "__repr__" and code.co_filename == socket.__file__):

@@ -15,7 +15,7 @@ from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import HEADER
 from qworker.canvas.signature import Signature
 from qworker.components.joiner import RETRY_SECONDS, Joiner
-from qworker.errors import BackendError, ChordError
+from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError
 from qworker.naming import task_id
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, StepWorker
@@ -269,10 +269,10 @@ def test_what_is_overdue_fails(house: House) -> None:
 
 
 class Faulty(Joins):
-    """Joins of which one is finished, in a store that is away at first."""
+    """Joins of which one is finished, in a store that says *error* at first."""
 
-    def __init__(self) -> None:
-        self.away = True
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
         self.finished: list[Finished] = []
         self.claims = 0
 
@@ -287,8 +287,8 @@ class Faulty(Joins):
 
     def claim(self, limit: int, seconds: float) -> list[Finished]:
         self.claims += 1
-        if self.away:
-            raise BackendError("away")
+        if self.error is not None:
+            raise self.error
         return [] if self.finished else [Finished("join", "token", b"", ())]
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
@@ -305,12 +305,15 @@ class Faulty(Joins):
         return 1
 
 
-def test_a_store_that_is_away_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    joins, house = Faulty(), House(tmp_path)
+@pytest.mark.parametrize("error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights")])
+def test_a_store_that_says_no_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    joins, house = Faulty(error), House(tmp_path)
     joiner = Joiner(house.app, lambda name, error: None, joins)
     assert joiner.step(0.0) == RETRY_SECONDS
     assert logged(caplog) == ["joins-wait"]
-    joins.away = False
+    joins.error = None
     assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
     assert [join.id for join in joins.finished] == ["join"]
     house.app.close()

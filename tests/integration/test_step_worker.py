@@ -119,7 +119,9 @@ class TellsLate(MemoryStore):
 
 def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
     clock = FakeClock()
-    app = QWorker("late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False)
+    app = QWorker(
+        "late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False
+    )
 
     @app.task
     def add(x: int, y: int) -> int:

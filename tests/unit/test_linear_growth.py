@@ -171,8 +171,8 @@ def check_growth(function: Callable[[Any], Any], make: Callable[[int], Any], lar
             if size >= largest:
                 return
             size *= 2
-        # The least of several runs comes ever closer to what it takes when nobody is in the way. Two doublings are
-        # looked at, since one of them may be where a larger size needs other pages of memory.
+        # The least of several runs comes ever closer to what it takes when nobody is in the way. Two
+        # doublings are looked at, since one of them may be where a larger size needs other pages of memory.
         took = [float("inf")] * 3
         for _ in range(ROUNDS):
             for place in range(len(took)):

@@ -37,14 +37,15 @@ def refused(error: BaseException | None) -> bool:
     if "Could not decode to UTF-8" in str(error):
         return True  # SQLite has bytes that are no text in a column of text, and no code for that
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    number = error.args[0] if error is not None and error.args else None
+    if isinstance(number, int):
+        # MySQL's own number. The class 42 of its states holds rights withdrawn and databases lost, too.
+        return number in _MYSQL or (not kinds.isdisjoint(_KINDS) and number not in _MYSQL_NOT_VALUES)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state:
         return state.startswith(_CLASSES) and state not in _NOT_VALUES
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
         return (code & 0xFF) in _SQLITE
-    number = error.args[0] if error is not None and error.args else None
-    if isinstance(number, int):
-        return number in _MYSQL or (not kinds.isdisjoint(_KINDS) and number not in _MYSQL_NOT_VALUES)
     # Of drivers that check what they are given: there is no code, for the server was not asked.
     return not kinds.isdisjoint(_KINDS) and "closed" not in str(error)
