@@ -59,8 +59,20 @@ ADVICE = {
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "LOADING", "MOVED"})
 """After these another connection may reach another server."""
 
-pack: Callable[..., bytes] = hiredis.pack_command
-"""The bytes of a command, a tuple of text, bytes and numbers."""
+_pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+_TEXTS = frozenset({str, bytes})
+_NUMBERS = frozenset({int, float})
+
+
+def pack(command: tuple[Any, ...]) -> bytes:
+    """The bytes of a command, of text, bytes and numbers. Raises TypeError for anything else.
+
+    Numbers become text here, since hiredis (3.5) does not look whether its repr() of one has failed: it ends
+    the process when the handler of a signal raises in there.
+    """
+    if _TEXTS.issuperset(map(type, command)):
+        return _pack(command)
+    return _pack(tuple([repr(each) if type(each) in _NUMBERS else each for each in command]))
 
 
 class Link:
