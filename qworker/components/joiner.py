@@ -12,7 +12,7 @@ joiner takes the join over, at its next round. Nobody waits in a slot for the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
@@ -33,6 +33,7 @@ from qworker.errors import (
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.publishing import bodies
+from qworker.results.group_result import GroupResult
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
@@ -183,7 +184,7 @@ class Joiner(ThreadComponent):
     def _values(self, join: Finished, body: JoinBody) -> list[Any]:
         """The values of the members, in their order; None of one that has failed or that is not wanted."""
         if join.parts and join.parts[0].value:
-            return [self._joins.read_chord_part(part) for part in join.parts]
+            return self._values_of_chord(join)
         wanted = [part.status == states.SUCCESS and body.wants(part.number) for part in join.parts]
         ids = [part.task_id for part, is_wanted in zip(join.parts, wanted, strict=True) if is_wanted]
         found: dict[str, Any] = {}
@@ -193,6 +194,25 @@ class Joiner(ThreadComponent):
         for part, is_wanted in zip(join.parts, wanted, strict=True):
             values.append(_value(part, found.get(part.task_id)) if is_wanted else None)
         return values
+
+    def _values_of_chord(self, join: Finished) -> list[Any]:
+        """The values of a chord in Celery's format. A client of Celery's whose header has groups in it counts
+        each of their members, and stores of which results the header is made: its body gets these."""
+        header = GroupResult.restore(join.id, app=self._app)
+        values = [self._joins.read_chord_part(part) for part in join.parts]
+        if not isinstance(header, GroupResult):
+            return values
+        known = {part.task_id: value for part, value in zip(join.parts, values, strict=True)}
+        return [_shaped(result, known) for result in header.results]
+
+
+def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
+    """The value of *result*, of a group a list, out of those that are *known* by the ids of their calls."""
+    if isinstance(result, GroupResult):
+        return [_shaped(each, known) for each in result.results]
+    if result.id not in known:
+        raise ResultNotFound(f"{result.id} stands in the saved header, and is no member that has ended")
+    return known[result.id]
 
 
 def _value(part: Part, meta: Any) -> Any:

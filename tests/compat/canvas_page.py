@@ -1,6 +1,6 @@
 """The page of Celery's canvas, made from the cases that are run by both libraries.
 
-Comes from:  test_canvas_cases, whose cases are its first table; the second names a test for each behaviour.
+Comes from:  canvas_cases, whose cases are its first table; the second names a test for each behaviour.
 Goes to:     docs/reference/celery-canvas.md: ``python -m tests.compat.canvas_page > docs/reference/…``.
 Thread:      any.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-CASES = Path(__file__).with_name("test_canvas_cases.py")
+CASES = Path(__file__).with_name("canvas_cases.py")
 
 BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
     (
@@ -165,6 +165,11 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "either worker starts when the other has done its part",
                 "as Celery",
                 "compat/test_celery_workflows.py::test_in_either_order_of_start",
+            ),
+            (
+                "what Celery's clients send for each case above, run by our workers alone",
+                "as Celery",
+                "integration/test_recorded_canvas.py::test_a_recorded_workflow_comes_to_celerys_value",
             ),
             (
                 "one chord counted by both: redelivered members, any order",

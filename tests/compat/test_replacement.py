@@ -21,7 +21,7 @@ from qworker import QWorker, canvas  # noqa: E402
 from qworker.context import Context, pop, push  # noqa: E402
 from qworker.errors import Replaced  # noqa: E402
 from qworker.message.protocol import Body  # noqa: E402
-from tests.compat.test_canvas_cases import app_in_use, message, namespace, renamed  # noqa: E402
+from tests.compat.canvas_cases import app_in_use, message, namespace, renamed  # noqa: E402
 from tests.servers import URLS, require  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 

@@ -18,7 +18,7 @@ from celery.signals import before_task_publish as celery_publishes  # noqa: E402
 
 from qworker import QWorker, canvas  # noqa: E402
 from qworker.context import Context  # noqa: E402
-from tests.compat.test_canvas_cases import CASES, app_in_use, failing, linked, namespace  # noqa: E402
+from tests.compat.canvas_cases import CASES, app_in_use, failing, linked, namespace  # noqa: E402
 from tests.servers import require  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
