@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers import forget_keys
+
 # "ci" is the default because a suite that fails by the luck of the draw teaches people to run it again.
 # HYPOTHESIS_PROFILE=search looks further: random seeds and many examples.
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None, database=None)
@@ -20,6 +22,11 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_sessionfinish() -> None:
+    """Leave nothing on Redis. It is called in each of xdist's processes."""
+    forget_keys()
 
 
 @pytest.fixture(autouse=True)

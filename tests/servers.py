@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
+import uuid
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -71,7 +72,35 @@ def require(name: str) -> str:
     return URLS[name]
 
 
+_prefixes: set[str] = set()
+"""Of keys on Redis, which forget_keys() deletes."""
+
+
 def prefix_of(directory: Path) -> str:
-    """Of the keys of the test that has *directory*: those of its like in other processes, whose directories
-    have the same name, have another."""
-    return f"{directory.name}-{sha256(str(directory).encode()).hexdigest()[:12]}:"
+    """Of the keys on Redis of the test that has *directory*: those of its like in other processes, whose
+    directories have the same name, have another. They go when the session ends."""
+    prefix = f"{directory.name}-{sha256(str(directory).encode()).hexdigest()[:12]}:"
+    _prefixes.add(prefix)
+    return prefix
+
+
+def new_prefix() -> str:
+    """Of keys on Redis that nobody else has. They go when the session ends."""
+    prefix = f"{uuid.uuid4().hex}:"
+    _prefixes.add(prefix)
+    return prefix
+
+
+def forget_keys() -> None:
+    """Delete from Redis what this process's tests have left there: a day of runs must not slow down the
+    next."""
+    if not _prefixes or unreachable("redis") is not None:
+        return
+    import redis
+
+    beginnings = tuple(prefix.encode() for prefix in _prefixes)
+    with redis.Redis.from_url(URLS["redis"]) as client:
+        left = [key for key in client.scan_iter(count=10_000) if key.startswith(beginnings)]
+        for start in range(0, len(left), 1000):
+            client.unlink(*left[start : start + 1000])
+    _prefixes.clear()

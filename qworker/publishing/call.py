@@ -164,7 +164,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     for key in _ADDRESS:  # a route that is a function finds them all
         chosen[key] = options.get(key) or defaults.get(key)
     chosen.setdefault("priority", None)
-    destination = router.route(name, chosen, args, kwargs, task)
+    destination = router.route(_routed_as(name, kwargs), chosen, args, kwargs, task)
     if destination.options:
         for key in _OF_ROUTE & destination.options.keys():
             chosen.setdefault(key, destination.options[key])
@@ -206,6 +206,18 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
+
+
+def _routed_as(name: str, kwargs: Mapping[str, Any]) -> str:
+    """The task by whose name the call of *name* is routed: a mapping goes where its task goes, as with
+    Celery."""
+    inner = kwargs.get("task") if name in MAPPINGS else None
+    called = inner.get("task") if isinstance(inner, Mapping) else None
+    return called if isinstance(called, str) else name
+
+
+MAPPINGS = frozenset(["celery.map", "celery.starmap"])
+"""Tasks that call another for each item that they are given."""
 
 
 def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:

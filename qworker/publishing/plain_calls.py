@@ -20,7 +20,7 @@ from qworker.message.protocol import NO_EMBED_JSON, HeaderTemplate
 from qworker.message.reading import MAX_HEADERS, NO_EMBED, valid_id
 from qworker.message.serialization import encode_json
 from qworker.middleware import overrides
-from qworker.publishing.call import Call, Invocation, make_call
+from qworker.publishing.call import MAPPINGS, Call, Invocation, make_call
 from qworker.publishing.routing import Router
 from qworker.transports.lease import Envelope
 
@@ -147,6 +147,7 @@ def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCall
         and task.expires is None
         and not task.renames
         and task.dump_arguments is None
+        and task.name not in MAPPINGS
         and not any(overrides(middleware, "publish") for middleware in app.middleware)
     )
     if not alike:

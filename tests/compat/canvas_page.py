@@ -154,6 +154,21 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
         ],
     ),
     (
+        "Where mappings go",
+        [
+            (
+                "`task.map`, `task.starmap`: routed as the task that they call",
+                "as Celery",
+                "compat/test_canvas_cases.py::test_a_mapping_is_routed_as_its_task",
+            ),
+            (
+                "the same in a group or a chain, and `task.chunks`",
+                "differs: routed as the task, too; Celery goes by the name `celery.starmap` there",
+                "compat/test_canvas_cases.py::test_a_mapping_in_a_workflow_is_routed_as_its_task",
+            ),
+        ],
+    ),
+    (
         "Workers of both",
         [
             (

@@ -25,7 +25,7 @@ from tests.compat.canvas_cases import (  # noqa: E402
     plain,
     renamed,
 )
-from tests.servers import URLS, require  # noqa: E402
+from tests.servers import URLS, new_prefix, require  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
 pytestmark = [
@@ -35,10 +35,15 @@ pytestmark = [
 ]
 
 
+RESULTS = {"global_keyprefix": new_prefix()}
+OURS: dict[str, Any] = {"backend": URLS["redis"], "result_backend_transport_options": RESULTS}
+
+
 @pytest.fixture(scope="module")
 def of_celery() -> Any:
     """One for the whole module: Celery lets tasks of one app be tasks of every later one."""
     app = celery.Celery("proj", broker="memory://", backend=URLS["redis"], set_as_current=False)
+    app.conf.result_backend_transport_options = RESULTS
     yield namespace(app, celery_canvas)
     app.close()
 
@@ -81,6 +86,63 @@ def test_the_types_are_celerys(name: str, theirs: Any, ours: Any) -> None:
     assert type(got).__name__ == type(expected).__name__.lstrip("_")
 
 
+MAPPINGS: dict[str, Any] = {
+    "map": lambda n: n.xsum.map([[1, 2]]),
+    "starmap": lambda n: n.add.starmap([(1, 2)]),
+    "starmap with a queue": lambda n: n.add.starmap([(1, 2)]).set(queue="own"),
+}
+IN_WORKFLOWS: dict[str, tuple[Any, list[str]]] = {
+    "chunks": (lambda n: n.add.chunks([(1, 2), (3, 4)], 1), ["far", "far"]),
+    "in a group": (
+        lambda n: n.group(n.xsum.map([[1]]), n.add.starmap([(1, 2)]), n.mul.starmap([(1, 2)])),
+        ["near", "far", "celery"],
+    ),
+    "at the head of a chain": (lambda n: n.add.starmap([(1, 2)]) | n.xsum.s(), ["far"]),
+}
+ROUTES = {"add": {"queue": "far"}, "xsum": {"queue": "near"}, "celery.*": {"queue": "wrong"}}
+
+
+def reroute(app: Any, routes: Any) -> None:
+    """Set the routes of Celery's *app*, which it keeps in two more places."""
+    app.conf.task_routes = routes
+    app.amqp.flush_routes()
+    app.amqp.router = app.amqp.Router()
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_mapping_is_routed_as_its_task(name: str, of_celery: Any) -> None:
+    queues: list[str] = []
+
+    def note(routing_key: str = "", **more: Any) -> None:
+        queues.append(routing_key)
+
+    celery_publishes.connect(note, weak=False)
+    reroute(of_celery.app, ROUTES)
+    try:
+        with app_in_use(of_celery.app):
+            MAPPINGS[name](of_celery).apply_async()
+    finally:
+        celery_publishes.disconnect(note)
+        reroute(of_celery.app, None)
+    assert queues == ours_go(MAPPINGS[name])
+    assert "wrong" not in queues
+
+
+@pytest.mark.parametrize("name", IN_WORKFLOWS)
+def test_a_mapping_in_a_workflow_is_routed_as_its_task(name: str) -> None:
+    """Celery forgets it there, and goes by the name celery.starmap."""
+    build, queues = IN_WORKFLOWS[name]
+    assert ours_go(build) == queues
+
+
+def ours_go(build: Any) -> list[str]:
+    """The queues that our calls go to with ROUTES."""
+    store = KeepingStore()
+    app = QWorker("proj", broker=store, task_routes=ROUTES, **OURS)
+    build(namespace(app, canvas)).apply_async()
+    return [each.envelope.queue for each in store.sent]
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in DIFFERENT])
 def test_the_messages_are_celerys(name: str, of_celery: Any) -> None:
     require("redis")
@@ -98,7 +160,7 @@ def test_the_messages_are_celerys(name: str, of_celery: Any) -> None:
         celery_publishes.disconnect(note)
     expected = [message(headers, *body) for headers, body in published]
     store = KeepingStore()
-    ours = QWorker("proj", broker=store, backend=URLS["redis"], canvas_format="celery")
+    ours = QWorker("proj", broker=store, canvas_format="celery", **OURS)
     build(namespace(ours, canvas)).delay(*args)
     got = [message(each.headers, *each.body) for each in store.sent]
     assert renamed(got) == renamed(expected)

@@ -126,7 +126,7 @@ class Both:
     def close(self) -> None:
         self.theirs.close()
         self.ours.close()
-        for key in self.client.scan_iter(f"{self.prefix}*", 1000):
+        for key in self.client.scan_iter(f"{self.prefix}*", count=10_000):
             self.client.delete(key)
         self.client.close()
 

@@ -63,7 +63,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
         import redis
 
         with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{own}*"):
+            for key in client.scan_iter(f"{own}*", count=10_000):
                 client.delete(key)
 
 

@@ -118,7 +118,7 @@ class Project(Fleet):
         return not left
 
     def keys(self) -> list[bytes]:
-        return list(self.client.scan_iter(f"{self.prefix}*", count=1000))
+        return list(self.client.scan_iter(f"{self.prefix}*", count=10_000))
 
     def end(self) -> None:
         for app in self._apps:

@@ -70,7 +70,7 @@ def clean(kind: str, own: str) -> None:
         import redis
 
         with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{own}*"):
+            for key in client.scan_iter(f"{own}*", count=10_000):
                 client.delete(key)
     elif kind == "postgresql":
         ask_postgresql(f"DROP SCHEMA compat_{own} CASCADE")

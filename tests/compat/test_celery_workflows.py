@@ -144,7 +144,7 @@ class Mixed(Fleet):
         for sender in self.senders.values():
             sender.app.close()
         with redis.Redis.from_url(self.results) as client:
-            for key in client.scan_iter(f"{self.prefix}*", 1000):
+            for key in client.scan_iter(f"{self.prefix}*", count=10_000):
                 client.delete(key)
         if self.broker == "rabbitmq":
             link = Link(address_of(self.url), 5.0)

@@ -22,7 +22,7 @@ from qworker.context import Context, pop, push  # noqa: E402
 from qworker.errors import Replaced  # noqa: E402
 from qworker.message.protocol import Body  # noqa: E402
 from tests.compat.canvas_cases import app_in_use, message, namespace, renamed  # noqa: E402
-from tests.servers import URLS, require  # noqa: E402
+from tests.servers import URLS, new_prefix, require  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
 pytestmark = [
@@ -120,7 +120,14 @@ def theirs() -> Any:
 @pytest.fixture
 def ours() -> Any:
     store = KeepingStore()
-    app = QWorker("proj", broker=store, backend=URLS["redis"], canvas_format="celery", set_as_current=False)
+    app = QWorker(
+        "proj",
+        broker=store,
+        backend=URLS["redis"],
+        result_backend_transport_options={"global_keyprefix": new_prefix()},
+        canvas_format="celery",
+        set_as_current=False,
+    )
     made = namespace(app, canvas)
     made.store = store
     yield made

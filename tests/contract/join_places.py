@@ -192,14 +192,14 @@ class RedisJoinPlace(BesideFile):
     def left(self) -> int:
         """Joins, parts, and what is of none."""
         client, prefix = self.redis.client, self.redis.prefix
-        joins = list(client.scan_iter(f"{prefix}qworker.join.*", 10_000))
-        parts = list(client.scan_iter(f"{prefix}qworker.part.*", 10_000))
+        joins = list(client.scan_iter(f"{prefix}qworker.join.*", count=10_000))
+        parts = list(client.scan_iter(f"{prefix}qworker.part.*", count=10_000))
         index = client.zrange(f"{prefix}qworker.joins", 0, -1)
         names = {key.removeprefix(f"{prefix}qworker.join.".encode()) for key in joins}
         return len(names | set(index)) + sum(client.hlen(key) for key in parts)
 
     def remembered(self) -> int:
-        keys = list(self.redis.client.scan_iter(f"{self.redis.prefix}qworker.done.*", 10_000))
+        keys = list(self.redis.client.scan_iter(f"{self.redis.prefix}qworker.done.*", count=10_000))
         assert all(0 < self.redis.client.ttl(key) <= 86400 for key in keys)
         return len(keys)
 

@@ -62,7 +62,7 @@ class RedisPlace:
         return total + self.client.hlen(f"{self.prefix}unacked")
 
     def all_keys(self) -> list[bytes]:
-        return list(self.client.scan_iter(f"{self.prefix}*", count=1000))
+        return list(self.client.scan_iter(f"{self.prefix}*", count=10_000))
 
     def lose(self) -> None:
         keys = self.all_keys()

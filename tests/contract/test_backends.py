@@ -104,7 +104,7 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         backend.close()
     if kind == "redis":
         with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{options['global_keyprefix']}*"):
+            for key in client.scan_iter(f"{options['global_keyprefix']}*", count=10_000):
                 client.delete(key)
     if kind in DATABASES:
         engine = connect(URLS[kind], {}, short_lived=True)
@@ -126,7 +126,7 @@ def pass_time(backend: Backend, clock: FakeClock, seconds: float) -> None:
     clock.advance(seconds)
     if isinstance(backend, RedisBackend):
         with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{backend._prefix}*"):
+            for key in client.scan_iter(f"{backend._prefix}*", count=10_000):
                 left = client.pttl(key)
                 if left >= 0:
                     client.pexpire(key, int(left - seconds * 1000))

@@ -36,7 +36,7 @@ from qworker.transports.lease import DeadLetter
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqs import SQS_OPTIONS
-from tests.servers import require
+from tests.servers import new_prefix, require
 from tests.support.waiting import until
 
 pytestmark = [
@@ -160,7 +160,7 @@ STORES = (
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     kind = request.param
     file = f"sqlite:///{tmp_path}/q.db"
-    prefix = {"global_keyprefix": f"{uuid.uuid4().hex}:"}
+    prefix = {"global_keyprefix": new_prefix()}
     if kind in ("postgresql", "mysql"):
         place = (PostgreSQLPlace if kind == "postgresql" else MySQLPlace)(tmp_path)
         with closed(Shop(place.url, f"db+{place.url}")) as shop:

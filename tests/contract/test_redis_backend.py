@@ -73,7 +73,7 @@ def shop() -> Iterator[Shop]:
     made = Shop()
     yield made
     made.app.close()
-    for key in made.client.scan_iter(f"{made.prefix}*"):
+    for key in made.client.scan_iter(f"{made.prefix}*", count=10_000):
         made.client.delete(key)
     made.client.close()
 

@@ -74,8 +74,6 @@ class Place:
     def close(self) -> None:
         self.worker.stop("cold")
         self.app.close()
-        for key in self.redis.scan_iter(f"{self.prefix}*", count=1000):
-            self.redis.delete(key)
         self.redis.close()
 
 

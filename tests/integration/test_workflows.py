@@ -13,7 +13,7 @@ from qworker.errors import ChordError, PublishError
 from qworker.results.group_result import GroupResult
 from qworker.results.workflow import Survey
 from qworker.worker import Worker
-from tests.servers import require
+from tests.servers import prefix_of, require
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
@@ -21,12 +21,11 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(params=["sqlite", "redis"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
-    prefix = tmp_path.name
     if request.param == "sqlite":
         app = QWorker("flows", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
     else:
         url = require("redis")
-        options = {"global_keyprefix": f"{prefix}:"}
+        options = {"global_keyprefix": prefix_of(tmp_path)}
         app = QWorker(
             "flows",
             broker=url,
