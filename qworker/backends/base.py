@@ -121,12 +121,18 @@ class Backend(ABC):
         limit."""
         data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
         # The result alone counts: a task that called a hundred thousand others has their ids beside it.
-        if len(data) > self._max_bytes and len(self.encode_value(meta.get("result"))) > self._max_bytes:
+        if len(data) > self._max_bytes:
+            self.fitting(self.encode_value(meta.get("result")))
+        return data
+
+    def fitting(self, result: bytes) -> bytes:
+        """*result*, a serialised value, if it is not over the limit. Raises EncodeError."""
+        if len(result) > self._max_bytes:
             raise EncodeError(
-                f"the result is {len(data)} bytes long, and message_max_bytes is {self._max_bytes}: "
+                f"the result is {len(result)} bytes long, and message_max_bytes is {self._max_bytes}: "
                 "store it elsewhere and return where it is"
             )
-        return data
+        return result
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
         """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is

@@ -30,11 +30,13 @@ class Columns:
         self._serializer = serializer
 
     def of(self, task_id: str, meta: Meta) -> dict[str, Any]:
-        """The columns of a row, as plain values. The database is not asked."""
+        """The columns of a row, as plain values. The database is not asked. Raises EncodeError as
+        Backend.encode() does."""
         key = key_of(task_id)
+        result = self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"]))
         row = {
             "status": meta["status"],
-            "result": self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"])),
+            "result": self._backend.fitting(result),
             "traceback": _text(meta.get("traceback")),
             "children": self._column("children", key, meta.get("children") or None),
             "date_done": meta.get("date_done"),

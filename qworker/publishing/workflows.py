@@ -121,9 +121,12 @@ def started(app: QWorker, plans: list[Plan]) -> None:
 
 def _open(app: QWorker, plans: list[Plan]) -> None:
     joins = [join for made in plans for join in made.joins]
+    backend = app.backend
     for made in plans:
         refuse_ignored(app, made.joined)
-    backend = app.backend
+        # Also for a chord that a worker starts later. Who keeps no results does not know what workers keep.
+        if made.joined and _scheme(backend.url) != "disabled":
+            _ = backend.joins
     for made in plans:
         for group, size in made.sizes.items():
             backend.joins.set_size(group, size)

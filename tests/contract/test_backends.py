@@ -684,6 +684,17 @@ def test_many_wait_at_once(open_: Open) -> None:
 # -- time --
 
 
+def test_a_result_over_the_limit_is_refused_by_every_store(open_: Open) -> None:
+    backend = open_(message_max_bytes=10_000)
+    store(backend, "fits", result="x" * 9_000)
+    with pytest.raises(EncodeError, match="message_max_bytes is 10000"):
+        store(backend, "large", result="x" * 10_000)
+    with pytest.raises(EncodeError, match="message_max_bytes is 10000"):
+        backend.row("large", backend.meta("large", "SUCCESS", "x" * 10_000))
+    assert backend.get("large") is None
+    assert (backend.get("fits") or {})["result"] == "x" * 9_000
+
+
 def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
     clock = FakeClock()
     backend = open_(clock, result_expires=60)
