@@ -1,7 +1,7 @@
 """Workflows while workers, children and servers are killed: every body runs once, with every value.
 
-Each seed chooses a place and its faults. ``TEST_QWORKER_SEEDS=200`` tries 200 of them; six are the usual, one
-for each place.
+Each seed chooses a place and its faults. ``TEST_QWORKER_SEEDS=200`` tries 200 of them; seven are the usual,
+one for each place.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from qworker.canvas.signature import Signature
 from qworker.errors import QWorkerError
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.processes import kill
+from tests.contract.place_sql import MySQLPlace
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
-SEEDS = int(os.environ.get("TEST_QWORKER_SEEDS", "6"))
+SEEDS = int(os.environ.get("TEST_QWORKER_SEEDS", "7"))
 PLACES: dict[str, tuple[str, str, str]] = {
     "sqlite": ("", "", "auto"),
     "redis, celery": ("redis", "", "celery"),
@@ -34,9 +35,10 @@ PLACES: dict[str, tuple[str, str, str]] = {
     "postgresql": ("postgresql", "", "auto"),
     "rabbitmq, redis": ("rabbitmq", "redis", "auto"),
     "rabbitmq, postgresql": ("rabbitmq", "postgresql", "auto"),
+    "mariadb": ("", "", "auto"),
 }
-"""Server of the messages, server of the results ("" for the same), canvas_format. MariaDB's crash points are
-in tests/contract."""
+"""Server of the messages, server of the results ("" for the same), canvas_format. The servers are the tests'
+own, but for MariaDB, which is everybody's and is not killed."""
 POINTS = (
     "join-claimed", "body-made", "body-sent", "finishing-join", "join-finished", "joins-opened", "calls-sent",
     "recording-parts", "parts-recorded", "acking", "storing", "ran", "told", "settled",
@@ -66,10 +68,21 @@ def servers(place: str, _private_servers: Callable[[str, str], Broken]) -> Itera
 
 
 @pytest.fixture
-def site(tmp_path: Path, place: str, servers: list[Broken]) -> Iterator[RemoteSite]:
-    broker = servers[0].direct if servers else f"sqlite:///{tmp_path}/broker.db"
+def database(tmp_path: Path, place: str) -> Iterator[str]:
+    """Where there is no server of the test's own: a file, or a database of MariaDB."""
+    if place != "mariadb":
+        yield f"sqlite:///{tmp_path}/broker.db"
+        return
+    made = MySQLPlace(tmp_path)
+    yield made.url
+    made.clear()
+
+
+@pytest.fixture
+def site(tmp_path: Path, place: str, servers: list[Broken], database: str) -> Iterator[RemoteSite]:
+    broker = servers[0].direct if servers else database
     store = servers[-1].direct if servers else broker
-    results = f"db+{store}" if store.startswith("postgresql") else store
+    results = f"db+{store}" if store.startswith(("postgresql", "mysql")) else store
     settings = {"canvas_format": PLACES[place][2], "worker_lease_seconds": 2, "task_max_deliveries": 50}
     with RemoteSite(tmp_path, broker, broker, results, **settings) as site:
         yield site
