@@ -49,7 +49,8 @@ def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
             continue
         step = steps[identity]
         mark = "  ←" if identity == workflow.asked != workflow.root else ""
-        yield f"{head}{_label(step)}  {identity}  {_state(step, workflow)}{mark}"
+        told = f"{identity}  {_state(step, workflow)}{_after(step, workflow)}"
+        yield f"{head}{_label(step, workflow)}  {told}{mark}"
         then, calls = step.then, step.calls
         if not then and len(calls) == 1 and not step.is_group:
             then, calls = calls, ()
@@ -65,8 +66,9 @@ def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
 
 
 def fold(workflow: Workflow, calls: tuple[str, ...]) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Choose which of *calls* are shown, those that failed first, and count the states of the others."""
-    if len(calls) <= FOLDED:
+    """Choose which of *calls* are shown, those that failed first, and count the states of the others. Of a
+    graph all nodes are shown: arrows lead from one to another."""
+    if len(calls) <= FOLDED or workflow.steps[calls[0]].node is not None:
         return calls, {}
     ends = {each: state_of_many(step.state for step in workflow.line(each)) for each in calls}
     failed = [each for each in calls if ends[each] in states.PROPAGATE_STATES]
@@ -83,8 +85,17 @@ def plain(line: str) -> str:
     return line
 
 
-def _label(step: Step) -> str:
-    return "group" if step.is_group else visible(step.name or "task")
+def _label(step: Step, workflow: Workflow) -> str:
+    label = visible(step.name or "task")
+    if step.is_group:
+        is_graph = any(workflow.steps[each].node is not None for each in step.calls)
+        label = "graph" if is_graph else "group"
+    return label if step.node is None else f"{visible(step.node)}: {label}"
+
+
+def _after(step: Step, workflow: Workflow) -> str:
+    names = (visible(workflow.steps[each].node or each) for each in step.after)
+    return f"  after {', '.join(names)}" if step.after else ""
 
 
 def _state(step: Step, workflow: Workflow) -> str:
@@ -111,21 +122,22 @@ def _counted(more: Mapping[str, int]) -> str:
 
 
 def dot(workflow: Workflow, folded: bool = True) -> Iterator[str]:
-    """Draw it in the language of Graphviz. A solid arrow leads to what is called after a call, a dashed one
-    to what its task called, or to a member."""
+    """Draw it in the language of Graphviz. A solid arrow leads to what is called after a call, and to the
+    nodes of a graph that wait for one; a dashed one to what its task called, or to a member."""
     yield "digraph workflow {"
     yield '    node [shape=box, style="rounded,filled", fontname="sans-serif"];'
     waiting = [workflow.root]
     while waiting:
         identity = waiting.pop()
         step = workflow.steps[identity]
-        yield (
-            f"    {_quoted(identity)} [label={_quoted(_label(step), identity, visible(step.state))}, "
-            f"fillcolor={_FILLS[_color(step.state)]}];"
-        )
+        label = _quoted(_label(step, workflow), identity, visible(step.state))
+        yield f"    {_quoted(identity)} [label={label}, fillcolor={_FILLS[_color(step.state)]}];"
         shown, more = fold(workflow, step.calls) if folded else (step.calls, {})
         yield from (f"    {_quoted(identity)} -> {_quoted(each)} [style=dashed];" for each in shown)
         yield from (f"    {_quoted(identity)} -> {_quoted(each)};" for each in step.then)
+        for each in step.after:
+            *_, last = workflow.line(each)
+            yield f"    {_quoted(last.id)} -> {_quoted(identity)};"
         if more:
             rest = _quoted(f"{identity} more")
             yield f"    {rest} [label={_quoted(f'… {_counted(more)}')}, fillcolor=white];"

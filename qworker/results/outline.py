@@ -7,7 +7,7 @@ Thread:      any.
 
 An outline is plain data: the steps of a line of calls, in their order. A step is ``[id, name]``, with
 ``"IGNORED"`` behind it when its result is not kept, or ``[id of a group, None, [line of each member]]``. A
-graph is a group of its nodes.
+graph is a group of its nodes, with ``{name: [names that it waits for]}`` behind it, in the same order.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def outlined(step: Mapping[str, Any], is_ignored: Callable[[Any], bool]) -> Line
         return [[identity, None, [outlined(each, is_ignored) for each in kwargs["tasks"]]]]
     if kind == "graph":
         nodes = [outlined(each, is_ignored) for each in kwargs["nodes"].values()]
+        after = {name: sorted({*kwargs["after"].get(name, {}).values()}) for name in kwargs["nodes"]}
         gathered = kwargs.get("gathered")
-        return [[identity, None, nodes], *(outlined(gathered, is_ignored) if gathered else ())]
+        return [[identity, None, nodes, after], *(outlined(gathered, is_ignored) if gathered else ())]
     return [[identity, step["task"], *([states.IGNORED] if is_ignored(step) else ())]]
 
 
@@ -94,12 +95,24 @@ def _is_line(value: Any) -> bool:
         if not isinstance(line, list) or not line:
             return False
         for step in line:
-            if not isinstance(step, list) or len(step) not in (2, 3) or not isinstance(step[0], str):
+            if not isinstance(step, list) or not 2 <= len(step) <= 4 or not isinstance(step[0], str):
                 return False
             if step[1] is None:
-                if len(step) != 3 or not isinstance(step[2], list):
+                if len(step) < 3 or not isinstance(step[2], list):
+                    return False
+                if len(step) == 4 and not _are_names(step[3], len(step[2])):
                     return False
                 waiting += step[2]
-            elif not isinstance(step[1], str):
+            elif not isinstance(step[1], str) or len(step) == 4:
                 return False
     return True
+
+
+def _are_names(after: Any, count: int) -> bool:
+    """Whether *after* says of so many nodes of a graph for which of them each waits."""
+    return (
+        isinstance(after, dict)
+        and len(after) == count
+        and all(isinstance(names, list) for names in after.values())
+        and all(isinstance(name, str) and name in after for names in after.values() for name in names)
+    )

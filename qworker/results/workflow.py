@@ -12,7 +12,7 @@ names its members. What nothing of this tells is said to be unknown.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,8 @@ class Step(NamedTuple):
       known of any, else STARTED.
     - is_group: calls are its members then, else what its task called.
     - calls, then: ids; then is what gets its value, or is called after it.
+    - node: its name as a node of the graph that it is a part of; None elsewhere.
+    - after: the ids of the nodes that it waits for.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Step(NamedTuple):
     is_group: bool
     calls: tuple[str, ...]
     then: tuple[str, ...]
+    node: str | None = None
+    after: tuple[str, ...] = ()
 
 
 class Workflow(NamedTuple):
@@ -80,7 +84,7 @@ class Workflow(NamedTuple):
 class _Node:
     """What is known of a step, while it is looked at."""
 
-    __slots__ = ("calls", "ignored", "is_group", "meta", "name", "then")
+    __slots__ = ("after", "calls", "ignored", "is_group", "meta", "name", "node", "then")
 
     def __init__(self, is_group: bool) -> None:
         self.is_group = is_group
@@ -89,6 +93,8 @@ class _Node:
         self.calls: dict[str, None] = {}
         self.then: dict[str, None] = {}
         self.meta: Found | None = None
+        self.node: str | None = None
+        self.after: tuple[str, ...] = ()
 
 
 class Survey:
@@ -188,13 +194,23 @@ class Survey:
                 node = self._node(identity, is_group=name is None)
                 node.name = name
                 if name is None:
-                    node.calls = dict.fromkeys(inner[0][0] for inner in more[0])
+                    firsts = [inner[0][0] for inner in more[0]]
+                    node.calls = dict.fromkeys(firsts)
                     waiting += more[0]
+                    if more[1:]:
+                        self._take_nodes(dict(zip(more[1], firsts, strict=True)), more[1])
                 else:
                     node.ignored = bool(more)
             for before, after in pairwise(one):
                 self._node(before[0]).then[after[0]] = None
         return str(steps[0][0])
+
+    def _take_nodes(self, firsts: Mapping[str, str], after: Mapping[str, Iterable[str]]) -> None:
+        """Take in a graph. firsts: the id of what runs first in each node, by its name. after: the names of
+        the nodes that each waits for."""
+        for name, identity in firsts.items():
+            node = self._node(identity)
+            node.node, node.after = name, tuple(firsts[each] for each in after[name])
 
     def _take_result(self, result: Any) -> str:
         """Take in a result, with those before it that were not known yet; return the id of the first."""
@@ -290,7 +306,9 @@ class Survey:
                 state = states.IGNORED
             else:
                 state = _state(node.meta)
-            steps[identity] = Step(identity, node.name, state, node.is_group, tuple(calls), tuple(then))
+            steps[identity] = Step(
+                identity, node.name, state, node.is_group, tuple(calls), tuple(then), node.node, node.after
+            )
         for group, member in self._lone.items():
             if group not in self._nodes:
                 self._unknown.append(_lone(member, group))

@@ -74,6 +74,7 @@ def test_as_json_it_is_flat_and_whole(work, run):
     assert steps["g"]["then"] == ["body"]
     assert steps["m15"] == {
         "id": "m15", "name": "tasks.add", "state": "FAILURE", "is_group": False, "calls": [], "then": [],
+        "node": None, "after": [],
     }  # fmt: skip
 
 
@@ -86,6 +87,53 @@ def test_for_graphviz_names_are_quoted(work, run, succeed):
     succeed('"\\', status="SUCCESS\n", result=1)
     quoted = run("graph", "--dot", '"\\').stdout
     assert '"\\"\\\\" [label="task\\n\\"\\\\\\nSUCCESS\\\\n", fillcolor=khaki];' in quoted
+
+
+@pytest.fixture
+def nodes(tasks: Path, succeed):
+    """A graph of three nodes, the second a chain that waits for the first; the third for both."""
+    lines = [[["a", "tasks.add"]], [["b1", "tasks.add"], ["b2", "tasks.mul"]], [["c", "tasks.sum"]]]
+    after = {"sales": [], "costs": ["sales"], "sum": ["sales", "costs"]}
+    outline.keep(find_app("tasks").app.backend, [["g", None, lines, after], ["end", "qworker.graph"]], None)
+    succeed("a", status="SUCCESS", result=1, group_id="g")
+
+
+def test_a_graph_is_drawn_with_what_its_nodes_wait_for(nodes, run):
+    assert run("graph", "end").stdout.splitlines()[:6] == [
+        "graph  g  STARTED  1 of 3 ended",
+        "├─ sales: tasks.add  a  SUCCESS",
+        "├─ costs: tasks.add  b1  PENDING  after sales",
+        "│  ↓ tasks.mul  b2  PENDING",
+        "└─ sum: tasks.sum  c  PENDING  after sales, costs",
+        "↓ qworker.graph  end  PENDING  ←",
+    ]
+    lines = run("graph", "--dot", "end").stdout.splitlines()
+    assert {'    "a" -> "b1";', '    "a" -> "c";', '    "b2" -> "c";'} <= {*lines}
+    assert '    "c" [label="sum: tasks.sum\\nc\\nPENDING", fillcolor=white];' in lines
+    steps = {step["id"]: step for step in json.loads(run("graph", "--json", "end").stdout)["steps"]}
+    assert (steps["c"]["node"], steps["c"]["after"]) == ("sum", ["a", "b1"])
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"sales": [], "costs": ["sales"]},
+        {"sales": [], "costs": ["nobody"], "sum": []},
+        {"sales": 1, "costs": [], "sum": []},
+        [1, 2, 3],
+        {"sales": [], "costs": [], "sum": [["sales"]]},
+    ],
+)
+def test_a_graph_whose_outline_is_damaged_is_not_known(tasks, run, after):
+    lines = [[["a", "tasks.add"]], [["b", "tasks.add"]], [["c", "tasks.sum"]]]
+    outline.keep(find_app("tasks").app.backend, [["g", None, lines, after]], None)
+    assert run("graph", "g").exit_code == 3
+
+
+def test_nodes_of_one_id_are_drawn_once(tasks, run):
+    lines = [[["a", "tasks.add"]], [["a", "tasks.add"]]]
+    outline.keep(find_app("tasks").app.backend, [["g", None, lines, {"x": [], "y": ["x", "y"]}]], None)
+    assert run("graph", "g").stdout.splitlines()[1] == "└─ y: tasks.add  a  PENDING  after y, y"
 
 
 def test_a_long_chain_is_drawn_whole(tasks, run, succeed):
