@@ -65,7 +65,7 @@ class Backend(ABC):
         self._serializer: str = conf.result_serializer
         self._compression: str | None = conf.result_compression
         self._extended: bool = conf.result_extended
-        self._max_bytes: int = conf.message_max_bytes
+        self.max_bytes: int = conf.message_max_bytes
         keys = conf.security_key
         # With OpenSSL, which only those who sign need.
         self._signer = None if keys is None else import_object("qworker.message.signing:Signer")(keys, clock)
@@ -121,18 +121,9 @@ class Backend(ABC):
         limit."""
         data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
         # The result alone counts: a task that called a hundred thousand others has their ids beside it.
-        if len(data) > self._max_bytes:
-            self.fitting(self.encode_value(meta.get("result")))
+        if len(data) > self.max_bytes:
+            refuse_too_large(self.encode_value(meta.get("result")), self.max_bytes)
         return data
-
-    def fitting(self, result: bytes) -> bytes:
-        """*result*, a serialised value, if it is not over the limit. Raises EncodeError."""
-        if len(result) > self._max_bytes:
-            raise EncodeError(
-                f"the result is {len(result)} bytes long, and message_max_bytes is {self._max_bytes}: "
-                "store it elsewhere and return where it is"
-            )
-        return result
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
         """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is
@@ -397,6 +388,15 @@ class Backend(ABC):
 
     def _unsupported(self, what: str, instead: str = LOCK_STORES) -> NotSupported:
         return NotSupported(f"the result store {self.safe_url} has no {what}: {instead}")
+
+
+def refuse_too_large(result: bytes, limit: int) -> None:
+    """Raise EncodeError when *result*, a serialised value, has more bytes than *limit*."""
+    if len(result) > limit:
+        raise EncodeError(
+            f"the result is {len(result)} bytes long, and message_max_bytes is {limit}: "
+            "store it elsewhere and return where it is"
+        )
 
 
 def _extended(context: Context) -> Meta:

@@ -12,7 +12,7 @@ from datetime import UTC
 from typing import Any
 
 from qworker import states
-from qworker.backends.base import About, Backend, Found, Meta
+from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
 from qworker.backends.sql_tables import EXTENDED
 from qworker.backends.stored_pickle import is_pickle, load_plain
 from qworker.errors import DamagedResult
@@ -34,9 +34,10 @@ class Columns:
         Backend.encode() does."""
         key = key_of(task_id)
         result = self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"]))
+        refuse_too_large(result, self._backend.max_bytes)
         row = {
             "status": meta["status"],
-            "result": self._backend.fitting(result),
+            "result": result,
             "traceback": _text(meta.get("traceback")),
             "children": self._column("children", key, meta.get("children") or None),
             "date_done": meta.get("date_done"),

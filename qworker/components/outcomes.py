@@ -77,7 +77,7 @@ def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -
 
 
 def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """The task asked for it: each time after a longer pause."""
+    """The task asked for it, or nothing could be sent: each time after a longer pause."""
     due = _again_at(now, request.leased.requeued + 1)
     return Release(request.tag, due, requeued=True, redelivered=True)
 

@@ -22,16 +22,18 @@ from qworker.canvas.membership import FAILED, is_ignored
 from qworker.context import Context, calls_within, enter_by, message_headers, pop, push
 from qworker.errors import (
     BackendError,
-    BrokerUnavailable,
+    ConfigurationError,
     EncodeError,
     Ignore,
     MessageError,
+    NotSupported,
     PublishError,
     Reject,
     Replaced,
     Retry,
     SoftTimeLimitExceeded,
     Terminated,
+    TransportError,
 )
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.middleware import compose
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_AWAY = (TransportError, BackendError, ConfigurationError)
+"""The broker, or the result store, is away or refuses us: it may be there again later."""
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
@@ -223,12 +227,18 @@ class Run:
                 )
             row, text = None, _format(error)
             self.status, self.value, self.info = states.FAILURE, error, ExceptionInfo(error, text)
+            follow: tuple[Followed, ...] = ()
+            parts: Fields = ()
             try:
                 # Without the context, which may be what cannot be stored.
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
+                follow, parts = (
+                    self._doomed(error, text),
+                    self._parts(states.FAILURE, exception_to_dict(error)),
+                )
             except Exception:
                 logger.exception("nor could its failure be stored")
-            return Outcome(FAILURE, self.runtime, safe_repr(error), text, row)
+            return Outcome(FAILURE, self.runtime, safe_repr(error), text, row, follow, parts)
 
     def returned(self, value: Any) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -241,7 +251,9 @@ class Run:
             if not _is_ignored(context, task):
                 row = self._store(states.SUCCESS, value)
             parts = self._parts(states.SUCCESS, value)
-        except (PublishError, BrokerUnavailable) as error:  # a result or a follow-up that cannot be sent
+        except _AWAY as error:
+            return self._unsent(error)
+        except (PublishError, NotSupported) as error:  # a result or a follow-up that nobody can send
             return self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
@@ -280,10 +292,19 @@ class Run:
             # No retry is left, or the next attempt could not be sent.
             if final is error:
                 error.__traceback__ = trace  # the task's own, without the way through retry()
-            elif final.__context__ is None:
+                return self._failed(error)
+            if final.__context__ is None:
                 final.__context__ = error
-            return self._failed(final)
+            return self._unsent(final) if isinstance(final, _AWAY) else self._failed(final)
         return self._retried(directive)
+
+    def _unsent(self, error: Exception) -> Outcome:
+        """What comes after the run cannot be sent for now: the message goes back, and the next run sends the
+        same calls."""
+        if self.context.is_eager or not self.task.acks_late:  # there is no message any more
+            return self._failed(error)
+        self.status, self.value = states.REJECTED, error
+        return Outcome(REQUEUED, self.runtime, f"what comes after it cannot be sent: {storable(str(error))}")
 
     def _retried(self, directive: Retry) -> Outcome:
         task, context = self.task, self.context

@@ -19,7 +19,7 @@ from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, p
 from qworker.canvas.signature import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context
-from qworker.errors import BrokerUnavailable, ChordError, NotSupported, PublishError
+from qworker.errors import BackendError, BrokerUnavailable, ChordError, NotSupported, PublishError
 from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 def succeeded(app: QWorker, context: Context, value: Any) -> None:
     """Send the callbacks and the next of the chain, with *value* put before their arguments.
 
-    Raises PublishError or BrokerUnavailable when one of them cannot be sent.
+    Raises PublishError when one of them can never be sent, BrokerUnavailable or BackendError when it cannot
+    be sent now.
     """
     for callback in context.callbacks or ():
         follow(app, context, callback, (value,))
@@ -68,6 +69,7 @@ def failed(app: QWorker, context: Context, error: BaseException, traceback: str)
         except (
             PublishError,
             BrokerUnavailable,
+            BackendError,
         ) as unsent:  # the failure itself is told and stored, and must stand
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):

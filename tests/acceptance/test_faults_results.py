@@ -6,10 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qworker import Signature, chain, group
 from qworker.components.fetch_window import MAX_WINDOW
+from qworker.errors import QWorkerError
 from tests.acceptance.harness import Site, opened
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.private_servers import Redis, serving
@@ -65,6 +68,39 @@ def _rests(site: Site) -> bool:
     before = runs(site)
     time.sleep(1.0)
     return runs(site) == before
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql"])
+def test_what_comes_after_a_task_waits_for_the_store(tmp_path: Path, kind: str) -> None:
+    """The join of a chord that comes next in a chain cannot be opened: the task runs again, its chain goes
+    on."""
+    with serving(kind) as server:
+        results = server.url if kind == "redis" else f"db+{server.url}"
+        with opened(tmp_path, result_backend=results) as site:
+            worker = site.start("--concurrency", "2")
+            go, app = tmp_path / "go", site.client
+            both = group(Signature("close", app=app), Signature("close", app=app))
+            result = chain(
+                Signature("until_file", (str(go),), app=app), both, Signature("close", app=app)
+            ).apply_async()
+            site.until(lambda: site.records(kind=STARTED), "the first task to start")
+            server.kill()
+            go.touch()
+            site.until(lambda: "what comes after it cannot be sent" in worker.log, "it to be put back")
+            server.start()
+            site.until(lambda: _is_there(result), "the chain to end")
+            assert result.get(timeout=10) == [str(go)] * 2
+            site.drained()
+            site.until(lambda: app.backend.joins.count() == 0, "the joins to be done")
+            bodies = (tmp_path / "bodies").read_text().split()
+            assert len({*bodies[::2]}) == 3
+
+
+def _is_there(result: Any) -> bool:
+    try:
+        return bool(result.ready())
+    except QWorkerError:
+        return False
 
 
 def test_a_worker_that_stops_meanwhile_leaves_the_tasks_to_the_next(site: Site, store: Redis) -> None:

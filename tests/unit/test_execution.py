@@ -325,10 +325,18 @@ def test_autoretry_backs_off() -> None:
     assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 16
 
 
-def test_a_next_attempt_that_cannot_be_sent_is_a_failure_with_both_reasons() -> None:
+def test_a_next_attempt_that_cannot_be_sent_now_sends_the_message_back() -> None:
     bench = Bench(task_publish_retry=False)
     bench.store.away = True
     outcome = bench.do(raiser(OSError("first")), autoretry_for=(OSError,))
+    assert (outcome.kind, outcome.row) == (REQUEUED, None)
+    assert "memory:// is away" in outcome.text
+
+
+def test_of_what_was_acked_it_is_a_failure_with_both_reasons() -> None:
+    bench = Bench(task_publish_retry=False)
+    bench.store.away = True
+    outcome = bench.do(raiser(OSError("first")), autoretry_for=(OSError,), acks_late=False)
     assert outcome.kind == FAILURE
     assert "memory:// is away" in outcome.text
     assert "first" in (outcome.traceback or "")

@@ -11,11 +11,7 @@ from qworker.context import Context
 from qworker.errors import BrokerUnavailable, Reject
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks.execution import execute
-from qworker.tasks.outcome import (
-    FAILURE,
-    SUCCESS,
-    Outcome,
-)
+from qworker.tasks.outcome import FAILURE, REQUEUED, SUCCESS, Outcome
 from tests.support.stores import KeepingStore, Sent, make_app
 
 
@@ -129,14 +125,38 @@ def test_a_failed_task_sends_its_errbacks_and_nothing_else(
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent", 1))]
 
 
-def test_a_follow_up_that_cannot_be_sent_fails_the_task(app_and_store: tuple[QWorker, KeepingStore]) -> None:
+def test_a_follow_up_that_cannot_be_sent_now_sends_the_message_back(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
     app, store = app_and_store
     store.failures = 10_000
-    outcome = run(app, "five", callbacks=[Signature("after")])
+    outcome = run(app, "five", callbacks=[Signature("after")], chain=[Signature("next", task_id="n")])
+    assert outcome.kind == REQUEUED
+    assert "the store is away" in outcome.text
+    assert (outcome.row, outcome.follow, outcome.parts) == (None, (), ())
+    assert app.AsyncResult("parent").state == "PENDING"
+    store.failures = 0
+    assert run(app, "five", callbacks=[Signature("after")], chain=[Signature("next")]).kind == SUCCESS
+    assert [shown(sent)[0] for sent in store.sent] == ["after", "next"]
+
+
+def test_a_follow_up_of_what_was_acked_before_fails_the_task_when_it_cannot_be_sent(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, store = app_and_store
+    store.failures = 10_000
+    app.tasks["five"].acks_late = False
+    outcome = run(app, "five", chain=[Signature("next", options={"task_id": "n"})])
     result = app.AsyncResult("parent")
     assert (outcome.kind, result.state) == (FAILURE, "FAILURE")
     assert isinstance(result.result, BrokerUnavailable) or "the store is away" in str(result.result)
-    store.failures = 0
+    assert [row[0] for row, _ in outcome.follow] == ["n"]
+
+
+def test_a_follow_up_that_can_never_be_sent_fails_the_task(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, _ = app_and_store
     run(app, "odd", callbacks=[Signature("after")])
     assert "object is not JSON" in str(app.AsyncResult("parent").result)
 
