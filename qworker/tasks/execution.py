@@ -23,11 +23,11 @@ from qworker.context import Context, calls_within, enter_by, message_headers, po
 from qworker.errors import (
     BackendError,
     ConfigurationError,
+    DamagedResult,
     EncodeError,
     Ignore,
     MessageError,
-    NotSupported,
-    PublishError,
+    QWorkerError,
     Reject,
     Replaced,
     Retry,
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AWAY = (TransportError, BackendError, ConfigurationError)
-"""The broker, or the result store, is away or refuses us: it may be there again later."""
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
 
@@ -251,10 +249,8 @@ class Run:
             if not _is_ignored(context, task):
                 row = self._store(states.SUCCESS, value)
             parts = self._parts(states.SUCCESS, value)
-        except _AWAY as error:
-            return self._unsent(error)
-        except (PublishError, NotSupported) as error:  # a result or a follow-up that nobody can send
-            return self._failed(error)
+        except QWorkerError as error:  # a result that nobody can store, or what comes after cannot be sent
+            return self._unsent(error) if _is_away(error) else self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
@@ -295,10 +291,10 @@ class Run:
                 return self._failed(error)
             if final.__context__ is None:
                 final.__context__ = error
-            return self._unsent(final) if isinstance(final, _AWAY) else self._failed(final)
+            return self._unsent(final) if _is_away(final) else self._failed(final)
         return self._retried(directive)
 
-    def _unsent(self, error: Exception) -> Outcome:
+    def _unsent(self, error: BaseException) -> Outcome:
         """What comes after the run cannot be sent for now: the message goes back, and the next run sends the
         same calls."""
         if self.context.is_eager or not self.task.acks_late:  # there is no message any more
@@ -430,6 +426,14 @@ class Run:
         except BackendError as error:  # no message waits for it, and the caller has the value
             logger.warning("the result of %s is not stored: %s", context.id, error)
         return None
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether *error* says that the broker or the result store is away, or refuses us: it may be there again
+    later."""
+    if isinstance(error, ConfigurationError):
+        return error.setting in ("broker_url", "result_backend")
+    return isinstance(error, TransportError | BackendError) and not isinstance(error, DamagedResult)
 
 
 def _format(error: BaseException) -> str:

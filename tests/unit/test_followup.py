@@ -8,7 +8,16 @@ import pytest
 
 from qworker import QWorker, Signature, Task
 from qworker.context import Context
-from qworker.errors import BrokerUnavailable, Reject
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    ConfigurationError,
+    DamagedResult,
+    LeaseLost,
+    NotSupported,
+    PublishError,
+    Reject,
+)
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import FAILURE, REQUEUED, SUCCESS, Outcome
@@ -151,6 +160,44 @@ def test_a_follow_up_of_what_was_acked_before_fails_the_task_when_it_cannot_be_s
     assert (outcome.kind, result.state) == (FAILURE, "FAILURE")
     assert isinstance(result.result, BrokerUnavailable) or "the store is away" in str(result.result)
     assert [row[0] for row, _ in outcome.follow] == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BrokerUnavailable("away"), REQUEUED),
+        (BackendError("away"), REQUEUED),
+        (LeaseLost("frozen"), REQUEUED),
+        (ConfigurationError("MySQL refuses this user", setting="broker_url"), REQUEUED),
+        (ConfigurationError("Redis refuses this user", setting="result_backend"), REQUEUED),
+        (ConfigurationError("retry_policy['x'] cannot be 1", setting="retry_policy"), FAILURE),
+        (DamagedResult("forged"), FAILURE),
+        (PublishError("too large"), FAILURE),
+        (NotSupported("no joins"), FAILURE),
+        (RuntimeError("a fault of ours"), FAILURE),
+    ],
+)
+def test_what_may_be_sent_later_goes_back_and_all_else_fails_along(
+    app_and_store: tuple[QWorker, KeepingStore], error: Exception, kind: str
+) -> None:
+    app, store = app_and_store
+
+    def push(*given: Any) -> None:
+        raise error
+
+    store.push = push  # type: ignore[method-assign]
+    outcome = run(app, "five", chain=[Signature("next", options={"task_id": "n"})])
+    assert outcome.kind == kind
+    assert [row[0] for row, _ in outcome.follow] == (["n"] if kind == FAILURE else [])
+
+
+@pytest.mark.parametrize("options", [{"retry_policy": {"max_retries": "x"}}, {"serializer": "nobody's"}])
+def test_a_follow_up_with_options_that_are_wrong_fails_the_task(
+    app_and_store: tuple[QWorker, KeepingStore], options: dict[str, Any]
+) -> None:
+    app, store = app_and_store
+    assert run(app, "five", callbacks=[Signature("after", options=options)]).kind == FAILURE
+    assert store.sent == []
 
 
 def test_a_follow_up_that_can_never_be_sent_fails_the_task(
