@@ -24,7 +24,8 @@ class Sent(NamedTuple):
 
 
 class KeepingStore(Undivided):
-    """pushes: what each push() was given. failures: how many pushes are still to fail."""
+    """pushes: what each push() was given. failures: how many pushes are still to fail,
+    with the error failure."""
 
     url = "keeping://"
 
@@ -32,6 +33,7 @@ class KeepingStore(Undivided):
         self.pushes: list[list[Envelope]] = []
         self.tries = 0
         self.failures = failures
+        self.failure: Exception = BrokerUnavailable("the store is away")
         self.timeouts: list[float] = []
         self.revoked: list[tuple[list[str], bool, str]] = []
         self.alive: list[dict[str, object]] = []
@@ -42,7 +44,7 @@ class KeepingStore(Undivided):
         self.timeouts.append(timeout)
         if self.failures > 0:
             self.failures -= 1
-            raise BrokerUnavailable("the store is away")
+            raise self.failure
         self.pushes.append(list(envelopes))
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:

@@ -181,11 +181,7 @@ def test_what_may_be_sent_later_goes_back_and_all_else_fails_along(
     app_and_store: tuple[QWorker, KeepingStore], error: Exception, kind: str
 ) -> None:
     app, store = app_and_store
-
-    def push(*given: Any) -> None:
-        raise error
-
-    store.push = push  # type: ignore[method-assign]
+    store.failures, store.failure = 10_000, error
     outcome = run(app, "five", chain=[Signature("next", options={"task_id": "n"})])
     assert outcome.kind == kind
     assert [row[0] for row, _ in outcome.follow] == (["n"] if kind == FAILURE else [])
