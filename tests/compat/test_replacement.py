@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
 ]
 
+RESULTS = {"global_keyprefix": new_prefix()}
 SIGNATURES: dict[str, Callable[[Any], Any]] = {
     "a task": lambda n: n.add.s(1, 2),
     "a task with callbacks": lambda n: linked(n.add.s(1, 2), n.mul.s(9)),
@@ -113,6 +114,7 @@ def by_us(n: SimpleNamespace, place: dict[str, Any], run: Callable[[Any], Any]) 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     app = celery.Celery("proj", broker="memory://", backend=require("redis"), set_as_current=False)
+    app.conf.result_backend_transport_options = RESULTS
     yield namespace(app, celery_canvas)
     app.close()
 
@@ -124,7 +126,7 @@ def ours() -> Any:
         "proj",
         broker=store,
         backend=URLS["redis"],
-        result_backend_transport_options={"global_keyprefix": new_prefix()},
+        result_backend_transport_options=RESULTS,
         canvas_format="celery",
         set_as_current=False,
     )
