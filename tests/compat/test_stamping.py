@@ -19,7 +19,7 @@ from celery.signals import before_task_publish as celery_publishes  # noqa: E402
 from qworker import QWorker, canvas  # noqa: E402
 from qworker.context import Context  # noqa: E402
 from tests.compat.canvas_cases import CASES, app_in_use, failing, linked, namespace  # noqa: E402
-from tests.servers import require  # noqa: E402
+from tests.servers import new_prefix, require  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
 pytestmark = [
@@ -115,6 +115,7 @@ DIFFERENT = {
     ),
 }
 """Cases whose stamps are others than Celery's with some visitor, and why."""
+RESULTS = {"global_keyprefix": new_prefix()}
 GIVEN: tuple[dict[str, Any], ...] = ({}, {"by": "you", "more": [1]})
 
 
@@ -172,6 +173,7 @@ def told(value: Any) -> Any:
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     app = celery.Celery("proj", broker="memory://", backend=require("redis"), set_as_current=False)
+    app.conf.result_backend_transport_options = RESULTS
     yield namespace(app, celery_canvas)
     app.close()
 
@@ -179,7 +181,13 @@ def theirs() -> Any:
 @pytest.fixture(scope="module")
 def ours() -> Any:
     store = KeepingStore()
-    app = QWorker("proj", broker=store, backend=require("redis"), canvas_format="celery")
+    app = QWorker(
+        "proj",
+        broker=store,
+        backend=require("redis"),
+        result_backend_transport_options=RESULTS,
+        canvas_format="celery",
+    )
     made = namespace(app, canvas)
     made.store = store
     yield made
