@@ -103,7 +103,9 @@ class RemoteSite(Site):
         try:
             self.until(done, "everything to end", seconds)
         except AssertionError as error:
-            error.add_note(f"{len(self.pending())} of {len(self.sent)} have not ended")
+            left = self.pending()
+            error.add_note(f"{len(left)} of {len(self.sent)} have not ended")
+            error.add_note("\n".join(f"{id} {self.sent[id]}" for id in sorted(left)[:5]))
             with suppress(QWorkerError):
                 error.add_note(f"queues: {self._looker.broker.admin.queues()}")
             raise

@@ -79,6 +79,11 @@ def test_a_crash_at(site: Site, point: str) -> None:
         return not worker.alive or (site.waiting() == 0 and bool(site.states()))
 
     site.until(lambda: hit.exists() or done(), "the crash, or the end of the work")
+    for number in range(40):  # a point on the way to a worker that rests
+        if hit.exists() or done() is False or not worker.alive:
+            break
+        alone = site.send("work", number)
+        site.until(lambda alone=alone: hit.exists() or site.records(alone, ENDED), "a lone call to end")
     if not hit.exists():  # a point of the shutdown, or of a longer life
         slow = [site.send("work", number, 0.8) for number in range(6)]
         site.send("work", 1, countdown=0.7)
