@@ -333,7 +333,7 @@ def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: 
     too_large = envelope("large", headers={"large": "é" * (FRAME_MAX // 2)})
     for batch in ([too_large], [fits, too_large], [too_large._replace(due=time.time() + 60)]):
         with pytest.raises(
-            PublishError, match=r"have 131\d{3} bytes, RabbitMQ takes 130040: nothing was published"
+            PublishError, match=r"have 131\d{3} bytes, RabbitMQ takes 126968: nothing was published"
         ):
             store.sender.push(batch)
     store.sender.push([fits])
@@ -356,16 +356,6 @@ def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
         store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     for leased in receive(store, 3):
         assert given.items() <= json.loads(leased.headers).items(), "also when it is sent anew"
-
-
-@pytest.mark.parametrize("days", [19.3, 19.45, 19.9, 45, 4000])
-def test_delays_of_many_days(open_: Open, prefix: str, days: float) -> None:
-    store = open_()
-    store.sender.push([envelope("a", due=time.time() + days * 86400)])
-    link = Link(address_of(require("rabbitmq")), 5.0)
-    (queue,) = [name for name in store._publisher._declared if "delay" in name]
-    assert link.call(link.channel().queue_delete, queue) == 1, "it waits there"
-    link.close()
 
 
 def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:

@@ -26,7 +26,20 @@ from qworker.transports.amqp.codec import (
     tag_of,
     whole_delivery,
 )
-from qworker.transports.amqp.delays import LONGEST, MARGIN, NARROWEST, SLOTS, delay
+from qworker.transports.amqp.delays import (
+    BASE,
+    LONGEST,
+    MARGIN,
+    PLACES,
+    UNIT,
+    binding,
+    milliseconds,
+    pattern,
+    places,
+    way,
+    word,
+    word_of,
+)
 from qworker.transports.amqp.inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
 from qworker.transports.amqp.link import AMQP_VERSIONS, Link, address_of
 from qworker.transports.amqp.queues import DEAD, Queues
@@ -179,29 +192,41 @@ def test_no_frames_of_other_kinds_are_taken_for_a_message() -> None:
 
 @given(st.floats(1e9, 2e9), st.floats(-10, 40 * 86400))
 def test_a_delay_ends_before_what_waits_is_due(now: float, ahead: float) -> None:
-    due = now + ahead
-    found = delay("q", due, now)
+    found = way("q", now + ahead, now)
+    left = min(ahead * 1000, LONGEST)
     if found is None:
-        assert ahead * 1000 <= 2 * NARROWEST + MARGIN
+        assert left <= MARGIN + UNIT + 1
         return
-    assert now * 1000 - 1 < found.begins <= due * 1000
-    assert found.begins - now * 1000 < found.arguments["x-expires"]
-    width = int(found.queue.split(".")[2])
-    assert found.begins % width == 0
-    assert due * 1000 - found.begins <= max(
-        width + MARGIN + 1, due * 1000 - now * 1000 - LONGEST + width + MARGIN
-    )
-    assert width * SLOTS >= min(ahead * 1000, LONGEST) - 1
-    assert width == NARROWEST or width * SLOTS / 2 <= ahead * 1000 + 1
+    digits = found.key.split(".")[:PLACES]
+    waits = sum(milliseconds(PLACES - 1 - at, int(digit, BASE)) for at, digit in enumerate(digits))
+    assert MARGIN - 1 <= left - waits <= MARGIN + UNIT + 1
+    first = int(found.exchange.rpartition(".")[2])
+    assert first == places(now + ahead, now) - 1
+    assert all(digit == "0" for digit in digits[: PLACES - 1 - first])
+    assert digits[PLACES - 1 - first] != "0"
 
 
-def test_there_are_few_queues_of_delays() -> None:
-    now = 1.7e9
-    names = {found.queue for ahead in range(200_000) if (found := delay("q", now + ahead, now)) is not None}
-    assert len(names) < 2500
-    found = delay("q" * 250, now + 9, now)
+def matches(pattern: list[str], key: list[str]) -> bool:
+    """As a topic exchange does."""
+    if not pattern:
+        return not key
+    if pattern[0] == "#":
+        return any(matches(pattern[1:], key[at:]) for at in range(len(key) + 1))
+    return bool(key) and pattern[0] in ("*", key[0]) and matches(pattern[1:], key[1:])
+
+
+@given(st.text("abq.*#\N{SNOWMAN}\ud800", max_size=300), st.text("abq.*#", max_size=12), st.floats(0.3, 2e6))
+def test_a_delay_leads_to_its_target_alone(target: str, other: str, ahead: float) -> None:
+    found = way(target, 1e9 + ahead, 1e9)
     assert found is not None
-    assert len(found.queue) <= 255
+    key = found.key.split(".")
+    assert len(found.key.encode("utf-8", "surrogatepass")) <= 255
+    assert matches(binding(target).split("."), key)
+    assert matches(binding(other).split("."), key) == (other == target)
+    assert word_of(found.key) == word(target)
+    for place in range(PLACES):
+        taken = [digit for digit in range(BASE) if matches(pattern(place, digit).split("."), key)]
+        assert taken == [int(key[PLACES - 1 - place], BASE)]
 
 
 # -- inbox --

@@ -1,7 +1,8 @@
 """RabbitMQ: quorum queues, confirms, and acks that the worker's one connection writes itself.
 
-Modules, in reading order: ``link`` (a connection), ``codec`` and ``table`` (a message as frames), ``queues``
-and ``delays`` (what is declared), ``server`` (what the rest shares), ``outgoing`` and ``publisher`` (out),
+Modules, in reading order: ``link`` (a connection), ``codec`` and ``table`` (a message as frames), ``queues``,
+``delays`` and ``delay_queues`` (what is declared), ``server`` (what the rest shares), ``outgoing`` and
+``publisher`` (out),
 ``inbox`` and ``subscription`` (in), ``finished`` and ``deaths`` (what is known of a message delivered again),
 ``republishing`` (a message sent anew), ``dead_letters``, ``revocations``, and what is asked of them:
 ``sender``, ``consumer``, ``admin``, joined by ``broker``.

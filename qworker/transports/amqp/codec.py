@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from qworker.interrupts import let_pass
 from qworker.message.kombu_json import dumps
 from qworker.message.serialization import JSON
+from qworker.transports.amqp.delays import PREFIX
 from qworker.transports.amqp.table import LONG, Unfit, read_short, read_table, short, table
 from qworker.transports.own_headers import TEXT, is_apart
 
@@ -88,12 +89,11 @@ def content_header(
     message_id: str,
     priority: int = 0,
     more: Mapping[str, Any] | None = None,
-    expiration: int | None = None,
 ) -> bytes:
     """The payload of a content header: of the columns *text* and *properties*, a body of *size* bytes, and
-    *more* headers. expiration: milliseconds. ValueError when *properties* are no JSON object."""
+    *more* headers. ValueError when *properties* are no JSON object."""
     headers, identity = _headers(text, more or {})
-    if properties is None and expiration is None and not priority and type(identity) is str:
+    if properties is None and not priority and type(identity) is str:
         one, two = (id.encode("utf-8", "surrogatepass") for id in (identity, message_id))
         if 0 < len(one) < 256 and 0 < len(two) < 256:
             begin = _CONTENT.pack(BASIC, 0, size, _MOST)
@@ -115,7 +115,6 @@ def content_header(
     for value, flag in (
         (correlation, _CORRELATION),
         (given.get("reply_to"), _REPLY_TO),
-        (None if expiration is None else str(expiration), _EXPIRATION),
         (message_id, _MESSAGE_ID),
     ):
         if type(value) is str and value:
@@ -146,12 +145,6 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 def largest_header(frame_max: int) -> int:
     """How many bytes a content header may have: it goes in one frame, whereas a body may take many."""
     return frame_max - 8
-
-
-def may_be_over(text: str, most: int) -> bool:
-    """Whether the header with the headers *text* may have more than *most* bytes: a table has at most thrice
-    as many as its text, and the rest is little."""
-    return 3 * len(text) + 4096 > most
 
 
 def message_frames(channel: int, method: bytes, header: bytes, body: bytes, frame_max: int) -> bytes:
@@ -243,7 +236,8 @@ def read_content(message: Delivery) -> Content:
     data = message.header
     flags = _SHORT.unpack_from(data, 12)[0]
     at = 14
-    if flags == _MOST and not message.exchange and data.startswith(_PLAIN, at):
+    exchange = "" if message.exchange.startswith(PREFIX) else message.exchange
+    if flags == _MOST and not exchange and data.startswith(_PLAIN, at):
         text, identity, own, at = _read_headers(data, at + len(_PLAIN))
         correlation, at = read_short(data, at + 1)
         if correlation == identity:
@@ -275,8 +269,8 @@ def read_content(message: Delivery) -> Content:
             found[name], at = read_short(data, at)
     found.pop("expiration", None)  # it had its effect, or none
     message_id = found.pop("message_id", "")
-    if message.exchange:
-        found["delivery_info"] = {"exchange": message.exchange, "routing_key": message.routing_key}
+    if exchange:
+        found["delivery_info"] = {"exchange": exchange, "routing_key": message.routing_key}
     plain = {"content_type": JSON, "content_encoding": "utf-8", "correlation_id": identity}
     return Content(text, None if found == plain else dumps(found), own, priority, message_id)
 

@@ -34,12 +34,13 @@ from qworker.transports.amqp.codec import (
     read_content,
     tag_of,
 )
+from qworker.transports.amqp.delays import PREFIX
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing
 from qworker.transports.amqp.queues import DEAD, LONGEST_TIME, Queues
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead
-from qworker.transports.own_headers import DELIVERIES, DIED, MOVED, QUEUE, REASON, REDELIVERED, outline
+from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, REASON, REDELIVERED, outline
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +84,15 @@ class DeadLetters:
 def _letter(message: Delivery) -> Letter:
     content = read_content(message)
     own = content.own
-    died = own.get(DIED)
+    died, reason = own.get(DIED), own.get(REASON, "not put here by qworker")
+    if message.exchange.startswith(PREFIX):
+        died, reason = own.get(DUE), "its queue was gone when it was due"
     deliveries = own.get(DELIVERIES)
     text, body = _moved_back(content, message.body)
     dead = Dead(
         tag_of(message, content),
         str(own.get(QUEUE, "")),
-        str(own.get(REASON, "not put here by qworker")),
+        str(reason),
         float(died) if isinstance(died, int | float) else 0.0,
         deliveries if isinstance(deliveries, int) else 0,
         text,

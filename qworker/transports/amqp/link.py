@@ -28,6 +28,7 @@ from kombu.utils.url import parse_url
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.amqp.codec import DELIVER, Delivery, body_size, delivery, whole_delivery
+from qworker.transports.amqp.table import read_short
 from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
 from qworker.transports.tls import Tls, divided, own_name, tls_of
 
@@ -185,7 +186,8 @@ class Link:
 
     Raises BrokerUnavailable, and ConfigurationError when py-amqp is not one that is known here.
 
-    on_message: called with each Delivery. on_return: with the routing key of a message that no queue took.
+    on_message: called with each Delivery. on_return: with the exchange and the
+    routing key of a message that no queue took.
     on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose
     queue is gone.
     """
@@ -198,7 +200,7 @@ class Link:
         self.blocked = ""
         """Why the server takes no messages now; "" when it does."""
         self.on_message: Callable[[Delivery], None] = _ignore
-        self.on_return: Callable[[str], None] = _ignore
+        self.on_return: Callable[[str, str], None] = _ignore
         self.on_confirm: Callable[[int, bool, bool], None] = _ignore
         self.on_cancel: Callable[[str], None] = _ignore
         _check_insides()
@@ -335,8 +337,8 @@ class Link:
             else:
                 at = 4 + 2
                 at += 1 + method[at]
-                at += 1 + method[at]
-                self.on_return(method[at + 1 : at + 1 + method[at]].decode("utf-8", "replace"))
+                exchange, at = read_short(method, at)
+                self.on_return(exchange, read_short(method, at)[0])
 
         def on_frame(frame: tuple[int, int, bytes]) -> bool:
             kind, channel, payload = frame

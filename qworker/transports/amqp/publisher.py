@@ -19,13 +19,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from amqp.exceptions import ChannelError
-
 from qworker.errors import BrokerUnavailable, QueueNotFound
 from qworker.interrupts import apart, in_turn
 from qworker.transports.amqp.codec import message_frames, publish_method
+from qworker.transports.amqp.delay_queues import DelayQueues
+from qworker.transports.amqp.delays import places, way, word_of
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, too_large
+from qworker.transports.amqp.queues import DEAD
 from qworker.transports.amqp.server import Server
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.group_commit import Line, Pending
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 WRITE_BYTES = 32 * 1024
 """What is sent before confirms are looked at: without that both sides could wait for each other. It is
 little, so that the server has something to do while the next headers are made."""
-MOST_DELAYS = 10_000
 PORTION = 2000
 """Messages of one push that are confirmed together."""
 DELAYED_TOGETHER = 1000
@@ -71,6 +71,8 @@ class Publisher:
         self._refused = False
         self._returned: set[str] = set()
         self._declared: set[str] = set()
+        self._dead = self._queues.prefix + DEAD
+        self._delays = DelayQueues(self._dead)
         self._methods: dict[str, bytes] = {}
 
     def after_fork(self) -> None:
@@ -162,10 +164,7 @@ class Publisher:
             raise _ReturnedError(self._returned)
 
     def _transmit_on(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
-        for message in messages:
-            if message.queue not in self._declared:
-                link.timeout = max(0.1, deadline - time.monotonic())
-                self._declare(link, message)
+        self._prepare(link, messages, deadline)
         self._refused = False
         self._returned = set()
         if CRASHING:
@@ -173,16 +172,17 @@ class Publisher:
         parts: list[bytes] = []
         size = delayed = 0
         for message in messages:
-            method = self._methods.get(message.queue)
-            if method is None:
-                method = publish_method("", message.queue, True)
-                if message.delay is None:
-                    self._methods[message.queue] = method
-            header, delay = message.header, message.delay
+            header, due = message.header, message.due
+            if due is None:
+                method = self._methods.get(message.queue)
+                if method is None:
+                    method = self._methods[message.queue] = publish_method("", message.queue, True)
+            else:
+                first, key = way(message.queue, due, self._server.clock.now()) or ("", message.queue)
+                method = publish_method(first, key, True)
+                delayed += 1
             if not isinstance(header, bytes):
-                left = None if delay is None else max(0, delay.begins - int(self._server.clock.now() * 1000))
-                header = header(left)
-                delayed += delay is not None
+                header = header()
             parts.append(message_frames(1, method, header, message.body, link.connection.frame_max))
             size += len(parts[-1])
             self._sent += 1
@@ -261,6 +261,7 @@ class Publisher:
         self._sent = self._confirmed = 0
         self._above = set()
         self._declared = set()
+        self._delays = DelayQueues(self._dead)
         self._methods = {}
         self._whole = True
         self._channel = link.channel()
@@ -272,28 +273,30 @@ class Publisher:
         self.frame_max = link.connection.frame_max
         return link
 
-    def _declare(self, link: Link, message: Outgoing) -> None:
-        if message.delay is None:
-            self._queues.declare(link, message.queue.removeprefix(self._queues.prefix))
-        else:
-            channel = self._channel_of_delays(link)
-            arguments = message.delay.arguments
-            try:
-                link.call(
-                    channel.queue_declare, message.queue, durable=True, auto_delete=False, arguments=arguments
-                )
-            except ChannelError as error:
-                raise BrokerUnavailable(
-                    f"RabbitMQ at {link.address.shown} makes no queue for delayed messages: "
-                    f"{error.reply_text}"
-                ) from None
-            if len(self._declared) > MOST_DELAYS:
-                self._declared = set()  # most of them are past
-        self._declared.add(message.queue)
+    def _prepare(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
+        """See that there are the queues that *messages* go to, and those in which they wait."""
+        delayed = []
+        for message in messages:
+            if message.queue not in self._declared:
+                self._declare(link, message.queue, deadline)
+            if message.due is not None:
+                delayed.append(message)
+        if delayed:
+            self._prepare_delays(link, delayed, deadline)
 
-    def _channel_of_delays(self, link: Link) -> Any:
-        channel = link.connection.channels.get(2)
-        return channel if channel is not None and channel.is_open else link.call(link.connection.channel, 2)
+    def _prepare_delays(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
+        now, most = self._server.clock.now(), max(message.due or 0.0 for message in messages)
+        unbound = self._delays.unbound({message.queue for message in messages})
+        if unbound:
+            for queue in (*unbound, self._dead):  # whoever deleted a queue has deleted its binding
+                self._declare(link, queue, deadline)
+        link.timeout = max(0.1, deadline - time.monotonic())
+        self._delays.prepare(link, unbound, places(most, now))
+
+    def _declare(self, link: Link, queue: str, deadline: float) -> None:
+        link.timeout = max(0.1, deadline - time.monotonic())
+        self._queues.declare(link, queue.removeprefix(self._queues.prefix))
+        self._declared.add(queue)
 
     def _confirm(self, number: int, multiple: bool, stored: bool) -> None:
         if not stored:
@@ -312,8 +315,8 @@ class Publisher:
             self._confirmed += 1
             above.remove(self._confirmed)
 
-    def _note_return(self, queue: str) -> None:
-        self._returned.add(queue)
+    def _note_return(self, exchange: str, key: str) -> None:
+        self._returned.add(self._delays.target_of(word_of(key)) if exchange else key)
 
     def targets(self) -> set[str]:
         """The queues that were published to."""

@@ -17,6 +17,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.amqp.delays import DUE_EXCHANGE, binding
 from qworker.transports.amqp.link import Link
 
 DEAD = "qworker.dead"
@@ -80,6 +81,7 @@ class Queues:
                         arguments=self.arguments(queue),
                     ).message_count
                 )  # fmt: skip
+                self._bind_to_delays(link, queue)
             for name, kind, key in bindings:
                 link.call(channel.exchange_declare, name, kind, durable=True, auto_delete=False)
                 link.call(channel.queue_bind, self.prefix + queue, name, key)
@@ -99,6 +101,17 @@ class Queues:
                 setting="task_queues",
             ) from None
         return found
+
+    def _bind_to_delays(self, link: Link, queue: str) -> None:
+        """Have what waits for *queue*, which was just made, come here: it was deleted while that waited."""
+        if queue in (DEAD, REVOKED):
+            return
+        channel = link.channel()
+        try:
+            link.call(channel.queue_bind, self.prefix + queue, DUE_EXCHANGE, binding(self.prefix + queue))
+        except (NotFound, AccessRefused):  # nothing waits in this server, or publishers will be told
+            return
+        link.call(channel.close)
 
     def look(self, link: Link, queue: str) -> int | None:
         """How many messages are ready in *queue*; None when there is no such queue."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from qworker.transports.amqp.codec import content_header, largest_header, may_be_over
+from qworker.transports.amqp.codec import content_header, largest_header
 from qworker.transports.amqp.dead_letters import dead_lettered
-from qworker.transports.amqp.delays import LONGEST
 from qworker.transports.amqp.inbox import Held
-from qworker.transports.amqp.outgoing import Outgoing, address
+from qworker.transports.amqp.outgoing import Outgoing, waiting
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead, DeadLetter, Release
 from qworker.transports.own_headers import DELIVERIES, DUE, REDELIVERED, REQUEUED
@@ -45,23 +44,19 @@ class Republishing:
         more.pop(DUE, None)
         due = release.due if release.due is not None and release.due > self._clock.now() else None
         if due is not None:
-            more[DUE] = float(due)
-
-        def header(expiration: int | None) -> bytes:
-            return content_header(
-                leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more,
-                expiration,
-            )  # fmt: skip
-
+            more |= waiting(leased.queue, due)
+        header = content_header(
+            leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more
+        )
         most = largest_header(self._frame_max)
-        if may_be_over(leased.headers, most) and (size := len(header(LONGEST))) > most:
+        if (size := len(header)) > most:
             reason = (
                 f"it could not go back to its queue: with what is to be noted there, "
                 f"its headers have {size} bytes, and RabbitMQ takes {most}"
             )
             logger.error("message %d in %s goes to the dead letters: %s", leased.tag, leased.queue, reason)
             return self._dead_lettered(held, DeadLetter(leased.tag, reason, counted=release.counted))
-        return address(self._queues.prefix + leased.queue, due, self._clock.now(), header, leased.body)
+        return Outgoing(self._queues.prefix + leased.queue, header, leased.body, due)
 
     def _dead_lettered(self, held: Held, dead_letter: DeadLetter) -> Outgoing:
         """The message of *held* as a dead letter."""

@@ -1,0 +1,126 @@
+"""The exchanges and queues in RabbitMQ in which delayed messages wait, made when they are first needed.
+
+Comes from:  ``publisher.py``, before it sends what is due later; ``queues.py``, which binds what it makes.
+Goes to:     the server, over their links.
+Thread:      the publisher's turn.
+
+They are the same for all who use a virtual host, whatever prefix their queues have, and stay once they are
+made. Each target is bound to the last exchange; and the dead letters of its prefix are, to the exchange that
+gets what finds its target gone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from amqp.exceptions import ChannelError
+
+from qworker.errors import BrokerUnavailable
+from qworker.transports.amqp.delays import (
+    BASE,
+    DUE_EXCHANGE,
+    LOST_EXCHANGE,
+    NOWHERE,
+    binding,
+    exchange,
+    milliseconds,
+    pattern,
+    queue,
+    word,
+)
+from qworker.transports.amqp.link import Link
+
+BIND_SECONDS = 60.0
+"""How long a binding counts as there. It goes with its queue, which somebody may delete and make anew."""
+MOST_BOUND = 10_000
+"""Targets that are remembered."""
+NOWHERE_MILLISECONDS = 7 * 86400 * 1000
+_NEVER = ("", -math.inf)
+
+
+class DelayQueues:
+    """What of the way of delayed messages is known to be there, over one link. dead: the name in the server
+    of the dead letters."""
+
+    def __init__(self, dead: str) -> None:
+        self._dead = dead
+        self._places = 0
+        """How many places there are queues for."""
+        self._bound: dict[str, tuple[str, float]] = {}
+        """For each target's word: its name, and the monotonic second at which it was bound."""
+
+    def unbound(self, targets: Iterable[str]) -> set[str]:
+        """Those of *targets* that are to be bound before anything is sent to them."""
+        fresh = time.monotonic() - BIND_SECONDS
+        return {target for target in targets if self._bound.get(word(target), _NEVER)[1] <= fresh}
+
+    def prepare(self, link: Link, unbound: Collection[str], places: int) -> None:
+        """See that there is a way of *places*, and that it leads to the queues *unbound*, which are there, as
+        are the dead letters. BrokerUnavailable when the server refuses it."""
+        if not places or (places <= self._places and not unbound):
+            return
+        channel = link.channel()
+        try:
+            if not self._places:
+                _declare_ends(link, channel)
+            for place in range(self._places, places):
+                _declare_place(link, channel, place)
+            for target in unbound:
+                link.call(channel.queue_bind, self._dead, LOST_EXCHANGE, binding(target))
+                link.call(channel.queue_bind, target, DUE_EXCHANGE, binding(target))
+            link.call(channel.close)
+        except ChannelError as error:
+            raise BrokerUnavailable(
+                f"RabbitMQ at {link.address.shown} makes no queues for delayed messages: {error.reply_text}. "
+                "It must have version 3.10 or later, and its user the rights to configure, write and read"
+            ) from None
+        self._places = max(places, self._places)
+        if len(self._bound) > MOST_BOUND:
+            self._bound = {}
+        self._bound.update({word(target): (target, time.monotonic()) for target in unbound})
+
+    def target_of(self, returned: str) -> str:
+        """The name in the server of the target for whose word, *returned*, there was no way; forget what was
+        known."""
+        name = self._bound.get(returned, _NEVER)[0]
+        self._places, self._bound = 0, {}
+        return name
+
+
+def _declare_ends(link: Link, channel: Any) -> None:
+    """Make what hands out messages that have waited. None may be without an end: it would stand in the way
+    of all others."""
+    link.call(
+        channel.queue_declare, NOWHERE, durable=True, auto_delete=False,
+        arguments={"x-message-ttl": NOWHERE_MILLISECONDS},
+    )  # fmt: skip
+    for name, kind, otherwise in (
+        (NOWHERE, "fanout", None), (LOST_EXCHANGE, "topic", NOWHERE), (DUE_EXCHANGE, "topic", LOST_EXCHANGE)
+    ):  # fmt: skip
+        arguments = {} if otherwise is None else {"alternate-exchange": otherwise}
+        link.call(channel.exchange_declare, name, kind, durable=True, auto_delete=False, arguments=arguments)
+    link.call(channel.queue_bind, NOWHERE, NOWHERE)
+
+
+def _declare_place(link: Link, channel: Any, place: int) -> None:
+    """Sent without waiting for each answer: there are many, and a later one tells of an error in any."""
+    here, below = exchange(place), exchange(place - 1)
+    link.call(channel.exchange_declare, here, "topic", durable=True, auto_delete=False)
+    link.call(channel.exchange_bind, below, here, pattern(place, 0))
+    for digit in range(1, BASE):
+        name = queue(place, digit)
+        arguments: dict[str, Any] = {
+            "x-queue-type": "quorum",
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",  # at-least-once asks for it; nothing limits the queue
+            "x-dead-letter-exchange": below,
+            "x-message-ttl": milliseconds(place, digit),
+        }
+        link.call(
+            channel.queue_declare, name, durable=True, auto_delete=False, arguments=arguments, nowait=True
+        )
+        link.call(channel.queue_bind, name, here, pattern(place, digit), nowait=True)
+    link.call(channel.exchange_declare, here, "topic", durable=True, auto_delete=False)
