@@ -22,8 +22,6 @@ from qworker.canvas.membership import FAILED, is_ignored
 from qworker.context import Context, calls_within, enter_by, message_headers, pop, push
 from qworker.errors import (
     BackendError,
-    ConfigurationError,
-    DamagedResult,
     EncodeError,
     Ignore,
     MessageError,
@@ -33,7 +31,6 @@ from qworker.errors import (
     Retry,
     SoftTimeLimitExceeded,
     Terminated,
-    TransportError,
 )
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.middleware import compose
@@ -45,6 +42,7 @@ from qworker.tasks.outcome import (
     IGNORED,
     INTERRUPTED,
     INVALID,
+    NOT_STARTED,
     REJECTED,
     REPLACED,
     REQUEUED,
@@ -55,6 +53,7 @@ from qworker.tasks.outcome import (
     Followed,
     Outcome,
 )
+from qworker.tasks.unsent import can_go_back, is_away, reason
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
@@ -66,6 +65,10 @@ logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
+
+
+AGAIN_SECONDS = 1.0
+"""How long a child waits for a broker that is away, so as not to be given the same at once, for ever."""
 
 
 class Interrupted(SoftTimeLimitExceeded):
@@ -133,6 +136,8 @@ def fail(
     after it.
 
     - kind, text: of the outcome. state, error: what is stored.
+
+    NOT_STARTED when that cannot be told for now: a child is given it again, after a pause.
     """
     token = push(context, task)
     try:
@@ -141,11 +146,16 @@ def fail(
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
-            followup.failed(app, context, exception_of({"status": state, "result": error}), "")
+            cause = exception_of({"status": state, "result": error})
+            followup.failed(app, context, cause, "", again=True)
         follow = followup.doomed(app, context, error, "") if context.chain else ()
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
         return Outcome(kind, None, text, None, row, follow, parts)
-    except Exception:
+    except Exception as problem:
+        if is_away(problem):
+            logger.error("the end of task %s[%s] cannot be told for now: %s", task.name, context.id, problem)
+            app.clock.sleep(AGAIN_SECONDS)
+            return NOT_STARTED
         logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
         return Outcome(kind, None, text)
     finally:
@@ -217,6 +227,8 @@ class Run:
         try:
             return step(ended)
         except BaseException as error:  # ours or an extension's fault: the message must still get its outcome
+            if is_away(error) and can_go_back(self.task, self.context):
+                return self._unsent(error)
             logger.exception("the outcome of task %s[%s] could not be told", self.task.name, self.context.id)
             if signals.task_internal_error.receivers:
                 context = self.context
@@ -250,7 +262,7 @@ class Run:
                 row = self._store(states.SUCCESS, value)
             parts = self._parts(states.SUCCESS, value)
         except QWorkerError as error:  # a result that nobody can store, or what comes after cannot be sent
-            return self._unsent(error) if _is_away(error) else self._failed(error)
+            return self._unsent(error) if is_away(error) else self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
@@ -291,16 +303,16 @@ class Run:
                 return self._failed(error)
             if final.__context__ is None:
                 final.__context__ = error
-            return self._unsent(final) if _is_away(final) else self._failed(final)
+            return self._rejected(final) if isinstance(final, Reject) else self._failed(final)
         return self._retried(directive)
 
     def _unsent(self, error: BaseException) -> Outcome:
         """What comes after the run cannot be sent for now: the message goes back, and the next run sends the
         same calls."""
-        if self.context.is_eager or not self.task.acks_late:  # there is no message any more
+        if not can_go_back(self.task, self.context):
             return self._failed(error)
         self.status, self.value = states.REJECTED, error
-        return Outcome(REQUEUED, self.runtime, f"what comes after it cannot be sent: {storable(str(error))}")
+        return Outcome(REQUEUED, self.runtime, reason(error))
 
     def _retried(self, directive: Retry) -> Outcome:
         task, context = self.task, self.context
@@ -356,14 +368,15 @@ class Run:
 
     def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
         """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is
-        not to be stored."""
+        not to be stored. Raises what tells that an errback cannot be sent for now, if the message can go
+        back."""
         task, context = self.task, self.context
         row = None
         ignored = _is_ignored(context, task)
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks:
-            followup.failed(self.app, context, error, text)
+            followup.failed(self.app, context, error, text, again=can_go_back(task, context))
         self.info = info = ExceptionInfo(error, text)
         if signals.task_failure.receivers:
             signals.task_failure.send(
@@ -426,14 +439,6 @@ class Run:
         except BackendError as error:  # no message waits for it, and the caller has the value
             logger.warning("the result of %s is not stored: %s", context.id, error)
         return None
-
-
-def _is_away(error: BaseException) -> bool:
-    """Whether *error* says that the broker or the result store is away, or refuses us: it may be there again
-    later."""
-    if isinstance(error, ConfigurationError):
-        return error.setting in ("broker_url", "result_backend")
-    return isinstance(error, TransportError | BackendError) and not isinstance(error, DamagedResult)
 
 
 def _format(error: BaseException) -> str:

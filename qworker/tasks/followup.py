@@ -19,13 +19,14 @@ from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, p
 from qworker.canvas.signature import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context
-from qworker.errors import BackendError, BrokerUnavailable, ChordError, NotSupported, PublishError
+from qworker.errors import ChordError, NotSupported, PublishError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.outcome import Fields, Followed
+from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
@@ -49,31 +50,42 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
         follow(app, context, following, (value,), chain=rest or None)
 
 
-def failed(app: QWorker, context: Context, error: BaseException, traceback: str) -> None:
-    """Call the errbacks. Never raises.
+def failed(app: QWorker, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
+    """Call the errbacks.
 
     An errback that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Every
     other is sent, with the id of the failed task before its arguments. So is one that is immutable, bound, or
     not known here.
+
+    again: whether the caller will do all of this again. Then what tells that one cannot be sent for now is
+    raised; nothing is otherwise.
     """
     for errback in context.errbacks or ():
         call = Signature(errback, app=app)
         arguments = (context, error, traceback)
         try:
             if _takes(app.tasks.get(call.task), call, arguments):
-                returned = call(*arguments)
-                if isinstance(returned, Coroutine):
-                    run_to_end(returned)
+                _run_here(call, arguments)
             else:
                 follow(app, context, errback, (context.id,))
-        except (
-            PublishError,
-            BrokerUnavailable,
-            BackendError,
-        ) as unsent:  # the failure itself is told and stored, and must stand
+        except QWorkerError as unsent:
+            if again and is_away(unsent):
+                raise
+            # The failure itself is told and stored, and must stand.
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):
             logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
+
+
+def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
+    """Run an errback now. What it raises is told, and ends nothing."""
+    try:
+        returned = call(*arguments)
+        if isinstance(returned, Coroutine):
+            run_to_end(returned)
+    except (Exception, SystemExit):
+        context = arguments[0]
+        logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
 
 def chord_parts(app: QWorker, context: Context, status: str, result: Any) -> Fields:

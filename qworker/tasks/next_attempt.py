@@ -16,6 +16,7 @@ from qworker.errors import MaxRetriesExceeded, Retry
 from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
+from qworker.tasks.unsent import put_back_if_unsent
 
 if TYPE_CHECKING:
     from qworker.context import Context
@@ -59,7 +60,8 @@ def retry(
     else:
         # Once it is sent, a time limit must not make a failure of this one.
         publish = conclude if throw else deferred
-        publish(_publish, task, request, attempt, options)
+        with put_back_if_unsent(task, request):
+            publish(_publish, task, request, attempt, options)
     if throw:
         raise directive from cause
     return directive

@@ -29,6 +29,7 @@ from qworker.interrupts import conclude
 from qworker.naming import task_id
 from qworker.publishing.workflows import planned, refuse_ignored, start
 from qworker.states import FAILURE
+from qworker.tasks.unsent import put_back_if_unsent
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Part
 
@@ -101,7 +102,8 @@ def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
     request = task.request
     if not request.is_eager:
         # Once it is sent, a time limit must not make a failure of this run.
-        conclude(_publish, task, request, sig)
+        with put_back_if_unsent(task, request):
+            conclude(_publish, task, request, sig)
     raise Replaced(sig)
 
 

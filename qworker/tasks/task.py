@@ -305,8 +305,9 @@ class Task(Generic[P, R]):
         - max_retries (number): in place of that of the task.
         - options: as for apply_async.
 
-        Raises MaxRetriesExceeded when there is no *exc* to raise. Called without a worker, it raises the
-        exception itself.
+        Raises MaxRetriesExceeded when there is no *exc* to raise; Reject, with which the message of this
+        attempt is put back, when the next cannot be sent for now (BrokerUnavailable, if the task is acked
+        early). Called without a worker, it raises the exception itself.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
@@ -318,7 +319,8 @@ class Task(Generic[P, R]):
 
         What it returns is the result of this task: it has its id, its callbacks and errbacks, the rest of its
         chain, and its place in a chord. Raises ConfigurationError for a signature that is part of a chord
-        already, PublishError and BrokerUnavailable as apply_async does. Say ``return self.replace(sig)``.
+        already, PublishError as apply_async does, and Reject when it cannot be sent for now, as retry() does.
+        Say ``return self.replace(sig)``.
         """
         return self.on_replace(replacement.replacement(self, sig))
 

@@ -131,7 +131,8 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent "
         "together, some may be accepted although an error was raised",
         redelivered="at once, when the worker's connection falls; half-open connections after the heartbeat",
-        eta="in queues of their own in the server, until it is due (at most 0.2 s ahead in a worker; RabbitMQ 3.10)",
+        eta="in queues of their own in the server, until it is due (at most 0.2 s ahead in a worker; "
+        "RabbitMQ 3.10)",
         priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
         fanout="a stream `qworker.revoked`, read by all workers, also those that start later (RabbitMQ 3.9)",
         dead_letters="the queue `qworker.dead`",

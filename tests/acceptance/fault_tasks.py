@@ -101,6 +101,22 @@ def until_file(self: Any, path: str) -> str:
     return path
 
 
+@app.task(name="end_with_file", bind=True, reject_on_worker_lost=False)
+def end_with_file(self: Any, path: str, how: str) -> None:
+    """Run until the file is there, then raise, die, replace or retry."""
+    with run(self):
+        while not os.path.exists(path):
+            time.sleep(0.005)
+    if how == "raise":
+        raise KeyError(path)
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "replace":
+        self.replace(close.si(how))
+    if not self.request.retries:
+        raise self.retry(countdown=0.1)
+
+
 @app.task(name="until_file_async", bind=True)
 async def until_file_async(self: Any, path: str) -> str:
     with run(self):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from qworker import Signature
 from qworker.errors import BrokerUnavailable
 from tests.acceptance.brokers import Broken, RemoteSite, Stream
 from tests.acceptance.harness import WorkerProcess
@@ -307,6 +308,30 @@ def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Pat
         outlives(site, worker, away, IN_FLIGHT)
         assert "the result store answers again" in worker.log
         assert "the broker answers again" not in worker.log
+
+
+@pytest.mark.parametrize("how", ["raise", "die", "replace", "retry"])
+def test_what_comes_of_an_end_is_sent_when_the_broker_is_back(
+    broken: Broken, remote: RemoteSite, tmp_path: Path, how: str
+) -> None:
+    """The errbacks of a task that fails, or whose process dies, while the broker is away; its next attempt;
+    what replaces it."""
+    worker = remote.start(task_publish_timeout=1)
+    file = tmp_path / "go"
+    ids = [remote.send("end_with_file", str(file), how, link_error=Signature("close")) for _ in range(2)]
+    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "both to run")
+    broken.server.kill()
+    file.touch()
+    remote.until(lambda: "cannot be" in worker.log, "the first to end")
+    broken.server.start()
+    remote.ended(*ids)
+    remote.drained()
+    assert set(remote.states().values()) == {"FAILURE" if how in ("raise", "die") else "SUCCESS"}
+    bodies = tmp_path / "bodies"
+    remote.until(lambda: how == "retry" or bodies.exists(), "the errbacks to run")
+    told = {line.split()[0] for line in bodies.read_text().splitlines()} if how != "retry" else set()
+    assert len(told) >= (0 if how == "retry" else 2)
+    assert worker.alive
 
 
 # -- what every test asserts --

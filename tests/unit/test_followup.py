@@ -17,10 +17,23 @@ from qworker.errors import (
     NotSupported,
     PublishError,
     Reject,
+    WorkerLost,
 )
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
+from qworker.tasks import execution
 from qworker.tasks.execution import execute
-from qworker.tasks.outcome import FAILURE, REQUEUED, SUCCESS, Outcome
+from qworker.tasks.outcome import (
+    FAILURE,
+    LOST,
+    REJECTED,
+    REPLACED,
+    REQUEUED,
+    RETRY,
+    SUCCESS,
+    UNSTARTED,
+    Outcome,
+)
 from tests.support.stores import KeepingStore, Sent, make_app
 
 
@@ -204,14 +217,108 @@ def test_a_follow_up_that_can_never_be_sent_fails_the_task(
     assert "object is not JSON" in str(app.AsyncResult("parent").result)
 
 
-def test_an_errback_that_cannot_be_sent_is_logged(
-    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
+def test_an_errback_that_cannot_be_sent_now_sends_the_message_back(
+    app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
     app, store = app_and_store
     store.failures = 10_000
+    outcome = run(app, "fail", errbacks=[Signature("tell")], chain=[Signature("next", task_id="n")])
+    assert (outcome.kind, outcome.row, outcome.follow) == (REQUEUED, None, ())
+    assert app.AsyncResult("parent").state == "PENDING"
+    store.failures = 0
     assert run(app, "fail", errbacks=[Signature("tell")]).kind == FAILURE
-    assert "an errback of task fail[parent] was not sent" in caplog.text
+    assert [shown(sent)[0] for sent in store.sent] == ["tell"]
     assert repr(app.AsyncResult("parent").result) == "KeyError('no')"
+
+
+@pytest.mark.parametrize("name", ["fail", "refuse"])
+@pytest.mark.parametrize("gone", [True, False], ids=["acked before", "can never be sent"])
+def test_an_errback_that_cannot_be_sent_is_logged(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture, name: str, gone: bool
+) -> None:
+    app, store = app_and_store
+
+    @app.task(name="refuse")
+    def refuse() -> None:
+        raise Reject("no")
+
+    store.failures = 10_000
+    if gone:
+        app.tasks[name].acks_late = False
+    else:
+        store.failure = PublishError("too large")
+    kind = FAILURE if name == "fail" else REJECTED
+    assert run(app, name, errbacks=[Signature("tell"), Signature("tell")]).kind == kind
+    assert caplog.text.count(f"an errback of task {name}[parent] was not sent") == 2
+    assert app.AsyncResult("parent").state == "FAILURE"
+
+
+def test_an_errback_that_runs_here_may_raise_what_it_likes(
+    app_and_store: tuple[QWorker, KeepingStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own calls that cannot be sent are its own."""
+    app, store = app_and_store
+
+    @app.task(name="log_error")
+    def log_error(request: Context, exc: BaseException, traceback: str) -> None:
+        raise BrokerUnavailable("away")
+
+    assert run(app, "fail", errbacks=[Signature("log_error"), Signature("after")]).kind == FAILURE
+    assert "errback log_error of task fail[parent] raised" in caplog.text
+    assert [shown(sent)[0] for sent in store.sent] == ["after"]
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
+    app_and_store: tuple[QWorker, KeepingStore], away: bool
+) -> None:
+    app, store = app_and_store
+    store.failures = 10_000
+    store.failure = BrokerUnavailable("away") if away else PublishError("too large")
+    context = Context(id="parent", task="five", errbacks=[Signature("tell")])
+    error = exception_to_dict(WorkerLost("gone"))
+    told = execution.fail(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
+    assert told.kind == (UNSTARTED if away else LOST)
+    assert (told.row is None) == away
+
+
+@pytest.mark.parametrize("name", ["again", "other"])
+@pytest.mark.parametrize(
+    ("error", "late", "kind"),
+    [
+        (BrokerUnavailable("the store is away"), True, REQUEUED),
+        (BrokerUnavailable("the store is away"), False, FAILURE),
+        (PublishError("too large"), True, FAILURE),
+    ],
+)
+def test_what_a_task_sends_in_its_place_goes_the_same_way(
+    app_and_store: tuple[QWorker, KeepingStore], name: str, error: Exception, late: bool, kind: str
+) -> None:
+    """Also when the task catches what it raises, to try something else: it cannot mistake it."""
+    app, store = app_and_store
+
+    @app.task(name="again", bind=True)
+    def again(self: Task[Any, Any]) -> None:
+        try:
+            raise KeyError("no")
+        except KeyError as error:
+            raise self.retry(exc=error) from None
+
+    @app.task(name="other", bind=True)
+    def other(self: Task[Any, Any]) -> None:
+        self.replace(Signature("after", (1,), app=app))
+
+    app.tasks[name].acks_late = late
+    store.failures, store.failure = 10_000, error
+    outcome = run(app, name)
+    assert outcome.kind == kind
+    assert str(error) in outcome.text
+    if kind == REQUEUED:
+        assert outcome.text.startswith("'what comes after it cannot be sent: ")
+        assert outcome.row is None
+    store.failures = 0
+    assert run(app, name).kind == {"again": RETRY, "other": REPLACED}[name]
+    assert len(store.sent) == 1
 
 
 def test_a_chord_in_a_message_is_left_to_celery_where_the_store_has_not_its_layout(
