@@ -283,7 +283,8 @@ def _enter(call: Signature, join: str, number: int) -> None:
     headers = call["options"].get("headers") or {}
     members = headers.get(HEADER)
     others = members if isinstance(members, list | tuple) else ()
-    call["options"]["headers"] = {**headers, HEADER: [*others, [join, number]]}
+    # Tuples: a chord has one for each member, and they take less memory than lists.
+    call["options"]["headers"] = {**headers, HEADER: (*others, (join, number))}
 
 
 def last_call(step: Any) -> Signature | None:

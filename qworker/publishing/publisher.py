@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,21 +139,22 @@ class Publisher:
         root, parent = (context.root_id, context.id) if within and context is not None else (None, None)
         members = MemberCalls(cache(self._plain_member), root, parent)
         ready: list[_Ready] = []
+        written: list[Envelope] = []
         answers: list[Answer] = []
         calls.reverse()
         while calls:
             call = calls.pop()
-            written = None if observed else members.envelope(call)
-            if written is None:
+            member = None if observed else members.envelope(call)
+            if member is None:
                 answers.append(self._enter(ready, None, call, _OF_A_WORKFLOW))
                 continue
-            envelope, plain = written
-            ready.append((envelope, None, None))
+            envelope, plain = member
+            written.append(envelope)
             result = results.get(call["options"]["task_id"])
             if result is not None:
                 result.ignored, result._queue = plain.ignored, plain.queue
-        if ready:
-            self._deliver(ready)
+        if ready or written:
+            self._deliver(ready, written)
         for answer in answers:
             sent = answer()
             result = results.get(sent.id)
@@ -305,10 +306,11 @@ class Publisher:
     def _collect(self, ready: list[_Ready], call: Call, message: TaskMessage) -> None:
         ready.append(self._prepare(call, message))
 
-    def _deliver(self, ready: list[_Ready]) -> None:
+    def _deliver(self, ready: list[_Ready], written: Sequence[Envelope] = ()) -> None:
+        """Push at once all that is *written*, whose observers nobody is, and *ready*."""
         calls = [call for _, _, call in ready if call is not None]
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
-        self._push([envelope for envelope, _, _ in ready], *policy)
+        self._push([*written, *(envelope for envelope, _, _ in ready)], *policy)
         if after_task_publish.receivers:
             for _, encoded, call in ready:
                 if encoded is None or call is None:  # told of already

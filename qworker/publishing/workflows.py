@@ -54,8 +54,9 @@ def send_workflow(
 def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
     """Carry out *plans* of workflows that are parts of no others; return the result of each."""
     _open(app, plans)
-    _keep_outlines(app, plans)
+    lines = _outlines(app, plans)
     _publish(app, plans)
+    _keep_outlines(app, lines)
     return [made.result for made in plans]
 
 
@@ -172,28 +173,34 @@ def _publish(app: QWorker, plans: list[Plan]) -> None:
         context.children.extend(made.first for made in plans if made.first is not None)
 
 
-def _keep_outlines(app: QWorker, plans: list[Plan]) -> None:
-    """Keep of which calls workflows are made, for those who look at them by the id of one. Nobody else needs
-    it, so that it cannot be kept is no error. What is part of a larger workflow is in the outline of that.
+def _outlines(app: QWorker, plans: list[Plan]) -> list[outline.Line]:
+    """Of which calls those of *plans* are made that may be looked at by the id of one. What is part of a
+    larger workflow is in the outline of that.
 
     The plans lose what they are made of, whose calls go as they are published.
     """
-    backend = app.backend
     steps = [made.step for made in plans]
     plans[:] = [made._replace(step=None) for made in plans]
-    if not backend.supports_locks or is_held_back(app):
-        return
-    context = current_context()
-    parent = None if context is None else context.id
+    if not app.backend.supports_locks or is_held_back(app):
+        return []
+    extended, lines = app.conf.result_extended, []
     for made, step in zip(plans, steps, strict=True):
-        extended = app.conf.result_extended
         if step is None or (step["subtask_type"] == "group" and not extended):
             continue
         line = outline.outlined(step, lambda call: call.ignored(app))
-        if not extended and not made.joins and not outline.has_joins(line):
-            continue
+        if extended or made.joins or outline.has_joins(line):
+            lines.append(line)
+    return lines
+
+
+def _keep_outlines(app: QWorker, lines: list[outline.Line]) -> None:
+    """Keep *lines* for those who look. Nobody else needs them, so that one cannot be kept is no error; nor
+    that a caller dies before, and after the calls were sent, when there is room for them."""
+    context = current_context()
+    parent = None if context is None else context.id
+    for line in lines:
         try:
-            outline.keep(backend, line, parent)
+            outline.keep(app.backend, line, parent)
         except (BackendError, EncodeError) as error:
             logger.debug("the outline of workflow %s is not kept: %s", line[-1][0], error)
 

@@ -12,7 +12,7 @@ graph is a group of its nodes, with ``{name: [names that it waits for]}`` behind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import states
@@ -21,7 +21,9 @@ from qworker.errors import DamagedResult, NotSupported
 if TYPE_CHECKING:
     from qworker.backends.base import Backend
 
-Line = list[list[Any]]
+Line = Sequence[Sequence[Any]]
+"""Where it is made, of tuples for the many members of a group, which take less memory; where it is read, of
+lists."""
 
 _KEY = "qworker-workflow-"
 MOST_GROUPS = 16
@@ -49,7 +51,8 @@ def outlined(step: Mapping[str, Any], is_ignored: Callable[[Any], bool]) -> Line
         after = {name: sorted({*kwargs["after"].get(name, {}).values()}) for name in kwargs["nodes"]}
         gathered = kwargs.get("gathered")
         return [[identity, None, nodes, after], *(outlined(gathered, is_ignored) if gathered else ())]
-    return [[identity, step["task"], *([states.IGNORED] if is_ignored(step) else ())]]
+    call = identity, step["task"]
+    return ((*call, states.IGNORED) if is_ignored(step) else call,)
 
 
 def has_joins(steps: Line) -> bool:

@@ -63,7 +63,7 @@ def widen(self: Any, number: int) -> int:
 def close(self: Any, values: Any = None, **named: Any) -> Any:
     """The body of a join, or a node of a graph; says in the file ``bodies`` whether its message is delivered
     for the first time."""
-    again = self.request.delivery_info["redelivered"] or self.request.deliveries
+    again = self.request.delivery_info["redelivered"] or self.request.deliveries > 1
     with open("bodies", "a") as file:
         file.write(f"{self.request.id} {'again' if again else 'first'}\n")
     return named or values

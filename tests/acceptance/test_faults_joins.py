@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from qworker import chain, group
+from qworker import chain, graph, group
 from qworker.backends.joins import Join
 from qworker.canvas.chord import chord
 from qworker.canvas.membership import HEADER
+from qworker.canvas.plan import SEGMENT
 from qworker.canvas.signature import Signature
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, Site
@@ -64,6 +67,52 @@ def test_a_crash_at(site: Site, point: str) -> None:
     for body in bodies:
         assert site.client.AsyncResult(body).get(timeout=5) == list(range(MEMBERS))
         assert starts(site, body) == 1
+    assert site.client.backend.joins.count() == 0
+    assert site.left() == []
+
+
+def made_of_joins(site: Site) -> dict[str, tuple[Any, object]]:
+    """Workflows of many joins, each with its value. Their bodies are close(), which returns what it gets; a
+    call of work() may be sent again with the task before it."""
+    close, step = Signature("close", app=site.client), Signature("work", app=site.client)
+    inner = chord([work(site, 1), work(site, 2)], close, app=site.client)
+    fan = chain(work(site, 3), group(step, step), close, app=site.client)
+    nodes = {"a": work(site, 1), "b": work(site, 2), **dict.fromkeys(("c", "d", "e"), close)}
+    after = {"c": {"x": "a", "y": "b"}, "d": {"x": "a"}, "e": {"x": "c", "y": "d"}}
+    c, d = {"x": 1, "y": 2}, {"x": 1}
+    return {
+        "nested": (chord([inner, fan, work(site, 4)], close, app=site.client), [[1, 2], [3, 3], 4]),
+        "graph": (
+            graph(nodes, after=after, app=site.client),
+            {"a": 1, "b": 2, "c": c, "d": d, "e": {"x": c, "y": d}},
+        ),
+        "segments": (
+            chain(work(site, 5), *(step if n % SEGMENT else close for n in range(1, 2 * SEGMENT + 3))),
+            5,
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["nested", "graph", "segments"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_within(site: Site, point: str, kind: str) -> None:
+    """Of what joins make, however deep, there is one message each."""
+    site.settings.update(worker_lease_seconds=2, task_max_deliveries=8)
+    results = []
+    for _ in range(3 if kind == "segments" else 8):
+        flow, value = made_of_joins(site)[kind]
+        results.append(flow.apply_async())
+    hit = site.path / "hit"
+    worker = site.start(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
+    site.until(hit.exists, "the crash")
+    site.until(lambda: not worker.alive, "the worker to be dead")
+    again = site.start(name="again")
+    assert [result.get(timeout=60) for result in results] == [value] * len(results)
+    site.drained()
+    again.stop()
+    told = (site.path / "bodies").read_text().splitlines()
+    first = Counter(line.split()[0] for line in told if line.endswith(" first"))
+    assert {*first.values()} == {1}
     assert site.client.backend.joins.count() == 0
     assert site.left() == []
 
