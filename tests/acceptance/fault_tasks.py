@@ -61,11 +61,9 @@ def widen(self: Any, number: int) -> int:
 
 @app.task(name="close", bind=True)
 def close(self: Any, values: Any = None, **named: Any) -> Any:
-    """The body of a join, or a node of a graph; says in the file ``bodies`` whether its message is delivered
-    for the first time."""
-    again = self.request.delivery_info["redelivered"] or self.request.deliveries > 1
+    """The body of a join, or a node of a graph; says in the file ``bodies`` which message it runs for."""
     with open("bodies", "a") as file:
-        file.write(f"{self.request.id} {'again' if again else 'first'}\n")
+        file.write(f"{self.request.id} {self.request.delivery_info['delivery_tag']}\n")
     return named or values
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from qworker.canvas.plan import SEGMENT
 from qworker.canvas.signature import Signature
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, Site
-from tests.acceptance.ledger import STARTED
+from tests.acceptance.ledger import STARTED, messages_run
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -110,9 +109,7 @@ def test_a_crash_within(site: Site, point: str, kind: str) -> None:
     assert [result.get(timeout=60) for result in results] == [value] * len(results)
     site.drained()
     again.stop()
-    told = (site.path / "bodies").read_text().splitlines()
-    first = Counter(line.split()[0] for line in told if line.endswith(" first"))
-    assert {*first.values()} == {1}
+    assert {len(tags) for tags in messages_run(site.path / "bodies").values()} == {1}
     assert site.client.backend.joins.count() == 0
     assert site.left() == []
 

@@ -61,6 +61,7 @@ def prepare(
             "routing_key": leased.queue,
             "priority": leased.priority,
             "redelivered": leased.redelivered,
+            "delivery_tag": leased.tag,
         },
         hostname=hostname,
         deliveries=leased.deliveries + 1,
