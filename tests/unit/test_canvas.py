@@ -165,10 +165,10 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
         "d",
         made.result.id,
     )
-    assert first.options["headers"] == {HEADER: [[join.id, 0]]}
+    assert first.options["headers"] == {HEADER: ((join.id, 0),)}
     assert "headers" not in second.options
     (last,) = second.options["chain"]
-    assert last["options"]["headers"] == {HEADER: [[join.id, 1]]}
+    assert last["options"]["headers"] == {HEADER: ((join.id, 1),)}
     assert made.result.parent.id == join.id
     assert not made.sizes
 
@@ -176,11 +176,11 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
 def test_a_chord_in_a_chord_is_a_part_by_its_body() -> None:
     made = plan(chord([chord([A, B], C), D], A), shared=True)
     inner, outer = sorted(made.joins, key=lambda join: join.body.call["task"], reverse=True)
-    assert inner.body.call["options"]["headers"] == {HEADER: [[outer.id, 0]]}
+    assert inner.body.call["options"]["headers"] == {HEADER: ((outer.id, 0),)}
     assert [call.options["headers"][HEADER] for call in made.calls] == [
-        [[inner.id, 0]],
-        [[inner.id, 1]],
-        [[outer.id, 1]],
+        ((inner.id, 0),),
+        ((inner.id, 1),),
+        ((outer.id, 1),),
     ]
 
 
