@@ -182,6 +182,10 @@ class chain(Several):
                 break
         return last
 
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the first call, with *args* before its own and *kwargs* over its own."""
+        return self.apply_async(args, kwargs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make the first call, with *args* before its own and *kwargs* over its own."""
         return self.apply_async(args, kwargs)

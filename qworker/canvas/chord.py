@@ -226,7 +226,7 @@ class chord(Signature):
         body = (kwargs or {}).get("body")
         return self if body is None else self.with_body(maybe_signature(body, self._app))
 
-    def __call__(self, body: Any = None, *args: Any, **options: Any) -> Any:
+    def __call__(self, body: Any = None, *args: Any, **options: Any) -> AsyncResult[Any]:
         """Make the calls of the header, for *body*."""
         return self.apply_async(args, {"body": body} if body is not None else {}, **options)
 

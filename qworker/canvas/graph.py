@@ -211,7 +211,7 @@ class graph(Signature):
         result: GraphResult = self.app.send_workflow(self, args, kwargs, options)
         return result
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
+    def delay(self, *args: Any, **kwargs: Any) -> GraphResult:  # type: ignore[override]
         """Call the nodes that wait for nothing, with *args* before their own and *kwargs* over their own."""
         return self.apply_async(args, kwargs)
 

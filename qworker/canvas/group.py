@@ -196,7 +196,11 @@ class group(Several):
         results = [each.apply((*(args or ()), *self.args), kwargs, **given) for each in self.flat()]
         return GroupResult(identity, results, None, self._app)
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def delay(self, *args: Any, **kwargs: Any) -> GroupResult[Any]:  # type: ignore[override]
+        """Make the calls, with *args* before and *kwargs* over the arguments of each."""
+        return self.apply_async(args, kwargs)
+
+    def __call__(self, *args: Any, **options: Any) -> GroupResult[Any]:
         """Make the calls, with *args* put before the arguments of each."""
         return self.apply_async(args, **options)
 

@@ -85,6 +85,10 @@ class chunks(Signature):
         """Make the calls; see Task.apply_async for *options*."""
         return self.group().apply_async(args, kwargs, **{**self["options"], **options})
 
+    def delay(self, *args: Any, **kwargs: Any) -> GroupResult[Any]:  # type: ignore[override]
+        """Make the calls."""
+        return self.apply_async(args, kwargs)
+
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> GroupResult[Any]:

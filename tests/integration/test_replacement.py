@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Task, chain, chord, group, signals
+from qworker import QWorker, Task, chain, chord, graph, group, signals
 from qworker.errors import ChordError, ConfigurationError, Ignore, NotInChord, PublishError, Replaced
 from qworker.results.result import AsyncResult
 from qworker.worker import Worker
@@ -71,6 +71,10 @@ class Flow:
         @app.task(name="spread_last", bind=True)
         def spread_last(this: Any, x: int) -> Any:
             return this.replace(add.s(x, 0) | group(add.s(1), add.s(2)))
+
+        @app.task(name="branch", bind=True)
+        def branch(this: Any, x: int) -> Any:
+            return this.replace(graph({"a": add.s(x), "b": add.s(y=1)}, after={"b": {"x": "a"}}))
 
         @app.task(name="fail")
         def fail(*args: Any) -> None:
@@ -158,6 +162,13 @@ def test_a_group_is_worth_its_list(flow: Flow) -> None:
     assert value(flow.s("spread_last", 1).delay()) == [2, 3]
     assert value((flow.s("add", 1, 1) | flow.s("spread") | flow.s("total")).delay()) == 5
     assert value(chord([flow.s("spread", 1), flow.s("spread_last", 1)])(flow.s("lists"))) == [[1, 2], [2, 3]]
+
+
+def test_a_graph_is_worth_its_values_by_name(flow: Flow) -> None:
+    values = {"a": 1, "b": 2}
+    assert value(flow.s("branch", 1).delay()) == values
+    assert value((flow.s("add", 1, 0) | flow.s("branch") | flow.s("lists")).delay()) == values
+    assert value(chord([flow.s("branch", 1), flow.s("add", 5)])(flow.s("lists"))) == [values, 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,9 +6,21 @@ The marks name mypy's code; pyright must refuse the same lines. This file is rea
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
-from qworker import AsyncResult, GroupResult, QWorker, ResultSet, Task, shared_task
+from qworker import (
+    AsyncResult,
+    GraphResult,
+    GroupResult,
+    QWorker,
+    ResultSet,
+    Task,
+    chain,
+    chord,
+    graph,
+    group,
+    shared_task,
+)
 
 app = QWorker("typed")
 
@@ -75,6 +87,17 @@ assert_type(ResultSet(add.apply_many([(1, 2)])).get(), list[int])
 assert_type(GroupResult("g", [add.delay(1)])[0].get(), int)
 assert_type(next(ResultSet([add.delay(1)]).iterate()), int)
 
+assert_type(group([add.s(1)]).delay(), GroupResult[Any])
+assert_type(group([add.s(1)])(), GroupResult[Any])
+assert_type(add.chunks([(1, 2)], 3).delay(), GroupResult[Any])
+assert_type(chord([add.s(1)])(shared.s()), AsyncResult[Any])
+assert_type(chord([add.s(1)], shared.s()).delay(), AsyncResult[Any])
+assert_type(chain(add.s(1), add.s(2)).delay(), Any)
+assert_type(add.map([1]).delay(), AsyncResult[Any])
+assert_type(graph({"a": add.s(1)}).delay(), GraphResult)
+assert_type(graph({"a": add.s(1)})().get(), dict[str, Any])
+assert_type(graph({"a": add.s(1)})()["a"], AsyncResult[Any])
+
 add.delay("x")  # error: arg-type
 add.delay()  # error: call-arg
 add.delay(1, 2, 3)  # error: call-arg
@@ -98,6 +121,7 @@ async def main() -> None:
     assert_type(await add.delay(1), int)
     assert_type(await fetch("u"), bytes)
     assert_type(await fetch.delay("u"), bytes)
+    assert_type(await graph({"a": add.s(1)})(), dict[str, Any])
     assert_type(await bound_fetch("u"), bytes)
     text: str = await add.delay(1)  # error: assignment
     print(text)
