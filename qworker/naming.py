@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from itertools import count
 from typing import Any
 
 from qworker.errors import ConfigurationError
@@ -25,6 +26,7 @@ LONGEST_NAME = 255
 
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _TOGETHER = 64
+_SPACE = "9a1c1f0e-52f7-4c0f-8a4e-6f1c7a0d3b55"
 _FORBIDDEN_IN_QUEUE = frozenset("*?[]{}\\\"'`<>|;")
 _FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
 
@@ -51,6 +53,14 @@ def task_ids() -> Iterator[str]:
         texts = os.urandom(16 * _TOGETHER).hex()
         for at in range(0, len(texts), 32):
             yield _uuid4(texts[at : at + 32])
+
+
+def ids_of(origin: str) -> Callable[[], str]:
+    """Gives new ids one after another, the same each time for *origin*."""
+    from uuid import UUID, uuid5  # some milliseconds, for those alone who ask for such ids
+
+    space, numbers = UUID(_SPACE), count()
+    return lambda: str(uuid5(space, f"{origin} {next(numbers)}"))
 
 
 def _uuid4(text: str) -> str:
@@ -88,14 +98,14 @@ def import_object(path: str) -> Any:
     if colon:
         return _attribute(_module(module_name, path), attributes.split("."), path)
     names = path.split(".")
-    for count in range(len(names), 0, -1):
+    for size in range(len(names), 0, -1):
         try:
-            module = _module(".".join(names[:count]), path)
+            module = _module(".".join(names[:size]), path)
         except ConfigurationError:
-            if count == 1:
+            if size == 1:
                 raise
         else:
-            return _attribute(module, names[count:], path)
+            return _attribute(module, names[size:], path)
     raise AssertionError("unreachable: the loop ends by return or raise")
 
 

@@ -21,6 +21,7 @@ from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context
 from qworker.errors import ChordError, NotSupported, PublishError, QWorkerError
 from qworker.message.exceptions import exception_to_dict
+from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
@@ -139,7 +140,12 @@ def chord_failed(app: QWorker, body: Signature, why: str) -> tuple[list[Envelope
 
 def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Mapping[str, Any]) -> None:
     if errback["subtask_type"] is not None:
-        start(app, planned(app, errback, (call.id,)))
+        if errback.id is not None:  # all of its calls are to be the same, too
+            errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
+        made = planned(app, errback, (call.id,))
+        for each in made.calls:
+            each["options"]["headers"] = {**(each["options"].get("headers") or {}), **marks}
+        start(app, made)
         return
     known = _known(errback.options)
     known["headers"] = {**(known.get("headers") or {}), **marks}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qworker.backends.joins import Joins
@@ -26,7 +25,7 @@ from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
 from qworker.interrupts import conclude
-from qworker.naming import task_id
+from qworker.naming import ids_of, task_id
 from qworker.publishing.workflows import planned, refuse_ignored, start
 from qworker.states import FAILURE
 from qworker.tasks.unsent import put_back_if_unsent
@@ -36,8 +35,6 @@ from qworker.transports.lease import Part
 if TYPE_CHECKING:
     from qworker.context import Context
     from qworker.tasks.task import Task
-
-_IDS = "9a1c1f0e-52f7-4c0f-8a4e-6f1c7a0d3b55"
 
 
 def replacement(task: Task[..., Any], sig: Any) -> Signature:
@@ -71,10 +68,7 @@ def _ids_of(request: Context, what: object) -> Callable[[], str]:
     """New ids for *what* comes of *request*, the same whenever that is delivered."""
     if request.id is None:
         return task_id
-    from uuid import UUID, uuid5  # some milliseconds, for those alone who replace a task
-
-    space, numbers = UUID(_IDS), count()
-    return lambda: str(uuid5(space, f"{request.id} {request.retries} {what} {next(numbers)}"))
+    return ids_of(f"{request.id} {request.retries} {what}")
 
 
 def _placed(step: Any, request: Context, nesting: int) -> Signature:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from qworker import QWorker, Signature, Task
+from qworker import QWorker, Signature, Task, chain, group
+from qworker.canvas.membership import PUBLICATION
 from qworker.context import Context
 from qworker.errors import (
     BackendError,
@@ -21,7 +23,7 @@ from qworker.errors import (
 )
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
-from qworker.tasks import execution
+from qworker.tasks import execution, followup
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import (
     FAILURE,
@@ -470,3 +472,29 @@ def test_errbacks_hear_of_a_message_that_is_refused(app_and_store: tuple[QWorker
     assert store.sent == []
     run(app, "refuse", args=(False,), errbacks=[Signature("tell")])
     assert [shown(sent)[:2] for sent in store.sent] == [("tell", ("parent",))]
+
+
+def test_who_tells_that_a_chord_has_failed_once_more_makes_the_same_calls(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    """A joiner may die once it has sent them: all have the ids of the first, and the number of their own
+    publication, so that one message of each runs."""
+    app, _ = app_and_store
+
+    def told(number: int) -> list[tuple[Any, ...]]:
+        after = chain(Signature("after", (1,)), Signature("after", (2,)), app=app)
+        errbacks = [
+            Signature("after", app=app),
+            after,
+            group(Signature("after"), Signature("after"), app=app),
+        ]
+        options = {"task_id": "body", "headers": {PUBLICATION: number}, "link_error": errbacks}
+        envelopes, ended = followup.chord_failed(app, Signature("five", options=options, app=app), "no")
+        assert [row[0] for row, _ in ended] == ["body"]
+        headers = [json.loads(envelope.headers) for envelope in envelopes]
+        assert {header[PUBLICATION] for header in headers} == {number}
+        return sorted((header["id"], header["task"]) for header in headers)
+
+    first = told(1)
+    assert len(set(first)) == 4
+    assert told(2) == first
