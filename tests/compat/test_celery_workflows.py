@@ -3,7 +3,10 @@ Redis, and on RabbitMQ with results in Redis."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -311,6 +314,34 @@ def test_root_and_parents_lead_through_both(mixed: Mixed, sender: str) -> None:
     assert {entries[each.id]["parent"] for each in header.results} == {second.id}
     assert entries[body.id]["parent"] in {each.id for each in header.results}
     assert entries[result.id]["parent"] == body.id
+
+
+def test_qworker_graph_shows_what_celery_has_run(mixed: Mixed) -> None:
+    """All by Celery, by the id of the first call and by that of the last."""
+    n = mixed.senders["sent by Celery"]
+    chain = n.chain(n.they.add(1, 1), n.they.add(10), n.they.add(100)).apply_async()
+    chord = n.chord([n.they.add(1, 1), n.they.add(2, 2)], n.they.total()).apply_async()
+    assert [mixed.value(each.id) for each in (chain, chord)] == [112, 6]
+    calls = [chain.parent.parent.id, chain.parent.id, chain.id]
+    assert graphed(mixed, calls[0]) == graphed(mixed, calls[2]) == (calls, [])
+    steps, unknown = graphed(mixed, chord.id)
+    assert steps[-1] == chord.id
+    assert steps[0] in ids(chord)
+    # Celery stores no word of a group that nobody has saved.
+    assert [chord.parent.id in line for line in unknown] == [True]
+
+
+def graphed(mixed: Mixed, identity: str) -> tuple[list[str], list[str]]:
+    """The ids of the calls that ``qworker graph`` shows of *identity*, in their order, all of which have
+    succeeded; and what it says that it does not know."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "qworker", "graph", "-A", "our_app:app", "--json", identity],
+        cwd=mixed.path, env={**os.environ, "PYTHONPATH": str(mixed.path)}, capture_output=True, text=True,
+        timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    told = json.loads(shown.stdout)
+    return [step["id"] for step in told["steps"]], told["unknown"]
 
 
 @pytest.mark.parametrize("first", ["their_worker", "our_worker"])
