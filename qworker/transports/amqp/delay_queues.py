@@ -60,7 +60,7 @@ class DelayQueues:
     def prepare(self, link: Link, unbound: Collection[str], places: int) -> None:
         """See that there is a way of *places*, and that it leads to the queues *unbound*, which are there, as
         are the dead letters. BrokerUnavailable when the server refuses it."""
-        if not places or (places <= self._places and not unbound):
+        if places <= self._places and not unbound:
             return
         channel = link.channel()
         try:
@@ -83,11 +83,12 @@ class DelayQueues:
         self._bound.update({word(target): (target, time.monotonic()) for target in unbound})
 
     def target_of(self, returned: str) -> str:
-        """The name in the server of the target for whose word, *returned*, there was no way; forget what was
-        known."""
-        name = self._bound.get(returned, _NEVER)[0]
+        """The name in the server of the target whose word *returned* is."""
+        return self._bound.get(returned, _NEVER)[0]
+
+    def forget(self) -> None:
+        """Somebody has deleted what was there: look again."""
         self._places, self._bound = 0, {}
-        return name
 
 
 def _declare_ends(link: Link, channel: Any) -> None:

@@ -139,8 +139,9 @@ class Publisher:
         try:
             self._transmit(messages, deadline)
         except _ReturnedError as unroutable:
-            # The queue was deleted since we saw it: once more, with a new one.
+            # The queue was deleted since we saw it, or one on the way: once more, with a new one.
             self._declared -= unroutable.queues
+            self._delays.forget()
             again = [message for message in messages if message.queue in unroutable.queues]
             self._transmit(again, deadline)
 
@@ -285,13 +286,16 @@ class Publisher:
             self._prepare_delays(link, delayed, deadline)
 
     def _prepare_delays(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
-        now, most = self._server.clock.now(), max(message.due or 0.0 for message in messages)
+        latest = max(message.due or 0.0 for message in messages)
+        needed = places(latest, self._server.clock.now())
+        if not needed:
+            return
         unbound = self._delays.unbound({message.queue for message in messages})
         if unbound:
             for queue in (*unbound, self._dead):  # whoever deleted a queue has deleted its binding
                 self._declare(link, queue, deadline)
         link.timeout = max(0.1, deadline - time.monotonic())
-        self._delays.prepare(link, unbound, places(most, now))
+        self._delays.prepare(link, unbound, needed)
 
     def _declare(self, link: Link, queue: str, deadline: float) -> None:
         link.timeout = max(0.1, deadline - time.monotonic())
