@@ -75,7 +75,8 @@ class DelayQueues:
         except ChannelError as error:
             raise BrokerUnavailable(
                 f"RabbitMQ at {link.address.shown} makes no queues for delayed messages: {error.reply_text}. "
-                "It must have version 3.10 or later, and its user the rights to configure, write and read"
+                "It must have version 3.10 or later, its user the rights to configure, write and read, and "
+                "nobody else queues and exchanges of these names"
             ) from None
         self._places = max(places, self._places)
         if len(self._bound) > MOST_BOUND:
