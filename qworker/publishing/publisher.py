@@ -121,7 +121,7 @@ class Publisher:
                 return self._call_many_plain(task, plain, calls)
         if options.get("task_id") is not None:
             raise PublishError("task_id is for one call: give each its own, in signatures")
-        ready: list[_Ready] = []
+        ready: list[Envelope | _Ready] = []
         answers = [self._enter(ready, task, item, options) for item in calls]
         if ready:
             self._deliver(ready)
@@ -138,8 +138,7 @@ class Publisher:
         within = context is not None and context.id is not None
         root, parent = (context.root_id, context.id) if within and context is not None else (None, None)
         members = MemberCalls(cache(self._plain_member), root, parent)
-        ready: list[_Ready] = []
-        written: list[Envelope] = []
+        ready: list[Envelope | _Ready] = []
         answers: list[Answer] = []
         calls.reverse()
         while calls:
@@ -149,12 +148,12 @@ class Publisher:
                 answers.append(self._enter(ready, None, call, _OF_A_WORKFLOW))
                 continue
             envelope, plain = member
-            written.append(envelope)
+            ready.append(envelope)
             result = results.get(call["options"]["task_id"])
             if result is not None:
                 result.ignored, result._queue = plain.ignored, plain.queue
-        if ready or written:
-            self._deliver(ready, written)
+        if ready:
+            self._deliver(ready)
         for answer in answers:
             sent = answer()
             result = results.get(sent.id)
@@ -162,7 +161,7 @@ class Publisher:
                 result.ignored, result._queue = sent.ignored, sent._queue
 
     def _enter(
-        self, ready: list[_Ready], task: Task[..., Any] | None, item: Any, options: dict[str, Any]
+        self, ready: list[Envelope | _Ready], task: Task[..., Any] | None, item: Any, options: dict[str, Any]
     ) -> Answer:
         """Add what is to be sent for *item*, one of many calls, to *ready*; return what gives its result,
         which is asked once all are stored."""
@@ -172,7 +171,7 @@ class Publisher:
         if called is not None and called.own_apply_async:
             with holding_back(self.app) as held:
                 result = called.apply_async(args, kwargs, **invocation.options)
-            ready += [(envelope, None, None) for envelope in held]
+            ready += held
             return partial(_same, result)
         call = self._make_call(invocation)
         if called is not None and self.app.conf.task_always_eager:
@@ -303,16 +302,17 @@ class Publisher:
         )
         return envelope, encoded, call
 
-    def _collect(self, ready: list[_Ready], call: Call, message: TaskMessage) -> None:
+    def _collect(self, ready: list[Envelope | _Ready], call: Call, message: TaskMessage) -> None:
         ready.append(self._prepare(call, message))
 
-    def _deliver(self, ready: list[_Ready], written: Sequence[Envelope] = ()) -> None:
-        """Push at once all that is *written*, whose observers nobody is, and *ready*."""
-        calls = [call for _, _, call in ready if call is not None]
+    def _deliver(self, ready: Sequence[Envelope | _Ready]) -> None:
+        """Push all that is *ready* at once, in this order. What is an Envelope has no observers."""
+        made = [each for each in ready if not isinstance(each, Envelope)]
+        calls = [call for _, _, call in made if call is not None]
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
-        self._push([*written, *(envelope for envelope, _, _ in ready)], *policy)
+        self._push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
         if after_task_publish.receivers:
-            for _, encoded, call in ready:
+            for _, encoded, call in made:
                 if encoded is None or call is None:  # told of already
                     continue
                 after_task_publish.send(

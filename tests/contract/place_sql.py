@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -171,8 +171,11 @@ class MySQLPlace(SQLPlace):
             return list(cursor.fetchall())
 
     def end_connections(self) -> None:
+        import pymysql
+
         self._forget()
         with closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (self._name,))
             for (number,) in cursor.fetchall():
-                cursor.execute(f"KILL {number}")
+                with suppress(pymysql.err.OperationalError):  # it has gone by itself meanwhile
+                    cursor.execute(f"KILL {number}")

@@ -386,7 +386,13 @@ def test_a_body_that_cannot_be_read_is_an_outcome(rig: Rig) -> None:
 
 def test_the_task_knows_its_request(rig: Rig) -> None:
     request = rig.submit("tell", retries=1)
-    info = {"exchange": "", "routing_key": "q", "priority": 4, "redelivered": True}
+    info = {
+        "exchange": "",
+        "routing_key": "q",
+        "priority": 4,
+        "redelivered": True,
+        "delivery_tag": request.tag,
+    }
     assert rig.result(rig.end_of(request)) == [request.id, "w@h", 2, info, 1]
 
 

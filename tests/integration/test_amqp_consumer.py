@@ -329,7 +329,7 @@ def test_headers_that_nearly_fill_a_frame_go_back(open_: Open, prefix: str) -> N
 def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: Open) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)
-    fits = envelope("fits", headers={"large": "x" * (FRAME_MAX - 1500)})
+    fits = envelope("fits", headers={"large": "x" * (FRAME_MAX - 4500)})
     too_large = envelope("large", headers={"large": "é" * (FRAME_MAX // 2)})
     for batch in ([too_large], [fits, too_large], [too_large._replace(due=time.time() + 60)]):
         with pytest.raises(
