@@ -81,7 +81,7 @@ def messages_run(path: Path) -> dict[str, set[int]]:
     """For each body of a join that ran the tags of its messages, as ``fault_tasks.close()`` writes them into
     the file at *path*. A message keeps its tag when it is delivered again."""
     found: dict[str, set[int]] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines() if path.exists() else ():
         id, tag = line.split()
         found.setdefault(id, set()).add(int(tag))
     return found
