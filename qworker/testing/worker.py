@@ -91,13 +91,18 @@ class StepWorker(Worker):
     def run(self) -> int:
         """Turns until there is nothing left to do at this moment; return how many messages were settled.
 
-        What was published before is seen, even where the server tells of it a moment later.
+        What was published, before or meanwhile, is seen, even where the server tells of it a moment later.
         """
         before = self.parts.state.totals.total()
         listener = self.parts.listener
-        listener.look()
+        looked = False
         for _ in range(MANY_TURNS):
             if self.step():
+                looked = False
+                continue
+            if not looked:
+                looked = True
+                listener.look()
                 continue
             unsettled = listener.unsettled
             if not unsettled:

@@ -134,6 +134,20 @@ def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
             assert result.get() == number + 1
 
 
+def test_what_is_published_meanwhile_is_seen_though_the_broker_tells_of_it_later() -> None:
+    clock = FakeClock()
+    app = QWorker("late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False)
+
+    @app.task
+    def count(left: int) -> None:
+        if left:
+            count.delay(left - 1)
+
+    with StepWorker(app) as worker:
+        count.delay(20)
+        assert worker.run() == 21
+
+
 def test_an_app_with_a_broker_of_its_own_is_stepped_beside_it(tmp_path: Path) -> None:
     app = QWorker("proj", broker=f"sqlite:///{tmp_path}/q.db", set_as_current=False)
 
