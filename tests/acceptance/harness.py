@@ -60,7 +60,7 @@ class WorkerProcess:
             f"{name}@test",
             *options,
         ]
-        if "-c" not in options:
+        if not {"-c", "--concurrency"} & set(options):
             command += ["-c", "2"]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from qworker import Signature
-from qworker.errors import BrokerUnavailable
+from qworker import AsyncResult, QWorker, Signature, chord
+from qworker.errors import BrokerUnavailable, QWorkerError
 from tests.acceptance.brokers import Broken, RemoteSite, Stream
 from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
@@ -308,6 +309,39 @@ def test_the_result_store_is_away(broken: Broken, results: Broken, tmp_path: Pat
         outlives(site, worker, away, IN_FLIGHT)
         assert "the result store answers again" in worker.log
         assert "the broker answers again" not in worker.log
+
+
+def test_the_result_store_is_away_during_a_join(broken: Broken, results: Broken, tmp_path: Path) -> None:
+    """Some parts are counted before, some afterwards; the body runs once, with all values."""
+    with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct, results.url) as site:
+        worker = site.start("--concurrency", "3")
+        go, app = tmp_path / "go", site.client
+        inner = chord(
+            [Signature("work", (1,), app=app), _waits(app, go)], Signature("close", app=app), app=app
+        )
+        header = [inner, _waits(app, go), *(Signature("work", (number,), app=app) for number in range(4))]
+        result = chord(header, Signature("close", app=app), app=app).apply_async()
+        site.until(lambda: len(site.records(kind=STARTED)) == 7, "all members to start")
+        results.server.kill()
+        go.touch()
+        site.until(lambda: "the result store" in worker.log, "the worker to notice")
+        results.server.start()
+        site.until(lambda: _has_ended(result), "the chord to end")
+        assert result.get(timeout=10) == [[1, str(go)], str(go), 0, 1, 2, 3]
+        site.drained()
+        site.until(lambda: app.backend.joins.count() == 0, "the joins to be done")
+        worker.stop()
+        assert [len(tags) for tags in messages_run(tmp_path / "bodies").values()] == [1, 1]
+
+
+def _waits(app: QWorker, go: Path) -> Signature:
+    return Signature("until_file", (str(go),), app=app)
+
+
+def _has_ended(result: AsyncResult[Any]) -> bool:
+    with suppress(QWorkerError):  # the store is just coming back
+        return result.ready()
+    return False
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "replace", "retry"])

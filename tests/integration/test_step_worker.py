@@ -136,7 +136,8 @@ def test_what_the_broker_has_not_told_of_yet_is_seen_all_the_same() -> None:
 
 def test_what_is_published_meanwhile_is_seen_though_the_broker_tells_of_it_later() -> None:
     clock = FakeClock()
-    app = QWorker("late", broker=TellsLate(clock), backend="cache+memory://", clock=clock, set_as_current=False)
+    store = TellsLate(clock)
+    app = QWorker("late", broker=store, backend="cache+memory://", clock=clock, set_as_current=False)
 
     @app.task
     def count(left: int) -> None:
