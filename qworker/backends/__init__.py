@@ -1,7 +1,7 @@
 """Result stores, found by the scheme of their URL; each is imported when it is first asked for.
 
 Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``joins`` (what
-waits for the members of a group), ``keyvalue`` with ``keyvalue_joins``; the stores ``sqlite`` with
+waits for the members of a group), ``keys``, ``keyvalue`` with ``keyvalue_joins``; the stores ``sqlite`` with
 ``sqlite_joins``, ``redis`` with ``redis_joins`` and ``redis_subscription``, ``sql`` with ``sql_tables``,
 ``sql_database``, ``sql_keys``, ``sql_joins``, ``sql_columns``, ``stored_pickle`` and ``sql_listen``, ``rpc``
 with ``rpc_connection``, ``rpc_replies`` and ``rpc_sender``, ``filesystem``, ``memcached``, ``memory``,

@@ -26,7 +26,8 @@ try:
 except ImportError:  # Windows: the rename is still atomic, but two writers are not kept apart
     fcntl = None  # type: ignore[assignment]
 
-from qworker.backends.keyvalue import LOCK_PREFIX, TASK_PREFIX, KeyValueBackend
+from qworker.backends.keys import LOCK_PREFIX, TASK_PREFIX
+from qworker.backends.keyvalue import KeyValueBackend
 from qworker.backends.keyvalue_joins import JOIN_PREFIX, PART_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError

@@ -15,12 +15,9 @@ from typing import Any
 from qworker import states
 from qworker.backends.base import Backend, Meta
 from qworker.backends.joins import Joins
+from qworker.backends.keys import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.backends.keyvalue_joins import KeyValueJoins
 from qworker.transports.lease import ResultRow
-
-TASK_PREFIX = "celery-task-meta-"
-GROUP_PREFIX = "celery-taskset-meta-"
-LOCK_PREFIX = "qworker-lock-"
 
 
 class KeyValueBackend(Backend):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
-from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
+from qworker.backends.keys import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
 from qworker.interrupts import apart

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from qworker.backends.base import Found
-from qworker.backends.keyvalue import TASK_PREFIX, KeyValueBackend
+from qworker.backends.keys import TASK_PREFIX
+from qworker.backends.keyvalue import KeyValueBackend
 from qworker.clock import Clock
 from qworker.transports.forked import forgetful
 from qworker.transports.wakeup import WakeupPipe

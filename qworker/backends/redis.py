@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from qworker.backends.base import Backend, Found, Meta
-from qworker.backends.keyvalue import LOCK_PREFIX
+from qworker.backends.keys import LOCK_PREFIX
 from qworker.backends.redis_joins import RedisJoins
 from qworker.backends.redis_subscription import RedisSubscription
 from qworker.clock import Clock

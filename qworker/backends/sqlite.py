@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
-from qworker.backends.keyvalue import GROUP_PREFIX, LOCK_PREFIX
+from qworker.backends.keys import GROUP_PREFIX, LOCK_PREFIX
 from qworker.backends.sqlite_joins import SQLiteJoins, as_backend_error
 from qworker.clock import Clock
 from qworker.transports.lease import ResultRow

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from qworker import QWorker, states
 from qworker.backends import Backend, open_backend
 from qworker.backends.filesystem import FilesystemBackend
-from qworker.backends.keyvalue import TASK_PREFIX
+from qworker.backends.keys import TASK_PREFIX
 from qworker.backends.memcached import MemcachedBackend
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.redis import RedisBackend

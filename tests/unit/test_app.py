@@ -57,6 +57,21 @@ def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[] []"
 
 
+def test_a_worker_on_the_embedded_broker_has_nothing_of_servers_and_signatures(tmp_path: Path) -> None:
+    """OpenSSL alone is 3 MB in each worker, and ``hashlib`` loads it."""
+    code = (
+        "import sys; from qworker import QWorker; from qworker.worker import Worker\n"
+        "worker = Worker(QWorker('x'), concurrency=1); worker.start(); worker.stop()\n"
+        "heavy = {'sqlalchemy', 'asyncio', 'kombu', 'uuid', 'email', 'http', 'click', 'ssl', 'hashlib', "
+        "'decimal', 'dateutil', 'zoneinfo', 'redis', 'amqp'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 # -- configuration --
 
 

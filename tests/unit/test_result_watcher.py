@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qworker.backends.base import Found
-from qworker.backends.keyvalue import TASK_PREFIX
+from qworker.backends.keys import TASK_PREFIX
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.result_watcher import ResultWatcher
 from qworker.backends.waiters import POLL_SECONDS
