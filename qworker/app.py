@@ -37,7 +37,7 @@ from qworker.publishing.transactions import publishing_in
 from qworker.results.group_result import GroupResults, ResultSet
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
-from qworker.tasks import registry
+from qworker.tasks import periodic, registry
 from qworker.tasks.builtins import add_builtin_tasks
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
@@ -49,6 +49,7 @@ from qworker.tasks.task import Task as TaskBase
 from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
+    from qworker.beat.api import Schedules
     from qworker.message.signing import Signer
 
 P = ParamSpec("P")
@@ -124,6 +125,8 @@ class QWorker:
         self._modules = TaskModules()
         self._added: list[Middleware] = []
         # The settings they came from, and themselves.
+        self.periodic_tasks: dict[str, dict[str, Any]] = {}
+        self._schedules: Schedules | None = None
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
         self._publisher = Publisher(self, call_eagerly)
@@ -309,6 +312,8 @@ class QWorker:
         """Return the handle of several calls, to wait for all of them."""
         return ResultSet(results, self)
 
+    add_periodic_task = periodic.add_periodic_task
+
     # -- middleware --
 
     def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
@@ -362,6 +367,13 @@ class QWorker:
         return self.stores.backend
 
     @property
+    def schedules(self) -> Schedules:
+        """The entries of the scheduler, to be looked at and changed."""
+        if self._schedules is None:
+            self._schedules = import_object("qworker.beat.api:Schedules")(self)  # a product on top of this
+        return cast("Schedules", self._schedules)
+
+    @property
     def results_with_broker(self) -> bool:
         """Whether results are kept in the broker's own store."""
         return self.stores.results_with_broker
@@ -369,6 +381,8 @@ class QWorker:
     def close(self) -> None:
         """Let go of the broker and the result store; the next use opens them again."""
         self.stores.close()
+        if self._schedules is not None:
+            self._schedules.close()
 
     @property
     def signer(self) -> Signer | None:

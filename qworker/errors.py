@@ -61,6 +61,14 @@ class ConfigurationError(QWorkerError):
         self.source = source
 
 
+class InvalidSchedule(ConfigurationError, ValueError):
+    """A schedule cannot be what was written: the message says what may stand there."""
+
+
+class NoSuchEntry(QWorkerError, LookupError):
+    """There is no entry of that name among the schedules; the message says which is spelled most like it."""
+
+
 class NotAvailable(ConfigurationError, AttributeError):
     """Celery has this and this version has not; the message says what to do instead. ``hasattr()`` is False
     of it."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals
-from qworker.components.assembly import KILL_SECONDS, Assembly, make_worker_pool
+from qworker.components.assembly import KILL_SECONDS, Assembly, MakeComponent, make_worker_pool
 from qworker.components.component import Component
 from qworker.components.pool.contract import OnRoom, TaskPool
 from qworker.components.settler import Settler
@@ -40,7 +40,7 @@ class Worker:
     """One worker of *app*. None for an option takes the setting.
 
     hostname: name@host. queues: which to consume; None: all of ``task_queues``, or the default one.
-    on_ready: called once everything runs.
+    on_ready: called once everything runs. besides: make more parts, as the scheduler of ``--beat``.
     """
 
     parts: Assembly
@@ -53,6 +53,7 @@ class Worker:
         hostname: str | None = None,
         queues: Sequence[str] | None = None,
         on_ready: Callable[[], None] | None = None,
+        besides: Sequence[MakeComponent] = (),
         **settings: Any,
     ) -> None:
         self.app = app
@@ -66,6 +67,7 @@ class Worker:
         self.registration = Registration(self.hostname, self.queues, self.concurrency)
         self.phase = RUNNING
         self._on_ready = on_ready
+        self._besides = tuple(besides)
         self._requests = ShutdownRequests()
         self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
         self._started = self._built = self._consuming = self._stopped = False
@@ -104,7 +106,9 @@ class Worker:
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        self.parts = Assembly(app, self.registration, self._crashed, lambda: self.phase, self._make_pool)
+        self.parts = Assembly(
+            app, self.registration, self._crashed, lambda: self.phase, self._make_pool, self._besides
+        )
         self._built = True
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
 

@@ -23,6 +23,7 @@ from qworker.cli.groups import SuggestingGroup
 # them.
 COMMANDS = {
     "start": ("start", "start", "Run a worker."),
+    "beat": ("beat", "beat", "Look after the schedules; show and change them."),
     "call": ("call", "call", "Send a task, and wait for its result if asked to."),
     "result": ("result", "result", "Show the state and result of a task."),
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),

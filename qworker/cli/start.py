@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,10 @@ from qworker.conf import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.logs import parse_level, redirected_stdouts, setup
 from qworker.naming import node_name
+
+if TYPE_CHECKING:
+    from qworker.components.assembly import OnCrash
+    from qworker.components.component import Component
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +129,7 @@ class _Checked(ParamType):
 )
 @click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
+@click.option("-B", "--beat", "with_beat", is_flag=True, help="Look after the schedules, too.")
 @celery_options
 def start(
     named: str | None,
@@ -138,6 +143,7 @@ def start(
     reload_on_change: bool,
     demo: bool,
     out: str | None,
+    with_beat: bool,
     **options: Any,
 ) -> int:
     """Run a worker for the app: `qworker start`, `qworker start -A proj.tasks`,
@@ -169,10 +175,16 @@ def start(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader)
+        return _run(choice, node, queues, reloader, with_beat)
 
 
-def _run(choice: AppChoice, node: str, queues: tuple[str, ...] | None, reloader: Reloader | None) -> int:
+def _run(
+    choice: AppChoice,
+    node: str,
+    queues: tuple[str, ...] | None,
+    reloader: Reloader | None,
+    with_beat: bool,
+) -> int:
     from qworker.worker import Worker
 
     def ready() -> None:
@@ -181,7 +193,18 @@ def _run(choice: AppChoice, node: str, queues: tuple[str, ...] | None, reloader:
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 
-    worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready)
+    def make_beat(on_crash: OnCrash) -> Component:
+        from qworker.beat.service import Beat
+
+        return Beat(choice.app, on_crash, embedded=True)
+
+    worker = Worker(
+        choice.app,
+        hostname=node,
+        queues=queues,
+        on_ready=ready,
+        besides=[make_beat] if with_beat else (),
+    )
     _tell(choice, node, queues, worker.concurrency, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:

@@ -8,7 +8,7 @@ Thread:      main.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 OnCrash = Callable[[str, BaseException], None]
 MakePool = Callable[[Settler, OnRoom], TaskPool]
+MakeComponent = Callable[[OnCrash], Component]
 
 KILL_SECONDS = 5.0
 """How long the pool may take to die, and any part beyond what it was given."""
@@ -67,7 +68,8 @@ class Assembly:
     """The parts of a worker of *app*. Nothing runs yet but the zygote, which is forked before any thread.
 
     on_crash: called with the name of a part and the error that ended it. phase: tells the worker's phase.
-    pool_maker: see make_worker_pool().
+    pool_maker: see make_worker_pool(). besides: make parts of products that run in the worker, and ask it for
+    nothing.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Assembly:
         on_crash: OnCrash,
         phase: Callable[[], str],
         pool_maker: MakePool,
+        besides: Sequence[MakeComponent] = (),
     ) -> None:
         conf, clock, broker = app.conf, app.clock, app.broker
         # What others are told of comes first: the Listener's mailbox, the ledger, the ready queue.
@@ -124,6 +127,7 @@ class Assembly:
             self.http = HttpStatus(address, self.health, metrics)
 
         self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
+        others = [make(on_crash) for make in besides]
         http, writer, joiner = self.http or ABSENT, self.writer or ABSENT, self.joiner or ABSENT
         self.start_order: tuple[Component, ...] = (
             http,  # first: a probe is told that the worker is starting
@@ -132,14 +136,17 @@ class Assembly:
             joiner,  # looks for what dead workers have left when the listener has the broker
             self.schedule,
             self.mediator,
-            self.listener,  # brings the work, so it is last
+            self.listener,  # brings the work, so it is last but for what only makes more of it
+            *others,
         )
         self.quiet_order: tuple[Component, ...] = (
+            *others,  # what only makes more work
             self.listener,  # the source: nothing new comes in, and what has not started goes back
             self.mediator,  # senders before receivers: when it is quiet, nothing is on its way to the pool
             running,  # what the pool has not begun goes back as well, which the listener is woken for
         )  # The schedule goes on: what falls due meanwhile goes back like all that is ready.
         self.stop_order: tuple[Stop, ...] = (
+            *(Stop(part, KILL_SECONDS) for part in others),  # nothing here waits for them
             Stop(self.mediator, 0.0),  # these two are quiet, and have only to be told
             Stop(self.schedule, 0.0),
             Stop(running, KILL_SECONDS),  # before those who settle what it cuts short

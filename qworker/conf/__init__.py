@@ -1,7 +1,7 @@
 """Configuration: every setting declared once, every value with the place it came from.
 
-Modules, in reading order: ``setting`` (a declaration), ``broker``, ``tasks``, ``results`` and ``workers``
-(the declarations by topic), ``settings`` (all of them), ``kinds`` (what a value may be),
+Modules, in reading order: ``setting`` (a declaration), ``broker``, ``tasks``, ``results``, ``workers`` and
+``schedules`` (the declarations by topic), ``settings`` (all of them), ``kinds`` (what a value may be),
 ``sources`` (where values come from), ``resolved`` (the values of an app), ``configuring`` (how an app is
 given them), ``checks`` (which do not go together), ``compat`` (Celery's old names), ``secrets`` (what is
 never shown), ``reference`` (the page of them), ``absent`` (Celery's names that are not here).

@@ -15,10 +15,7 @@ from collections.abc import Iterable, Mapping
 from qworker.errors import NotAvailable
 
 LATER = "comes in a later version"
-_SCHEDULES = (
-    f"schedules {LATER.replace('comes', 'come')}; until then have cron call `qworker call`, or let the task "
-    "call itself again with countdown="
-)
+_SCHEDULES = "schedules are kept where the setting beat_store says"
 _EVENTS = (
     f"events {LATER.replace('comes', 'come')}; until then signals, as qworker.signals.task_success, tell "
     "what happens in a worker"
@@ -32,10 +29,9 @@ _KOMBU = (
 _HOOKS = "middleware (qworker.Middleware) is what changes how a task is published and run"
 
 APP = {
-    "Beat": _SCHEDULES,
+    "Beat": "`qworker beat` looks after the schedules, and so does a worker with --beat",
     "WorkController": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
     "Worker": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
-    "add_periodic_task": _SCHEDULES,
     "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
     "annotations": "app.conf.task_annotations holds them",
     "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
@@ -145,8 +141,6 @@ SIGNATURE = {
 }
 
 SIGNALS = {
-    "beat_init": _SCHEDULES,
-    "beat_embedded_init": _SCHEDULES,
     "heartbeat_sent": "`qworker health` says whether a worker is alive",
     "eventlet_pool_started": _EVENTLET,
     "eventlet_pool_preshutdown": _EVENTLET,
@@ -162,8 +156,7 @@ FRONT_DOOR = {
     "uuid": "uuid.uuid4() of Python makes ids; qworker makes its own where none is given",
     "bugreport": APP["bugreport"],
     "maybe_patch_concurrency": _EVENTLET,
-    "beat": _SCHEDULES,
-    "schedules": _SCHEDULES,
+    "schedules": "crontab, schedule and solar are in qworker.beat",
     "events": _EVENTS,
     "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says "
     "what to do",
@@ -173,7 +166,6 @@ FRONT_DOOR = {
 }
 
 COMMANDS = {
-    "beat": _SCHEDULES,
     "events": _EVENTS,
     "inspect": "`qworker queues` shows what waits, `qworker doctor` whether workers are there; the rest "
     + LATER,
@@ -190,7 +182,6 @@ COMMANDS = {
 
 _DAEMON = "let your init system do it: `qworker init systemd` prints the files"
 WORKER_OPTIONS = {
-    "-B/--beat": _SCHEDULES,
     "-s/--schedule/--schedule-filename": _SCHEDULES,
     "--scheduler": _SCHEDULES,
     "-E/--task-events/--events": _EVENTS,

@@ -100,13 +100,14 @@ _OTHER_STORE = "that result store is not in this version of qworker"
 _SIGNED = "qworker signs with `security_key` (HMAC), not with certificates"
 _STEPS = "there are no boot steps here; use signals or middleware"
 _WAITS = "a worker waits for its broker for as long as it takes, a caller for `task_publish_timeout`"
-_SCHEDULES = "schedules come in a later version: nothing is started by it"
+_SCHEDULES = "schedules are kept where `beat_store` says, and the scheduler rests until something is due"
 _EVENTS = "events come in a later version; signals tell what happens in a worker"
 
 # Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
 WITHOUT_EFFECT = {
     "arangodb_": _OTHER_STORE,
     "azureblockblob_": _OTHER_STORE,
+    "beat_cron_starting_deadline": "what becomes of due times that were missed is each entry's `catch_up`",
     "beat_": _SCHEDULES,
     "broker_channel_error_retry": _WAITS,
     "broker_connection_max_retries": _WAITS,

@@ -16,6 +16,7 @@ from qworker.conf.broker import BrokerSettings
 from qworker.conf.checks import check
 from qworker.conf.compat import understand
 from qworker.conf.results import ResultSettings
+from qworker.conf.schedules import ScheduleSettings
 from qworker.conf.secrets import is_secret, mask
 from qworker.conf.settings import SETTINGS
 from qworker.conf.sources import (
@@ -52,7 +53,7 @@ class _Resolution(NamedTuple):
     problems: list[Problem]
 
 
-class Settings(BrokerSettings, TaskSettings, ResultSettings, WorkerSettings):
+class Settings(BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
     Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells

@@ -8,6 +8,7 @@ Thread:      built once at import, never changed. Names are Celery's wherever Ce
 
 from qworker.conf.broker import BrokerSettings
 from qworker.conf.results import ResultSettings
+from qworker.conf.schedules import ScheduleSettings
 from qworker.conf.setting import Setting
 from qworker.conf.tasks import TaskSettings
 from qworker.conf.workers import WorkerSettings
@@ -25,4 +26,6 @@ def _collect(*topics: type) -> dict[str, Setting]:
     return settings
 
 
-SETTINGS: dict[str, Setting] = _collect(BrokerSettings, TaskSettings, ResultSettings, WorkerSettings)
+SETTINGS: dict[str, Setting] = _collect(
+    BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings
+)

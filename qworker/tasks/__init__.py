@@ -3,8 +3,8 @@
 Modules, in reading order: ``task`` (the object that is called), ``options`` (every option once),
 ``definition`` (a function becomes a task), ``annotations``, ``models`` (pydantic's), ``decorators`` and
 ``shared`` (``@app.task``, ``@shared_task``), ``registry``, ``builtins`` and ``chord_unlock`` (those of
-every app), ``loading`` (their modules), ``execution`` and ``async_execution`` (a run), ``copies`` (what is
-not to run again), ``outcome`` (how it ended), ``next_attempt`` (retries), ``replacement`` (what a run sends
-in its stead), ``followup`` (links), ``unsent`` (what cannot be sent for now), ``coroutines``, ``eager`` (a
-run in the caller's process).
+every app), ``loading`` (their modules), ``periodic`` (what is called again and again), ``execution`` and
+``async_execution`` (a run), ``copies`` (what is not to run again), ``outcome`` (how it ended),
+``next_attempt`` (retries), ``replacement`` (what a run sends in its stead), ``followup`` (links), ``unsent``
+(what cannot be sent for now), ``coroutines``, ``eager`` (a run in the caller's process).
 """

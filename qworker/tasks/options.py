@@ -90,6 +90,7 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
     "trail": kinds.BOOLEAN.read,
     "send_events": kinds.BOOLEAN.read,
     "typing": kinds.BOOLEAN.read,
+    "schedule": lambda value: value,
 }
 """Every option that ``@app.task`` takes besides name, bind and base, with what reads its value."""
 
@@ -125,6 +126,8 @@ MEANING: dict[str, str] = {
     "trail": "remember the calls that it makes as its `children`",
     "send_events": "taken for Celery's sake; there are no events yet",
     "typing": "False leaves arguments unchecked until it runs",
+    "schedule": "when the scheduler calls it, without arguments: a schedule of `qworker.beat`, seconds, or "
+    'text as `"0 4 * * *"`',
 }
 """What each option is about, for the reference."""
 

@@ -72,6 +72,7 @@ class Task(Generic[P, R]):
     resultrepr_maxsize: int = 1024
     trail: bool = True
     send_events: bool = True
+    schedule: Any = None
 
     max_retries: int | None = 3
     default_retry_delay: float = 180.0

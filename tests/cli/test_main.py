@@ -57,7 +57,7 @@ def test_version(run):
     ("arguments", "words"),
     [
         (["strat"], "Did you mean 'start'?"),
-        (["xyzzy"], "There are: start, call"),
+        (["xyzzy"], "There are: start, beat, call"),
         (["start", "--concurency", "2"], "--concurrency"),
         (["dead", "lsit"], "list"),
         (["start", "-P", "gevent"], "prefork"),

@@ -317,7 +317,7 @@ def test_old_and_new_names_of_celery_are_understood(make):
 
 
 def test_celery_settings_without_effect_are_noted_with_the_reason(make):
-    conf = make(worker_state_db="x", CELERYBEAT_SCHEDULE={}, broker_pool_limit=3)
+    conf = make(worker_state_db="x", CELERYBEAT_SCHEDULER="x", broker_pool_limit=3)
     assert messages(conf, "error") == messages(conf, "warning") == []
     assert len(messages(conf, "note")) == 3
     assert conf.broker_pool_limit == 3  # and can be read, as in Celery
@@ -492,7 +492,8 @@ def test_settings_are_in_force_only_when_all_are_in_place(make):
         ("task_default_exchange", "elsewhere"),
         ("task_default_routing_key", "elsewhere"),
         ("enable_utc", False),
-        ("CELERYBEAT_SCHEDULE", {"every": 1}),
+        ("CELERYBEAT_SCHEDULER", "django_celery_beat.schedulers:DatabaseScheduler"),
+        ("beat_cron_starting_deadline", 60),
         ("CELERY_RETRY_ON_WORKER_LOST", True),
         ("gcs_bucket", "b"),
     ],

@@ -69,15 +69,33 @@ def test_a_receiver_may_ask_for_the_tasks_while_they_are_finalized() -> None:
     assert told == ["finalized", True]
 
 
-def test_periodic_tasks_are_refused_where_the_app_is_set_up() -> None:
+def test_periodic_tasks_are_declared_where_the_app_is_set_up() -> None:
     app = make()
+
+    @app.task(name="work")
+    def work(*args: Any, **kwargs: Any) -> None:
+        pass
 
     @app.on_after_configure.connect
     def setup_periodic_tasks(sender: QWorker, **kwargs: Any) -> None:
-        sender.add_periodic_task(10.0, None)  # type: ignore[attr-defined]
+        named = sender.add_periodic_task(
+            10.0, work.s(1).set(queue="low"), (2,), {"x": 3}, name="often", expires=5, jitter=2
+        )
+        assert named == "often"
+        assert sender.add_periodic_task("@daily", "work") == "work()"
 
-    with pytest.raises(NotAvailable, match=r"app\.add_periodic_task is not in qworker: schedules come"):
-        app.finalize()
+    app.finalize()
+    assert app.periodic_tasks == {
+        "often": {
+            "task": "work",
+            "schedule": 10.0,
+            "args": (1, 2),
+            "kwargs": {"x": 3},
+            "options": {"queue": "low", "expires": 5},
+            "jitter": 2,
+        },
+        "work()": {"task": "work", "schedule": "@daily", "args": (), "kwargs": {}, "options": {}},
+    }
 
 
 def test_another_fault_of_a_receiver_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +247,7 @@ def test_force_imports_the_discovered_modules_at_once(project: Callable[..., Pat
 
 
 @pytest.mark.parametrize(
-    "name", ["steps", "amqp", "events", "Beat", "log", "loader", "canvas", "setup_security"]
+    "name", ["steps", "amqp", "events", "WorkController", "log", "loader", "canvas", "setup_security"]
 )
 def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
     app = make()
@@ -241,8 +259,8 @@ def test_what_the_app_has_not_is_said_in_a_sentence(name: str) -> None:
 
 
 def test_signals_that_nobody_sends_cannot_be_imported() -> None:
-    with pytest.raises(ImportError, match="no signal beat_init: schedules come in a later version"):
-        exec("from qworker.signals import beat_init")
+    with pytest.raises(ImportError, match="no signal heartbeat_sent: `qworker health` says"):
+        exec("from qworker.signals import heartbeat_sent")
     with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
         exec("from qworker.signals import nonsense")
 

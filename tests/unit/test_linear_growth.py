@@ -81,6 +81,7 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
 """Regular expressions by module and by what they are assigned to, or the function they are in."""
 
 BOUNDED: dict[str, str] = {
+    "qworker.beat.fields:_PART": "read() looks at 1,000 characters at most",
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",

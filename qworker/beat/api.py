@@ -1,0 +1,234 @@
+"""Schedules: the entries of an app, to be looked at and changed from Python.
+
+Comes from:  ``app.schedules``, and the command line.
+Goes to:     the catalog, and the schedule store, where whoever leads sees a change within a second.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from qworker.beat.calls import DUE_HEADER, NAME_HEADER
+from qworker.beat.catalog import HAND, Edit, Listed, base_of, catalog, listed, read_edit
+from qworker.beat.entry import Entry, read_entry
+from qworker.beat.store import Lease, Row, ScheduleStore, Slot
+from qworker.beat.stores import open_store
+from qworker.beat.written import read_fields, to_json, write_fields
+from qworker.clock import isoformat
+from qworker.errors import BackendError, InvalidSchedule, NoSuchEntry, NotSupported
+from qworker.naming import near
+from qworker.results.result import AsyncResult
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+TRIES = 10
+"""How often an edit is tried while others edit the same entry."""
+
+
+class Schedules:
+    """The entries of *app*, by their names.
+
+    What is changed here lies over what settings and code say, until reset() or remove(). All methods raise
+    BackendError when the schedule store does not answer; those that change something raise NotSupported
+    where there is none.
+    """
+
+    def __init__(self, app: QWorker, store: ScheduleStore | None = None) -> None:
+        self._app = app
+        self._given = store
+        self._opened: ScheduleStore | None = None
+
+    @property
+    def store(self) -> ScheduleStore:
+        """Where they are kept."""
+        if self._opened is None:
+            self._opened = self._given or open_store(self._app)
+        return self._opened
+
+    # -- looking --
+
+    def entries(self) -> list[Listed]:
+        """Return all entries, in the order of their names, also those that are wrong."""
+        found = catalog(base_of(self._app), self.store.rows())
+        return [found[name] for name in sorted(found)]
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self.entries())
+
+    def get(self, name: str) -> Listed:
+        """Return the entry *name*. Raises NoSuchEntry."""
+        return self._find(name)[0]
+
+    def __getitem__(self, name: str) -> Listed:
+        return self.get(name)
+
+    def _find(self, name: str) -> tuple[Listed, Row | None]:
+        given, row = base_of(self._app).get(name), self.store.row(name)
+        if given is None and (row is None or row.edit is None):
+            guesses = near(name, [each.name for each in self.entries()])
+            hint = f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
+            raise NoSuchEntry(f"there is no entry {name!r:.200}{hint}")
+        return listed(name, given, row), row
+
+    def entry(self, name: str) -> Entry:
+        """Return what the entry *name* says. Raises NoSuchEntry, and InvalidSchedule when it is wrong."""
+        found = self.get(name)
+        if found.entry is None:
+            raise InvalidSchedule(
+                found.error or f"the entry {name!r} has been removed; reset() brings it back"
+            )
+        return found.entry
+
+    def preview(self, name: str, count: int = 10, after: datetime | None = None) -> list[datetime]:
+        """Return the next *count* due times of the entry *name* after *after*, an aware datetime; None: from
+        now on. Fewer where there are no more. Raises as entry() does."""
+        return preview(self.entry(name), count, after or self._now())
+
+    def runs(self, name: str, most: int = 100) -> list[Slot]:
+        """Return the last due times of the entry *name* that were called, the newest first."""
+        return self.store.slots(name, most)
+
+    def leader(self) -> Lease:
+        """Return who looks after the schedules; holder is "" for nobody."""
+        return self.store.look()
+
+    def _now(self) -> datetime:
+        timezone = self._app.conf.timezone
+        return datetime.fromtimestamp(self._app.clock.now(), UTC if timezone == "UTC" else ZoneInfo(timezone))
+
+    # -- changing --
+
+    def add(self, name: str, task: Any, schedule: Any, **fields: Any) -> Listed:
+        """Add the entry *name*, which calls *task* when *schedule* says; see ``Entry`` for *fields*.
+
+        Raises InvalidSchedule for what is wrong, and when there is such an entry.
+        """
+        entry = read_entry(name, {"task": task, "schedule": schedule, **fields})
+        written = _written(entry, {"task", "schedule", *fields})
+
+        def change(found: Listed | None, edit: Edit | None) -> Edit:
+            if found is not None and not found.removed:
+                raise InvalidSchedule(f"there is an entry {name!r} already: set() changes it")
+            return Edit(written, added=True)
+
+        return self._edit(name, change)
+
+    def set(self, name: str, **fields: Any) -> Listed:
+        """Change *fields* of the entry *name*. Raises NoSuchEntry, and InvalidSchedule for what is wrong."""
+
+        def change(found: Listed | None, edit: Edit | None) -> Edit:
+            entry = self._entry_of(name, found)
+            written = _written(entry.changed(fields), set(fields))
+            before = edit or Edit({})
+            return before._replace(fields={**before.fields, **written}, removed=False)
+
+        return self._edit(name, change)
+
+    def pause(self, name: str) -> Listed:
+        """Have the entry *name* not called until resume(). Raises NoSuchEntry."""
+        return self.set(name, enabled=False)
+
+    def resume(self, name: str) -> Listed:
+        """Have the entry *name* called again. Raises NoSuchEntry."""
+        return self.set(name, enabled=True)
+
+    def reset(self, name: str) -> Listed:
+        """Forget what was changed of the entry *name*, so that it is as settings or code say. Raises
+        NoSuchEntry, and InvalidSchedule for one that was added by hand."""
+
+        def change(found: Listed | None, edit: Edit | None) -> None:
+            if name not in base_of(self._app):
+                raise InvalidSchedule(f"the entry {name!r} was added by hand: remove() removes it")
+
+        return self._edit(name, change)
+
+    def remove(self, name: str) -> None:
+        """Remove the entry *name*. One of settings or code is marked as removed, until reset(). Raises
+        NoSuchEntry."""
+
+        def change(found: Listed | None, edit: Edit | None) -> Edit | None:
+            self._entry_or_wrong(name, found)
+            return Edit({}, removed=True) if name in base_of(self._app) else None
+
+        self._edit(name, change)
+
+    def run(self, name: str) -> AsyncResult[Any]:
+        """Call the entry *name* now, whatever its schedule says; return the result. Raises as entry()
+        does."""
+        entry = self.entry(name)
+        headers = {
+            **(entry.options.get("headers") or {}),
+            NAME_HEADER: name,
+            DUE_HEADER: isoformat(self._app.clock.now()),
+        }
+        options = {**entry.options, "headers": headers}
+        task = self._app.tasks.get(entry.task)
+        if task is None:
+            return self._app.send_task(entry.task, entry.args, entry.kwargs, **options)
+        return task.apply_async(entry.args, entry.kwargs, **options)
+
+    def _entry_or_wrong(self, name: str, found: Listed | None) -> Listed:
+        if found is None:
+            self._find(name)
+            raise NoSuchEntry(f"there is no entry {name!r:.200}")
+        return found
+
+    def _entry_of(self, name: str, found: Listed | None) -> Entry:
+        here = self._entry_or_wrong(name, found)
+        if here.entry is None:
+            raise InvalidSchedule(
+                here.error or f"the entry {name!r} has been removed; reset() brings it back"
+            )
+        return here.entry
+
+    def _edit(self, name: str, change: Callable[[Listed | None, Edit | None], Edit | None]) -> Listed:
+        """Change the entry *name*; try again while others do. Returns it as it is then."""
+        if not self.store.shared:
+            raise NotSupported(
+                "there is no schedule store, so that nobody would see a change: set beat_store, as to "
+                "'redis://…' or 'postgresql://…', or change the settings"
+            )
+        given = base_of(self._app).get(name)
+        for _ in range(TRIES):
+            row = self.store.row(name)
+            known = given is not None or (row is not None and row.edit is not None)
+            found = listed(name, given, row) if known else None
+            try:
+                edit = read_edit(row.edit) if row is not None else None
+            except InvalidSchedule:
+                edit = None  # what is damaged is written anew
+            changed = change(found, edit)
+            text = None if changed is None else to_json(changed.as_data())
+            if self.store.edit(name, text, row.version if row else 0):
+                return listed(name, given, self.store.row(name))
+        raise BackendError(f"the entry {name!r} is being changed all the time: try again")
+
+    def close(self) -> None:
+        """Let go of the store; the next use opens it again."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def preview(entry: Entry, count: int, after: datetime) -> list[datetime]:
+    """Return the next *count* due times of *entry* after *after*, an aware datetime."""
+    found: list[datetime] = []
+    instant: datetime | None = after
+    while len(found) < count and instant is not None and (instant := entry.next(instant)) is not None:
+        found.append(instant)
+    return found
+
+
+def _written(entry: Entry, names: set[str]) -> dict[str, Any]:
+    """The fields *names* of *entry*, as plain data that says the same when it is read."""
+    written = write_fields({name: getattr(entry, name) for name in sorted(names)})
+    read_fields(written)
+    return written
+
+
+__all__ = ["HAND", "Schedules", "preview"]

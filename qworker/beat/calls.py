@@ -1,0 +1,54 @@
+"""The calls of entries: as messages.
+
+Comes from:  the service, with an entry and a due time.
+Goes to:     the publisher, whose messages are held back for the store to send.
+Thread:      beat.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.beat.entry import Entry
+from qworker.canvas.membership import PUBLICATION
+from qworker.clock import isoformat
+from qworker.publishing.transactions import holding_back
+from qworker.transports.lease import Envelope
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+NAME_HEADER = "periodic_task_name"
+DUE_HEADER = "periodic_task_due"
+NAMESPACE = uuid.UUID("6f1fc3d3-5b1e-5d0c-9d1a-0c6c1f9f5a51")
+
+
+def id_of(scope: str, name: str, due: float) -> str:
+    """Return the id of the call of entry *name* that is due at the epoch second *due*: always the same."""
+    return str(uuid.uuid5(NAMESPACE, f"{scope}\0{name}\0{round(due * 1_000_000)}"))
+
+
+def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:
+    """Return the messages that call *entry* for the due time *due*.
+
+    numbered: the same call may be published twice, and one of them is to run. Raises whatever the call does
+    that cannot be made.
+    """
+    options: dict[str, Any] = dict(entry.options)
+    headers: Mapping[str, Any] = options.pop("headers", None) or {}
+    options["headers"] = {**headers, NAME_HEADER: entry.name, DUE_HEADER: isoformat(due)}
+    if numbered:
+        options["headers"][PUBLICATION] = secrets.randbits(62)
+    if entry.expires is not None:
+        options["expires"] = isoformat(due + entry.expires)
+    options["task_id"] = task_id
+    task = app.tasks.get(entry.task)
+    with holding_back(app) as held:
+        if task is None:
+            app.send_task(entry.task, entry.args, entry.kwargs, **options)
+        else:
+            task.apply_async(entry.args, entry.kwargs, **options)
+    return held

@@ -1,0 +1,110 @@
+"""The catalog: all entries of an app, from wherever they come.
+
+Comes from:  the setting ``beat_schedule``, ``add_periodic_task()``, ``@app.task(schedule=...)``, and what the
+             schedule store has of edits.
+Goes to:     the service, which looks after them, and whoever shows them.
+Thread:      any; a catalog is read, and made anew.
+
+Settings and code are the base. What was changed by hand lies over it, field by field, until it is reset; an
+entry that was added by hand is in the store alone. One that is wrong is listed with what is wrong about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qworker.beat.entry import Entry, read_entry
+from qworker.beat.store import Row, State
+from qworker.beat.written import from_json, read_fields
+from qworker.errors import InvalidSchedule
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+SETTINGS, CODE, TASK, HAND = "settings", "code", "task", "hand"
+
+
+class Listed(NamedTuple):
+    """An entry as it stands.
+
+    - entry: None when it is wrong; error says why.
+    - source: SETTINGS, CODE, TASK or HAND.
+    - changed: the fields that were changed by hand.
+    - removed: it was removed by hand, though settings or code have it.
+    """
+
+    name: str
+    entry: Entry | None
+    source: str
+    changed: frozenset[str] = frozenset()
+    error: str | None = None
+    removed: bool = False
+    state: State | None = None
+
+
+class Edit(NamedTuple):
+    """What was changed by hand. fields: as plain data. added: they are all of an entry. removed: it is not to
+    be called."""
+
+    fields: dict[str, Any]
+    added: bool = False
+    removed: bool = False
+
+    def as_data(self) -> dict[str, Any]:
+        """What is kept of it."""
+        marks = {name: True for name in ("added", "removed") if getattr(self, name)}
+        return {"fields": self.fields, **marks}
+
+
+def read_edit(text: bytes | None) -> Edit | None:
+    """Return the edit that is kept as *text*; None for none. Raises InvalidSchedule."""
+    if text is None:
+        return None
+    found = from_json(text)
+    fields = found.get("fields")
+    if not isinstance(fields, dict):
+        raise InvalidSchedule(f"{text[:80]!r} is no edit of an entry")
+    return Edit(fields, found.get("added") is True, found.get("removed") is True)
+
+
+def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
+    """Return where each entry of the settings and the code comes from, and how it is described, by its
+    name."""
+    found: dict[str, tuple[str, Any]] = {}
+    for name, task in app.tasks.items():
+        given = getattr(task, "schedule", None)
+        if given is not None:
+            found[name] = TASK, {"task": name, "schedule": given}
+    for name, described in app.periodic_tasks.items():
+        found[name] = CODE, described
+    for name, described in (app.conf.beat_schedule or {}).items():
+        found[str(name)] = SETTINGS, described
+    return found
+
+
+def catalog(base: Mapping[str, tuple[str, Any]], rows: Iterable[Row]) -> dict[str, Listed]:
+    """Return every entry of *base* and *rows*, by its name."""
+    known = {row.name: row for row in rows}
+    names = [*base, *(name for name, row in known.items() if name not in base and row.edit is not None)]
+    return {name: listed(name, base.get(name), known.get(name)) for name in names}
+
+
+def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
+    """Return the entry *name*, of what settings or code and the store say of it."""
+    source, described = given or (HAND, None)
+    state = row and row.state
+    try:
+        edit = read_edit(row.edit) if row is not None else None
+        changes = frozenset(edit.fields) if edit is not None else frozenset()
+        if edit is not None and edit.removed:
+            return Listed(name, None, source, changes, removed=True, state=state)
+        if given is None or (edit is not None and edit.added):
+            fields = read_fields(edit.fields) if edit is not None else {}
+            return Listed(name, read_entry(name, fields), HAND, state=state)
+        entry = read_entry(name, described)
+        if edit is not None:
+            entry = entry.changed(read_fields(edit.fields))
+        return Listed(name, entry, source, changes, state=state)
+    except InvalidSchedule as error:
+        return Listed(name, None, source, error=str(error), state=state)

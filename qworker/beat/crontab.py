@@ -1,0 +1,280 @@
+"""crontab: times that are written as cron and Celery write them.
+
+Comes from:  people, in code and settings; as text from the store and the command line.
+Goes to:     ``fields`` and ``wall_clock``.
+Thread:      any; a crontab does not change.
+"""
+
+from __future__ import annotations
+
+import calendar
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
+from typing import Any
+
+from qworker.beat import words
+from qworker.beat.fields import (
+    DAY_OF_MONTH,
+    DAY_OF_WEEK,
+    HOUR,
+    MINUTE,
+    MONTH_OF_YEAR,
+    FieldValue,
+    in_order,
+    read,
+    starts_with_star,
+)
+from qworker.beat.schedule import Schedule
+from qworker.beat.wall_clock import DAY, FARTHEST, SECOND, instant_of, is_plain, is_steady, shown
+from qworker.beat.wall_clock import MINUTE as ONE_MINUTE
+from qworker.errors import InvalidSchedule
+
+SHORTHANDS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+LONGEST_MONTH = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+MINUTES_NEAR_A_MOVE = 2 * 24 * 60 + 4 * 60
+LAST_DAY = date(9999, 12, 30)
+FIRST_DAY = date(1, 1, 2)
+"""Near the ends of what a datetime can say, no zone can be reckoned with."""
+
+
+class crontab(Schedule):
+    """The minutes whose fields match, as ``crontab(minute=0, hour="*/3")``.
+
+    - minute, hour, day_of_month, month_of_year, day_of_week: a number, text as ``"*/15"``, ``"mon-fri"`` or
+      ``"1,15"``, or a list of these. Sunday is 0 or 7.
+    - tz: the time zone whose clocks count; None: that of the instant that next() is asked with, which for an
+      entry is the setting ``timezone``.
+    - either (bool): where both day fields say something, one that matches is enough, as cron has it; else
+      both have to, as Celery has it.
+
+    Daylight saving is as cron has it. With a minute or an hour that starts with ``*`` the clock is
+    followed as it goes: what comes twice counts twice, and what is left out does not count. Other times count
+    once a day: the first time they come, and at the end of the gap when they are left out.
+
+    Raises InvalidSchedule for what is no field and for dates that never come, as 30 February.
+    """
+
+    __module__ = "qworker.beat"
+
+    def __init__(
+        self,
+        minute: FieldValue = "*",
+        hour: FieldValue = "*",
+        day_of_month: FieldValue = "*",
+        month_of_year: FieldValue = "*",
+        day_of_week: FieldValue = "*",
+        *,
+        tz: tzinfo | str | None = None,
+        either: bool = False,
+    ) -> None:
+        super().__init__(tz)
+        self.minute, self.hour = read(MINUTE, minute), read(HOUR, hour)
+        self.day_of_month, self.month_of_year = (
+            read(DAY_OF_MONTH, day_of_month),
+            read(MONTH_OF_YEAR, month_of_year),
+        )
+        self.day_of_week = read(DAY_OF_WEEK, day_of_week)
+        self.either = either and not starts_with_star(day_of_month) and not starts_with_star(day_of_week)
+        self._given = tuple(
+            ",".join(map(str, value)) if not isinstance(value, str | int) else str(value).strip().lower()
+            for value in (minute, hour, day_of_month, month_of_year, day_of_week)
+        )
+        self._follows = (
+            starts_with_star(minute)
+            or starts_with_star(hour)
+            or len(self.minute) == 60
+            or len(self.hour) == 24
+        )
+        self._minutes, self._hours = in_order(self.minute), in_order(self.hour)
+        if not self.either and not any(
+            day <= LONGEST_MONTH[month] for month in self.month_of_year for day in self.day_of_month
+        ):
+            raise InvalidSchedule(f"crontab {self.text!r} never comes: none of its months has such a day")
+
+    @classmethod
+    def from_text(cls, text: str, tz: tzinfo | str | None = None) -> crontab:
+        """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` as cron does: of two day fields, one is enough."""
+        if not isinstance(text, str):
+            raise InvalidSchedule(f"a crontab is text, as '0 4 * * mon-fri', not {text!r:.200}")
+        fields = SHORTHANDS.get(text.strip().lower(), text).split()
+        if len(fields) != 5:
+            raise InvalidSchedule(
+                f"{text!r:.200} is no crontab: it has five fields, minute, hour, day of the month, month and "
+                f"day of the week, as '0 4 * * mon-fri'; or it is one of {', '.join(SHORTHANDS)}"
+            )
+        return cls(*fields, tz=tz, either=True)
+
+    @classmethod
+    def from_string(cls, crontab: str, tz: tzinfo | str | None = None) -> crontab:
+        """Read five fields with Celery's meaning: both day fields have to match."""
+        found = cls.from_text(crontab, tz)
+        return cls(*found._given, tz=tz)
+
+    @property
+    def text(self) -> str:
+        """The five fields, as they were written."""
+        return " ".join(self._given)
+
+    # -- when --
+
+    def next(self, after: datetime) -> datetime | None:
+        zone, find = self.zone(after), self._next_following if self._follows else self._next_of_the_day
+        try:
+            found = find(after.astimezone(UTC), zone)
+            return None if found is None else found.astimezone(zone)
+        except OverflowError:  # at the end of the calendar
+            return None
+
+    def previous(self, before: datetime) -> datetime | None:
+        zone, find = (
+            self.zone(before),
+            self._previous_following if self._follows else self._previous_of_the_day,
+        )
+        try:
+            found = find(before.astimezone(UTC), zone)
+            return None if found is None else found.astimezone(zone)
+        except OverflowError:  # at the beginning of the calendar
+            return None
+
+    def _next_of_the_day(self, after: datetime, zone: tzinfo) -> datetime | None:
+        for wall in self._walls_from(shown(after, zone)):
+            if (found := instant_of(wall, zone)) > after:
+                return found
+        return None
+
+    def _previous_of_the_day(self, before: datetime, zone: tzinfo) -> datetime | None:
+        latest = shown(before, zone)
+        if not is_steady(before - FARTHEST, before, zone):
+            latest += FARTHEST  # a later time of the clock may have come before
+        for wall in self._walls_until(latest):
+            if (found := instant_of(wall, zone)) < before:
+                return found
+        return None
+
+    def _next_following(self, after: datetime, zone: tzinfo) -> datetime | None:
+        while True:
+            if is_steady(after, after + FARTHEST, zone):
+                wall = next(self._walls_from(shown(after, zone) + timedelta(microseconds=1)), None)
+                if wall is None:
+                    return None
+                if is_plain(wall, zone):
+                    return wall.replace(tzinfo=zone).astimezone(UTC)
+                # Go near to where the clock is moved, and then with it.
+                after = max(after, wall.replace(tzinfo=zone).astimezone(UTC) - DAY)
+            instant = after.replace(microsecond=0)
+            for _ in range(MINUTES_NEAR_A_MOVE):
+                instant += timedelta(seconds=60 - shown(instant, zone).second)
+                if self._matches(shown(instant, zone)):
+                    return instant
+            after = instant
+
+    def _previous_following(self, before: datetime, zone: tzinfo) -> datetime | None:
+        while True:
+            if is_steady(before - FARTHEST, before, zone):
+                wall = next(self._walls_until(shown(before, zone) - timedelta(microseconds=1)), None)
+                if wall is None:
+                    return None
+                if is_plain(wall, zone):
+                    return wall.replace(tzinfo=zone).astimezone(UTC)
+                before = min(before, wall.replace(tzinfo=zone, fold=1).astimezone(UTC) + DAY)
+            instant = before if not before.microsecond else before.replace(microsecond=0) + SECOND
+            for _ in range(MINUTES_NEAR_A_MOVE):
+                instant -= timedelta(seconds=shown(instant, zone).second or 60)
+                if self._matches(shown(instant, zone)):
+                    return instant
+            before = instant
+
+    # -- by the clock on the wall --
+
+    def _matches(self, wall: datetime) -> bool:
+        return (
+            wall.minute in self.minute
+            and wall.hour in self.hour
+            and wall.day in self._days(wall.year, wall.month)
+            and wall.second == 0
+        )
+
+    def _walls_from(self, wall: datetime) -> Iterator[datetime]:
+        """The times that match, from *wall* (naive) on."""
+        if wall.second or wall.microsecond:
+            wall = wall.replace(second=0, microsecond=0) + ONE_MINUTE
+        first = wall.time()
+        for day in self._days_from(wall.date()):
+            for hour in self._hours[bisect_left(self._hours, first.hour) if day == wall.date() else 0 :]:
+                is_first = day == wall.date() and hour == first.hour
+                for minute in self._minutes[bisect_left(self._minutes, first.minute) if is_first else 0 :]:
+                    yield datetime.combine(day, time(hour, minute))
+
+    def _walls_until(self, wall: datetime) -> Iterator[datetime]:
+        """The times that match, from *wall* (naive) backwards."""
+        last = wall.time()
+        for day in self._days_until(wall.date()):
+            hours = self._hours[: bisect_right(self._hours, last.hour) if day == wall.date() else None]
+            for hour in reversed(hours):
+                is_last = day == wall.date() and hour == last.hour
+                minutes = self._minutes[: bisect_right(self._minutes, last.minute) if is_last else None]
+                for minute in reversed(minutes):
+                    yield datetime.combine(day, time(hour, minute))
+
+    def _days_from(self, day: date) -> Iterator[date]:
+        year, month = day.year, day.month
+        while (year, month) <= (LAST_DAY.year, LAST_DAY.month):
+            for number in self._days(year, month):
+                if FIRST_DAY <= (found := date(year, month, number)) <= LAST_DAY and found >= day:
+                    yield found
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+
+    def _days_until(self, day: date) -> Iterator[date]:
+        year, month = day.year, day.month
+        while (year, month) >= (FIRST_DAY.year, FIRST_DAY.month):
+            for number in reversed(self._days(year, month)):
+                if FIRST_DAY <= (found := date(year, month, number)) <= day:
+                    yield found
+            year, month = (year, month - 1) if month > 1 else (year - 1, 12)
+
+    def _days(self, year: int, month: int) -> tuple[int, ...]:
+        """The days of a month that match."""
+        if month not in self.month_of_year:
+            return ()
+        return _days_of(year, month, self.day_of_month, self.day_of_week, self.either)
+
+    # -- being described --
+
+    def words(self) -> str:
+        return words.of_crontab(self._given, self.either)
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.minute, self.hour, self.day_of_month, self.month_of_year, self.day_of_week, self.either)
+
+    def __repr__(self) -> str:
+        return f"<crontab: {self.text} (m/h/dM/MY/d)>"
+
+    def __reduce__(self) -> Any:
+        return _again, (self._given, self.tz, self.either)
+
+
+def _again(given: tuple[str, ...], tz: tzinfo | None, either: bool) -> crontab:
+    return crontab(*given, tz=tz, either=either)
+
+
+@lru_cache(4096)
+def _days_of(
+    year: int, month: int, of_month: frozenset[int], of_week: frozenset[int], either: bool
+) -> tuple[int, ...]:
+    first, count = calendar.monthrange(year, month)  # Monday is 0
+    found = []
+    for day in range(1, count + 1):
+        on_week = (first + day) % 7 in of_week  # Sunday is 0
+        if (on_week or day in of_month) if either else (on_week and day in of_month):
+            found.append(day)
+    return tuple(found)

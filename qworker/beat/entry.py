@@ -1,0 +1,222 @@
+"""Entry: what is to be called when, and how.
+
+Comes from:  ``catalog.py``, which collects entries from settings, tasks, code and the schedule store.
+Goes to:     ``service.py``, which calls them at their times.
+Thread:      any; an entry does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from qworker.beat.kinds import maybe_schedule
+from qworker.beat.schedule import Schedule
+from qworker.beat.schedules import schedule
+from qworker.errors import InvalidSchedule
+from qworker.naming import near
+
+ALLOW, SKIP, REPLACE = "allow", "skip", "replace"
+LATEST = "latest"
+OVERLAPS = (ALLOW, SKIP, REPLACE)
+MOST_CAUGHT_UP = 1000
+LONGEST_NAME = 255
+CELERYS = frozenset(["relative"])
+"""Keys of an entry in ``beat_schedule`` that say something of its schedule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """An entry of a schedule.
+
+    - name (text): its own. task: the name of what is called.
+    - schedule: when; see ``maybe_schedule()``.
+    - args, kwargs, options: of the call; options are those of apply_async.
+    - enabled (bool): False: it is paused.
+    - start, end (aware datetimes): due times before start and after end do not count.
+    - max_runs (number): so often it is called in all; None: for ever.
+    - expires (seconds): a call that no worker has begun so long after its due time is not run; None: it
+      waits.
+    - jitter (seconds): each call is made so much later at most, by a share that is the same for who looks
+      again.
+    - catch_up: what becomes of due times that were missed while nobody looked: "latest" calls once for all of
+      them, "skip" calls for none that is a minute late, a number calls for as many of the last.
+    - overlap: what becomes of a due time while the call before has not ended: "allow", "skip", or "replace",
+      which revokes that call.
+    """
+
+    name: str
+    task: str
+    schedule: Schedule
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+    start: datetime | None = None
+    end: datetime | None = None
+    max_runs: int | None = None
+    expires: float | None = None
+    jitter: float = 0.0
+    catch_up: str | int = LATEST
+    overlap: str = ALLOW
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, check(value))
+            except InvalidSchedule as error:
+                raise InvalidSchedule(f"entry {self.name!r:.200}: {error}") from None
+
+    def changed(self, changes: Mapping[str, Any]) -> Entry:
+        """Return the entry with *changes*. Raises InvalidSchedule."""
+        _known(self.name, changes)
+        return replace(self, **changes)
+
+    def next(self, after: datetime) -> datetime | None:
+        """Return the first due time later than *after*; None when there is none."""
+        if self.start is not None and after < self.start:
+            after = self.start - timedelta(microseconds=1)
+        found = self.schedule.next(after)
+        return None if found is None or (self.end is not None and found > self.end) else found
+
+    def previous(self, before: datetime) -> datetime | None:
+        """Return the last due time earlier than *before*; None when there is none."""
+        if self.end is not None and before > self.end:
+            before = self.end + timedelta(microseconds=1)
+        found = self.schedule.previous(before)
+        return None if found is None or (self.start is not None and found < self.start) else found
+
+
+FIELDS = frozenset(each.name for each in fields(Entry)) - {"name"}
+
+
+def read_entry(name: str, given: Any) -> Entry:
+    """Return the entry that *given*, a mapping as in ``beat_schedule``, describes. Raises InvalidSchedule."""
+    if isinstance(given, Entry):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidSchedule(
+            f"entry {name!r:.200} is {given!r:.200}: it takes a dict with task and schedule"
+        )
+    values = {key: value for key, value in given.items() if key not in CELERYS}
+    _known(name, values)
+    for wanted in ("task", "schedule"):
+        if wanted not in values:
+            raise InvalidSchedule(f"entry {name!r:.200} has no {wanted}")
+    if given.get("relative") and isinstance(values["schedule"], int | float | timedelta):
+        values["schedule"] = schedule(values["schedule"], relative=True)
+    return Entry(name=name, **values)
+
+
+def _known(name: str, given: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in FIELDS:
+            guesses = near(str(key), FIELDS)
+            hint = f"; did you mean {' or '.join(guesses)}?" if guesses else ""
+            raise InvalidSchedule(f"entry {name!r:.200}: there is no {key!r:.100}{hint}")
+
+
+# -- what fields may be --
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > LONGEST_NAME or value != value.strip():
+        raise InvalidSchedule(
+            f"name={value!r:.300} is none: it takes text of up to {LONGEST_NAME} characters, without spaces "
+            "around it"
+        )
+    if not value.isprintable():
+        raise InvalidSchedule(f"name={value!r:.300} is none: it has characters that cannot be printed")
+    return value
+
+
+def _task(value: Any) -> str:
+    value = getattr(value, "name", value)
+    if not isinstance(value, str) or not value:
+        raise InvalidSchedule(f"task={value!r:.200} is none: it takes the name of a task, or a task")
+    return value
+
+
+def _args(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        raise InvalidSchedule(f"args={value!r:.200} is none: it takes a list or tuple")
+    return tuple(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidSchedule(f"{value!r:.200} is no mapping with names as keys")
+    return dict(value)
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidSchedule(f"enabled={value!r:.200} is neither True nor False")
+    return value
+
+
+def _instant(value: Any) -> datetime | None:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidSchedule(f"{value!r:.100} is no instant, as 2027-01-01T00:00:00+00:00") from None
+    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+        raise InvalidSchedule(f"{value!r:.100} is no instant: it takes a datetime with a time zone")
+    return value and value.astimezone(UTC)
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidSchedule(f"max_runs={value!r:.100} is none: it takes a number from 1 on, or None")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 <= seconds < 1e10:
+        raise InvalidSchedule(f"{value!r:.100} is no number of seconds")
+    return seconds
+
+
+def _catch_up(value: Any) -> str | int:
+    if value in (LATEST, SKIP):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_CAUGHT_UP:
+        return value
+    raise InvalidSchedule(
+        f"catch_up={value!r:.100} is none: it takes 'latest', 'skip', or a number up to {MOST_CAUGHT_UP:,}"
+    )
+
+
+def _overlap(value: Any) -> str:
+    if value not in OVERLAPS:
+        raise InvalidSchedule(f"overlap={value!r:.100} is none: it takes {', '.join(OVERLAPS)}")
+    return str(value)
+
+
+_CHECKS: dict[str, Any] = {
+    "name": _name,
+    "task": _task,
+    "schedule": maybe_schedule,
+    "args": _args,
+    "kwargs": _mapping,
+    "options": _mapping,
+    "enabled": _bool,
+    "start": _instant,
+    "end": _instant,
+    "max_runs": _count,
+    "expires": lambda value: None if value is None else _seconds(value),
+    "jitter": _seconds,
+    "catch_up": _catch_up,
+    "overlap": _overlap,
+}

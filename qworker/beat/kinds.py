@@ -1,0 +1,126 @@
+"""Kinds: which schedule a value is, stands for, or was written as.
+
+Comes from:  ``entry.py``, with what people give; ``written.py``, with what a store has.
+Goes to:     the kinds of schedules, a class each.
+Thread:      any.
+
+What comes from a store may be anything: nothing of it is called or imported, and what is wrong raises
+InvalidSchedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+from qworker.beat.crontab import crontab
+from qworker.beat.rules import rrule
+from qworker.beat.schedule import Schedule, name_of
+from qworker.beat.schedules import clocked, schedule
+from qworker.beat.solar import solar
+from qworker.errors import InvalidSchedule
+
+_RULE = ("FREQ=", "RRULE:", "DTSTART")
+
+
+def maybe_schedule(value: Any) -> Schedule:
+    """Return the schedule that *value* is or stands for.
+
+    - seconds or a timedelta: an interval.
+    - text: a crontab (``"0 4 * * *"``, ``"@daily"``) or a rule (``"FREQ=WEEKLY;BYDAY=MO"``).
+    - a mapping: what write_schedule() makes, as ``{"crontab": "0 4 * * *", "tz": "Europe/Berlin"}``.
+    - any object with next() and previous(): itself.
+
+    Raises InvalidSchedule for what is none.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, str):
+        return rrule(value) if value.lstrip().upper().startswith(_RULE) else crontab.from_text(value)
+    if isinstance(value, int | float | timedelta):
+        return schedule(value)
+    if isinstance(value, Mapping):
+        return read_schedule(value)
+    if callable(getattr(value, "next", None)) and callable(getattr(value, "previous", None)):
+        return value  # type: ignore[no-any-return]
+    if hasattr(value, "is_due"):
+        raise InvalidSchedule(
+            f"{value!r:.100} is a schedule of Celery's: give it next(after) and previous(before), as "
+            "qworker.beat.Schedule has, or use crontab and schedule of qworker.beat"
+        )
+    raise InvalidSchedule(
+        f"{value!r:.100} is no schedule: it takes crontab(...), seconds, a timedelta, or text as '0 4 * * *'"
+    )
+
+
+def _zone(zone: tzinfo | None) -> dict[str, Any]:
+    return {} if zone is None else {"tz": name_of(zone)}
+
+
+_WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+    crontab: lambda each: {
+        "crontab": each.text,
+        **({"either": True} if each.either else {}),
+        **_zone(each.tz),
+    },
+    schedule: lambda each: {
+        "every": each.run_every.total_seconds(),
+        **({"anchor": each.anchor.isoformat()} if each.anchor else {}),
+    },
+    clocked: lambda each: {"at": each.clocked_time.isoformat()},
+    rrule: lambda each: {"rrule": each.text, "start": each.start.isoformat(), **_zone(each.tz)},
+    solar: lambda each: {"solar": each.event, "lat": each.lat, "lon": each.lon, **_zone(each.tz)},
+}
+_READERS: dict[str, Callable[[Mapping[str, Any]], Schedule]] = {
+    "crontab": lambda given: (
+        crontab.from_text(given["crontab"], given.get("tz"))
+        if given.get("either")
+        else crontab.from_string(given["crontab"], given.get("tz"))
+    ),
+    "every": lambda given: schedule(
+        given["every"], anchor=_instant(given["anchor"]) if given.get("anchor") else None
+    ),
+    "at": lambda given: clocked(_instant(given["at"])),
+    "rrule": lambda given: rrule(
+        given["rrule"], _instant(given["start"]) if given.get("start") else None, tz=given.get("tz")
+    ),
+    "solar": lambda given: solar(given["solar"], given["lat"], given["lon"], tz=given.get("tz")),
+}
+
+
+def _instant(value: Any) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+
+
+def write_schedule(given: Schedule) -> dict[str, Any]:
+    """Return *given* as plain data. Raises InvalidSchedule for one of your own, which only code can hold."""
+    writer = _WRITERS.get(type(given))
+    if writer is None:
+        raise InvalidSchedule(
+            f"{given!r:.200} is a schedule of your own: it can be in settings and code, and not in a store"
+        )
+    return writer(given)
+
+
+def read_schedule(given: Any) -> Schedule:
+    """Return the schedule that was written as *given*. Raises InvalidSchedule."""
+    if not isinstance(given, Mapping):
+        raise InvalidSchedule(f"{given!r:.200} is no schedule")
+    for kind, reader in _READERS.items():
+        if kind in given:
+            try:
+                return reader(given)
+            except InvalidSchedule:
+                raise
+            except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:
+                raise InvalidSchedule(f"{given!r:.200} is no schedule: {error}") from error
+    raise InvalidSchedule(f"{given!r:.200} is no schedule: its kind is not known here")
+
+
+def told(given: Schedule) -> str:
+    """Return text that is another when the schedule is: by it a changed one is found."""
+    try:
+        return repr(sorted(write_schedule(given).items()))
+    except InvalidSchedule:
+        return repr(given)

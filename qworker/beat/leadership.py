@@ -1,0 +1,78 @@
+"""Leadership: which of several processes looks after the schedules.
+
+Comes from:  the service, at each of its turns.
+Goes to:     the schedule store's lease.
+Thread:      beat.
+
+See ``store.py`` for how the lease works. Who has not renewed it for LEASE_SECONDS on its own clock must not
+rely on it, and asks first.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from qworker.beat.store import LEASE_SECONDS, RENEW_SECONDS, Lease, ScheduleStore
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """holder: who we are; no two processes are the same. about: what we say of ourselves."""
+
+    def __init__(self, store: ScheduleStore, holder: str, about: str = "") -> None:
+        self._store = store
+        self._holder = holder
+        self._about = about
+        self.lease: Lease | None = None
+        """Ours; None while we do not lead."""
+        self._renewed_at = 0.0  # monotonic seconds, as all times here
+        self._watched: Lease | None = None
+        self._watched_since = 0.0
+
+    def step(self, now: float) -> Lease | None:
+        """Renew the lease, or see whether it is to be had; return ours, None while we do not lead. Raises
+        BackendError."""
+        if self.lease is None:
+            self._seek(now)
+        elif now - self._renewed_at >= RENEW_SECONDS:
+            found = self._store.renew(self.lease)
+            if found[:2] == self.lease[:2]:
+                self.lease, self._renewed_at = found, now
+            else:
+                self.lost(found.holder)
+        return self.lease
+
+    def _seek(self, now: float) -> None:
+        found = self._store.look()
+        if found[:3] != (self._watched or Lease("?"))[:3]:
+            self._watched, self._watched_since = found, now
+        if found.holder and now - self._watched_since < LEASE_SECONDS:
+            return
+        taken = self._store.take(self._holder, found, self._about)
+        if taken.holder == self._holder:
+            self.lease, self._renewed_at, self._watched = taken, now, None
+            logger.info(
+                "leads the schedules now, after %s", found.holder or "nobody", extra={"event": "beat-leads"}
+            )
+
+    def is_sure(self, now: float) -> bool:
+        """Tell whether nobody can have taken the lease from us yet."""
+        return self.lease is not None and now - self._renewed_at < LEASE_SECONDS
+
+    def rest(self, now: float) -> float:
+        """Seconds until the lease is to be renewed."""
+        return max(0.0, self._renewed_at + RENEW_SECONDS - now)
+
+    def lost(self, holder: str = "") -> None:
+        """It is over."""
+        self.lease = None
+        logger.warning(
+            "%s leads the schedules now", holder or "somebody else", extra={"event": "beat-follows"}
+        )
+
+    def resign(self) -> None:
+        """Leave the lease to whoever comes. Raises BackendError."""
+        if self.lease is not None:
+            lease, self.lease = self.lease, None
+            self._store.resign(lease)

@@ -1,0 +1,97 @@
+"""Schedules in a database that is a server: how ``store_sql`` comes to it.
+
+Comes from:  ``stores.py``.
+Goes to:     the database, by SQLAlchemy.
+Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from sqlalchemy import exc as sa_errors
+
+from qworker.backends.sql_joins import BEGIN, SQLSession
+from qworker.backends.sql_tables import connect
+from qworker.beat.store_sql import Pusher
+from qworker.clock import Clock
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BackendError, ConfigurationError
+from qworker.interrupts import apart
+from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.lease import Sender
+from qworker.transports.sql.refusals import passing
+from qworker.transports.sql.result_rows import place_of
+from qworker.transports.sql.sender import SQLSender
+
+T = TypeVar("T")
+
+TRIES = 3
+"""How often a transaction is tried when the connection was lost, or another one was in the way."""
+FAMILIES = {"mariadb": "mysql"}
+
+
+class ServerPlace:
+    """A database at *url*, as SQLAlchemy writes it, with ``db+`` before it or without."""
+
+    def __init__(self, url: str, clock: Clock, options: dict[str, Any] | None = None) -> None:
+        self._url = url
+        self._clock = clock
+        self._engine = connect(url, dict(options or {}), short_lived=False)
+        self._pid = os.getpid()
+        name = self._engine.dialect.name
+        self.dialect = FAMILIES.get(name, name)
+        self._begin = BEGIN.get(name)
+        if self._begin is None:
+            raise ConfigurationError(
+                f"schedules cannot be kept by {name}: PostgreSQL, MySQL, MariaDB, SQLite and Redis can"
+            )
+
+    def transact(self, work: Callable[[Any], T]) -> T:
+        return apart(lambda: self._try(work))
+
+    def _try(self, work: Callable[[Any], T]) -> T:
+        if self._pid != os.getpid():
+            self._engine.dispose(close=False)  # the connections are the parent's
+            self._pid = os.getpid()
+        for attempt in range(1, TRIES + 1):
+            try:
+                with self._engine.connect() as connection:
+                    return self._once(SQLSession(connection), work)
+            except sa_errors.DBAPIError as error:
+                if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
+                    spelling = POSTGRESQL if self.dialect == "postgresql" else MYSQL
+                    text = explained(str(error.orig), spelling)
+                    raise BackendError(f"the schedule store {mask_urls(self._url)}: {text}") from error
+                self._clock.sleep(0.02 * attempt)
+            except sa_errors.SQLAlchemyError as error:
+                raise BackendError(f"the schedule store {mask_urls(self._url)}: {error}") from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _once(self, session: SQLSession, work: Callable[[Any], T]) -> T:
+        for statement in self._begin or ():
+            session.do(statement)
+        try:
+            found = work(session)
+            session.do("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # its connection may be the trouble; what is wrong, it has said
+                session.do("ROLLBACK")
+            raise
+        return found
+
+    def pusher(self, sender: Sender) -> Pusher | None:
+        place = place_of(self._url)
+        if not isinstance(sender, SQLSender) or place is None or place != place_of(sender.url):
+            return None
+        return lambda session, envelopes: sender.join(session.connection).push(envelopes)
+
+    def pushed(self, sender: Sender) -> None:
+        if isinstance(sender, SQLSender):
+            sender.notify()
+
+    def close(self) -> None:
+        self._engine.dispose(close=self._pid == os.getpid())

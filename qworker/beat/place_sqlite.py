@@ -1,0 +1,66 @@
+"""Schedules in the embedded file: how ``store_sql`` comes to it.
+
+Comes from:  ``stores.py``.
+Goes to:     the file, by a handle of its own.
+Thread:      any, in turn.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from qworker.beat.store_sql import Pusher
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
+from qworker.transports.lease import Sender
+from qworker.transports.sqlite import Database, Handle
+from qworker.transports.sqlite.sender import SQLiteSender
+
+T = TypeVar("T")
+
+
+class SQLiteSession:
+    """A connection to the embedded file."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        return self.connection.execute(statement.replace("%s", "?"), values).fetchall()
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return self.connection.execute(statement.replace("%s", "?"), values).rowcount
+
+    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
+        self.connection.executemany(statement.replace("%s", "?"), rows)
+
+
+class SQLitePlace:
+    """The embedded file, or one like it."""
+
+    dialect = "sqlite"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._handle = Handle(database)
+
+    def transact(self, work: Callable[[Any], T]) -> T:
+        try:
+            return self._handle.write(lambda connection: work(SQLiteSession(connection)))
+        except (BrokerUnavailable, ConfigurationError, sqlite3.Error) as error:
+            let_pass(error)
+            raise BackendError(f"the schedule store: {error}") from error
+
+    def pusher(self, sender: Sender) -> Pusher | None:
+        if not isinstance(sender, SQLiteSender) or sender.path != self._database.path:
+            return None
+        return lambda session, envelopes: sender.insert(session.connection, envelopes)
+
+    def pushed(self, sender: Sender) -> None:
+        if isinstance(sender, SQLiteSender):
+            sender.notify()
+
+    def close(self) -> None:
+        self._handle.close()

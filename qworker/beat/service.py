@@ -1,0 +1,291 @@
+"""The service: looks after the schedules, and calls what is due.
+
+Comes from:  ``qworker beat``, or a worker that was started with ``--beat``.
+Goes to:     the schedule store and the broker.
+Thread:      beat. edits come by the store; stop() by any thread.
+
+Any number of processes may run one; one of them leads, and another takes over when it dies. Each due time is
+called once, since its slot can be taken once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from datetime import UTC
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from qworker import signals, states
+from qworker.beat.agenda import Agenda, Due
+from qworker.beat.calls import id_of, messages
+from qworker.beat.catalog import Listed, base_of, catalog, listed
+from qworker.beat.entry import ALLOW, REPLACE
+from qworker.beat.leadership import Leadership
+from qworker.beat.store import LOOK_SECONDS, Firing, Row, ScheduleStore, Slot, State
+from qworker.beat.stores import open_store
+from qworker.components.component import ThreadComponent
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+from qworker.interrupts import let_pass
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 1000
+"""Entries that are called in one step of the store."""
+RETRY_SECONDS = 0.25
+SWEEP_SECONDS = 60.0
+LONGEST_REST = 0.5
+"""Seconds after which the clock is looked at again: it may have been set."""
+
+
+class Beat(ThreadComponent):
+    """Looks after the entries of *app*.
+
+    on_crash: as a ThreadComponent's. store: None opens what the settings name. embedded: in a worker.
+    """
+
+    name = "beat"
+
+    def __init__(
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        store: ScheduleStore | None = None,
+        embedded: bool = False,
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self.app = app
+        self.store = store or open_store(app)
+        self._embedded = embedded
+        self._scope = app.conf.beat_scope or app.main or "default"
+        self._base = base_of(app)
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.leadership = Leadership(self.store, holder[-255:])
+        timezone = app.conf.timezone
+        self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
+        self._agenda: Agenda | None = None  # while we lead, as all below
+        self._version = -1
+        self._sweep_at = 0.0
+        self._listed: dict[str, Listed] = {}
+        self._away = False
+        self.fired = 0
+        """Calls that this process has made."""
+
+    def opened(self) -> None:
+        signals.beat_init.send(self)
+        if self._embedded:
+            signals.beat_embedded_init.send(self)
+
+    def step(self, now: float) -> float:
+        try:
+            rest = self._turn(now)
+        except LeaseLost as error:
+            logger.debug("%s", error)
+            self.leadership.lost()
+            self._agenda = None
+            return LOOK_SECONDS
+        except (BackendError, BrokerUnavailable) as error:
+            let_pass(error)
+            if not self._away:
+                self._away = True
+                logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
+            return RETRY_SECONDS
+        if self._away:
+            self._away = False
+            logger.info("the schedules go on", extra={"event": "beat-goes-on"})
+        return rest
+
+    def _turn(self, now: float) -> float:
+        lease = self.leadership.step(now)
+        if lease is None:
+            self._agenda = None
+            return LOOK_SECONDS
+        if self._agenda is None:
+            self._load()
+        elif lease.version != self._version:
+            self._reload()
+        self._call()
+        if now >= self._sweep_at:
+            swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
+            self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
+        due = self._agenda.next() if self._agenda is not None else None
+        rest = math.inf if due is None else due - self.clock.now()
+        return max(0.0, min(rest, self.leadership.rest(self.clock.monotonic()), LONGEST_REST))
+
+    # -- entries --
+
+    def _load(self) -> None:
+        """Take in all entries, as who leads anew."""
+        lease = self.leadership.lease
+        assert lease is not None
+        rows = self.store.rows()
+        self._listed = catalog(self._base, rows)
+        agenda = Agenda(self._zone)
+        fresh = agenda.update(self._listed.values(), self.clock.now())
+        self.store.note(lease, fresh)
+        self._tell_of_errors(self._listed.values())
+        self._version = lease.version
+        self._send_pending(self.store.pending())
+        self._agenda = agenda
+
+    def _reload(self) -> None:
+        """Take in what was edited."""
+        lease, agenda = self.leadership.lease, self._agenda
+        assert lease is not None
+        assert agenda is not None
+        changed = []
+        for row in self.store.rows(self._version):
+            given = self._base.get(row.name)
+            if given is None and row.edit is None:
+                self._listed.pop(row.name, None)
+                agenda.drop([row.name])
+            else:
+                self._listed[row.name] = found = listed(row.name, given, row)
+                changed.append(found)
+        self.store.note(lease, agenda.update(changed, self.clock.now()))
+        self._tell_of_errors(changed)
+        self._version = lease.version
+
+    def _tell_of_errors(self, every: object) -> None:
+        for each in every:  # type: ignore[attr-defined]
+            if each.error is not None:
+                logger.error(
+                    "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
+                )
+
+    # -- calls --
+
+    def _call(self) -> None:
+        """Call what is due."""
+        agenda, lease = self._agenda, self.leadership.lease
+        assert agenda is not None
+        assert lease is not None
+        now = self.clock.now()
+        found = agenda.due(now, MOST_AT_ONCE)
+        if not found:
+            return
+        try:
+            living = self._living(found)
+            firings: list[Firing] = []
+            states_of: dict[str, State] = {}
+            for each in found:
+                made, state = self._firings(each, now, each.name in living)
+                firings += made
+                states_of[each.name] = state
+            if firings:
+                free = self.store.fire(lease, firings, self.app.broker.sender)
+                self.fired += len(free)
+                self._tell(free)
+                done = {each.name for each in firings}
+            else:
+                done = set()
+            self.store.note(lease, {name: state for name, state in states_of.items() if name not in done})
+        except BaseException:
+            for each in found:  # as if nothing had been tried: a slot that was taken is not free again
+                agenda.plan(each.name, each.entry, each.state)
+            raise
+        for each in found:
+            agenda.plan(each.name, each.entry, states_of[each.name])
+
+    def _firings(self, due: Due, now: float, lives: bool) -> tuple[list[Firing], State]:
+        """The calls that are made for *due*, and what becomes of the entry's state."""
+        name, entry, state, dues, upto = due
+        state = state._replace(last_due=upto)
+        if lives and entry.overlap != REPLACE:
+            return [], state
+        replaced = state.task_id if lives else None
+        made: list[Firing] = []
+        numbered = not self.store.is_with(self.app.broker.sender)
+        for each in dues:
+            task_id = id_of(self._scope, name, each)
+            try:
+                envelopes = messages(self.app, entry, each, task_id, numbered)
+            except (BackendError, BrokerUnavailable):
+                raise
+            except Exception as error:  # noqa: BLE001 - one entry that cannot be called stops no other
+                text = (
+                    f"{type(error).__name__}: {error}" if not isinstance(error, QWorkerError) else str(error)
+                )
+                if state.error != text:
+                    logger.error(
+                        "the entry %s cannot be called: %s", name, text, extra={"event": "entry-failed"}
+                    )
+                return made, state._replace(error=text[:1000])
+            state = state._replace(last_run=now, task_id=task_id, runs=state.runs + 1, error=None)
+            made.append(Firing(name, each, task_id, envelopes, state))
+        if replaced is not None and made:
+            self.app.control.revoke(replaced, terminate=True)
+        return made, state
+
+    def _living(self, found: list[Due]) -> set[str]:
+        """Those entries whose call before has not ended, of those that ask for it."""
+        asking = {
+            each.state.task_id: each.name
+            for each in found
+            if each.entry.overlap != ALLOW and each.state.task_id is not None
+        }
+        if not asking:
+            return set()
+        backend, now = self.app.backend, self.clock.now()
+        metas = backend.get_many(list(asking))
+        living = set()
+        for each in found:
+            task_id = each.state.task_id
+            if task_id not in asking:
+                continue
+            meta = metas.get(task_id)
+            if meta is None:
+                ran = each.state.last_run or 0.0
+                if backend.expires is None or now - ran < backend.expires:
+                    living.add(each.name)
+            elif meta["status"] not in states.READY_STATES:
+                living.add(each.name)
+        return living
+
+    def _send_pending(self, slots: list[Slot]) -> None:
+        """Send what a leader has left behind of which nobody knows whether it was sent. Who runs it knows
+        that it is the same."""
+        lease = self.leadership.lease
+        assert lease is not None
+        envelopes, done = [], []
+        for slot in slots:
+            found = self._listed.get(slot.name)
+            done.append((slot.name, slot.due))
+            if found is None or found.entry is None:
+                continue
+            try:
+                envelopes += messages(self.app, found.entry, slot.due, slot.task_id, True)
+            except (BackendError, BrokerUnavailable):
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                logger.error(
+                    "the entry %s cannot be called: %s", slot.name, error, extra={"event": "entry-failed"}
+                )
+        if envelopes:
+            self.app.broker.sender.push(envelopes)
+        self.store.sent(lease, done)
+
+    def _tell(self, made: list[Firing]) -> None:
+        for each in made:
+            logger.info("sending due task %s (%s)", each.name, each.task_id, extra={"event": "entry-called"})
+
+    def quiet(self) -> None:
+        """Call nothing any more, and leave the schedules to others."""
+        self.stop()
+
+    def closed(self) -> None:
+        try:
+            self.leadership.resign()
+        except QWorkerError as error:
+            logger.debug("the lease of the schedules runs out by itself: %s", error)
+        self.store.close()
+
+
+__all__ = ["Beat", "Row"]

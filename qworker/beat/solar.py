@@ -1,0 +1,112 @@
+"""solar: by the sun, as it stands over a place.
+
+Comes from:  people, in code and settings. Needs the extra ``solar``.
+Goes to:     ephem, which reckons where the sun is.
+Thread:      any; it does not change.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, NamedTuple
+
+from qworker.beat.schedule import Schedule
+from qworker.errors import ConfigurationError, InvalidSchedule
+
+
+class _Event(NamedTuple):
+    """What ephem calls it; the height of the sun in degrees; whether its centre counts rather than its
+    edge."""
+
+    what: str
+    horizon: str = "0"
+    center: bool = False
+
+
+EVENTS = {
+    "dawn_astronomical": _Event("rising", "-18", True),
+    "dawn_nautical": _Event("rising", "-12", True),
+    "dawn_civil": _Event("rising", "-6", True),
+    "sunrise": _Event("rising"),
+    "solar_noon": _Event("transit"),
+    "sunset": _Event("setting"),
+    "dusk_civil": _Event("setting", "-6", True),
+    "dusk_nautical": _Event("setting", "-12", True),
+    "dusk_astronomical": _Event("setting", "-18", True),
+}
+MOST_DAYS = 400
+"""So long is looked for a day on which the sun rises."""
+
+
+class solar(Schedule):
+    """``solar("sunset", 52.5, 13.4)``: each day at an event of the sun.
+
+    - event (text): sunrise, sunset, solar_noon, dawn_civil, dawn_nautical, dawn_astronomical, dusk_civil,
+      dusk_nautical or dusk_astronomical.
+    - lat, lon: degrees, north and east positive.
+
+    Where the sun does not rise or set for months, it is due when it next does. Raises InvalidSchedule for
+    what is no event or no place, and ConfigurationError where ephem is not installed.
+    """
+
+    __module__ = "qworker.beat"
+
+    def __init__(self, event: str, lat: float, lon: float, *, tz: tzinfo | str | None = None) -> None:
+        super().__init__(tz)
+        if event not in EVENTS:
+            raise InvalidSchedule(f"{event!r:.100} is no event of the sun: it takes {', '.join(EVENTS)}")
+        if not _is_number(lat, 90) or not _is_number(lon, 180):
+            raise InvalidSchedule(
+                f"({lat!r:.50}, {lon!r:.50}) is no place: lat is from -90 to 90 degrees, lon from -180 to 180"
+            )
+        self.event, self.lat, self.lon = event, float(lat), float(lon)
+        self._observer()
+
+    def _observer(self) -> Any:
+        try:
+            import ephem
+        except ImportError:
+            raise ConfigurationError(
+                "schedules by the sun need ephem: pip install 'qworker-queue[solar]'"
+            ) from None
+        observer = ephem.Observer()
+        observer.lat, observer.lon, observer.elevation = str(self.lat), str(self.lon), 0
+        observer.horizon = EVENTS[self.event].horizon
+        return observer
+
+    def next(self, after: datetime) -> datetime | None:
+        return self._find("next", after, 1)
+
+    def previous(self, before: datetime) -> datetime | None:
+        return self._find("previous", before, -1)
+
+    def _find(self, way: str, instant: datetime, sign: int) -> datetime | None:
+        import ephem
+
+        zone, observer, event = self.zone(instant), self._observer(), EVENTS[self.event]
+        options = {} if event.what == "transit" else {"use_center": event.center}
+        begin = instant.astimezone(UTC)
+        for day in range(MOST_DAYS):
+            observer.date = (begin + timedelta(days=sign * day)).replace(tzinfo=None)
+            try:
+                found = getattr(observer, f"{way}_{event.what}")(ephem.Sun(), **options)
+            except ephem.CircumpolarError:
+                continue
+            at: datetime = found.datetime().replace(tzinfo=UTC, microsecond=0)
+            if (at > begin) if sign > 0 else (at < begin):
+                return at.astimezone(zone)
+        return None
+
+    def words(self) -> str:
+        event = self.event.replace("_", " ")
+        return f"at {event} at {abs(self.lat):g}°{'NS'[self.lat < 0]} {abs(self.lon):g}°{'EW'[self.lon < 0]}"
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.event, self.lat, self.lon)
+
+    def __repr__(self) -> str:
+        return f"<solar: {self.event} at latitude {self.lat}, longitude: {self.lon}>"
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most

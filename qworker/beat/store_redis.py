@@ -1,0 +1,388 @@
+"""Schedules on Redis or Valkey.
+
+Comes from:  ``stores.py``.
+Goes to:     the keys ``qworker.beat.<scope>.*``: ``lease``, ``edits``, ``versions``, ``states``, ``pending``,
+             and for each entry ``slots.<name>``; kombu's lists of messages, where the broker is the same
+             database.
+Thread:      any; each use borrows a connection.
+
+Each step is a script, which looks at the lease first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.clock import Clock
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
+from qworker.interrupts import deferred, let_pass
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Sender
+from qworker.transports.redis.connection import Link, Links, Script
+from qworker.transports.redis.sender import RedisSender
+from qworker.transports.redis.url import Endpoint, endpoint
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+MICROSECONDS = 1_000_000
+PORTION = 1000
+
+_PRELUDE = """
+local P = ARGV[1]
+local function lease()
+  local found = redis.call('HMGET', P .. 'lease', 'holder', 'generation', 'beats', 'version', 'about')
+  return {found[1] or '', tonumber(found[2] or 0), tonumber(found[3] or 0), tonumber(found[4] or 0),
+          found[5] or ''}
+end
+local function ours(holder, generation)
+  local now = lease()
+  return now[1] == holder and now[2] == tonumber(generation)
+end
+local function over() return redis.error_reply('LEASELOST ' .. lease()[1]) end
+"""
+_LOOK = Script(_PRELUDE + "return lease()")
+_TAKE = Script(
+    _PRELUDE
+    + """
+local now = lease()
+if now[1] == ARGV[3] and now[2] == tonumber(ARGV[4]) and now[3] == tonumber(ARGV[5]) then
+  redis.call('HSET', P .. 'lease', 'holder', ARGV[2], 'generation', now[2] + 1, 'beats', now[3] + 1,
+             'about', ARGV[6])
+end
+return lease()
+"""
+)
+_RENEW = Script(
+    _PRELUDE
+    + """
+if ours(ARGV[2], ARGV[3]) then redis.call('HINCRBY', P .. 'lease', 'beats', 1) end
+return lease()
+"""
+)
+_RESIGN = Script(
+    _PRELUDE
+    + """
+if ours(ARGV[2], ARGV[3]) then redis.call('HSET', P .. 'lease', 'holder', '') end
+return 1
+"""
+)
+_ROWS = Script(
+    _PRELUDE
+    + """
+local out, after = {}, tonumber(ARGV[2])
+local function add(name)
+  local version = redis.call('ZSCORE', P .. 'versions', name)
+  out[#out + 1] = {name, version or '0', redis.call('HGET', P .. 'edits', name),
+                   redis.call('HGET', P .. 'states', name)}
+end
+if after < 0 then
+  local known = {}
+  for _, name in ipairs(redis.call('ZRANGE', P .. 'versions', 0, -1)) do known[name] = true; add(name) end
+  for _, name in ipairs(redis.call('HKEYS', P .. 'states')) do if not known[name] then add(name) end end
+else
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'versions', '(' .. ARGV[2], '+inf')) do add(name) end
+end
+return out
+"""
+)
+_ROW = Script(
+    _PRELUDE
+    + """
+local name = ARGV[2]
+return {redis.call('ZSCORE', P .. 'versions', name), redis.call('HGET', P .. 'edits', name),
+        redis.call('HGET', P .. 'states', name)}
+"""
+)
+_EDIT = Script(
+    _PRELUDE
+    + """
+local name = ARGV[2]
+if tonumber(redis.call('ZSCORE', P .. 'versions', name) or 0) ~= tonumber(ARGV[3]) then return 0 end
+local version = redis.call('HINCRBY', P .. 'lease', 'version', 1)
+redis.call('ZADD', P .. 'versions', version, name)
+if ARGV[4] == '' then
+  redis.call('HDEL', P .. 'edits', name)
+else
+  redis.call('HSET', P .. 'edits', name, ARGV[4])
+end
+return 1
+"""
+)
+_NOTE = Script(
+    _PRELUDE
+    + """
+if not ours(ARGV[2], ARGV[3]) then return over() end
+for i = 4, #ARGV, 2 do redis.call('HSET', P .. 'states', ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+)
+_TAKEN = Script(
+    _PRELUDE
+    + """
+if not ours(ARGV[2], ARGV[3]) then return over() end
+local out = {}
+for i = 4, #ARGV, 2 do out[#out + 1] = redis.call('HEXISTS', P .. 'slots.' .. ARGV[i], ARGV[i + 1]) end
+return out
+"""
+)
+_FIRE = Script(
+    _PRELUDE
+    + """
+-- ARGV: prefix, holder, generation, number of slots, whether they are pending; name, due and value of each;
+-- number of states; name and state of each; then what is published: command, key, number of values, values.
+if not ours(ARGV[2], ARGV[3]) then return over() end
+local slots, pending, i = tonumber(ARGV[4]), ARGV[5] == '1', 6
+for n = 1, slots do
+  if redis.call('HEXISTS', P .. 'slots.' .. ARGV[i], ARGV[i + 1]) == 1 then return 0 end
+  i = i + 3
+end
+i = 6
+for n = 1, slots do
+  redis.call('HSET', P .. 'slots.' .. ARGV[i], ARGV[i + 1], ARGV[i + 2])
+  redis.call('ZADD', P .. 'dues', ARGV[i + 1], ARGV[i + 1] .. ' ' .. ARGV[i])
+  if pending then redis.call('ZADD', P .. 'pending', ARGV[i + 1], ARGV[i + 1] .. ' ' .. ARGV[i]) end
+  i = i + 3
+end
+local states = tonumber(ARGV[i])
+i = i + 1
+for n = 1, states do
+  redis.call('HSET', P .. 'states', ARGV[i], ARGV[i + 1])
+  i = i + 2
+end
+while i <= #ARGV do
+  local last = i + 2 + tonumber(ARGV[i + 2])
+  for at = i + 3, last, 4000 do
+    redis.call(ARGV[i], ARGV[i + 1], unpack(ARGV, at, math.min(at + 3999, last)))
+  end
+  i = last + 1
+end
+return 1
+"""
+)
+_PENDING = Script(
+    _PRELUDE
+    + """
+local out = {}
+for _, member in ipairs(redis.call('ZRANGE', P .. 'pending', 0, -1)) do
+  local due, name = string.match(member, '^(%-?%d+) (.*)$')
+  local value = due and redis.call('HGET', P .. 'slots.' .. name, due)
+  if value then
+    out[#out + 1] = {name, due, value}
+  else
+    redis.call('ZREM', P .. 'pending', member)
+  end
+end
+return out
+"""
+)
+_SENT = Script(
+    _PRELUDE
+    + """
+if not ours(ARGV[2], ARGV[3]) then return over() end
+for i = 4, #ARGV do redis.call('ZREM', P .. 'pending', ARGV[i]) end
+return 1
+"""
+)
+_SLOTS = Script(
+    _PRELUDE
+    + """
+local out, name = redis.call('HGETALL', P .. 'slots.' .. ARGV[2]), ARGV[2]
+for i = 1, #out, 2 do
+  if redis.call('ZSCORE', P .. 'pending', out[i] .. ' ' .. name) then out[i] = 'p' .. out[i] end
+end
+return out
+"""
+)
+_SWEEP = Script(
+    _PRELUDE
+    + """
+local found = redis.call('ZRANGEBYSCORE', P .. 'dues', '-inf', '(' .. ARGV[2], 'LIMIT', 0, ARGV[3])
+local count = 0
+for _, member in ipairs(found) do
+  if not redis.call('ZSCORE', P .. 'pending', member) then
+    local due, name = string.match(member, '^(%-?%d+) (.*)$')
+    redis.call('HDEL', P .. 'slots.' .. name, due)
+    redis.call('ZREM', P .. 'dues', member)
+    count = count + 1
+  end
+end
+return count
+"""
+)
+
+
+class RedisScheduleStore(ScheduleStore):
+    """where: the server and database. prefix: of the keys."""
+
+    def __init__(self, where: Endpoint, prefix: str, clock: Clock) -> None:
+        self._where = where
+        self._prefix = prefix
+        self._clock = clock
+        self._links = Links(where)
+        self._pid = os.getpid()
+
+    def _call(self, script: Script, *arguments: Any, tries: int = 2) -> Any:
+        if self._pid != os.getpid():
+            self._links.abandon()  # the connections are the parent's
+            self._pid = os.getpid()
+        return deferred(self._try, lambda link: script.call(link, (), (self._prefix, *arguments)), tries)
+
+    def _try(self, work: Callable[[Link], Any], tries: int) -> Any:
+        while True:
+            tries -= 1
+            try:
+                with self._links.lent() as link:
+                    return work(link)
+            except BrokerUnavailable as error:
+                let_pass(error)
+                if "LEASELOST" in str(error):
+                    raise LeaseLost("another process leads the schedules now") from None
+                if tries <= 0:
+                    raise BackendError(str(error)) from error
+
+    def is_with(self, sender: Sender) -> bool:
+        return isinstance(sender, RedisSender) and sender.place == self._where.place
+
+    # -- the lease --
+
+    def look(self) -> Lease:
+        return _lease(self._call(_LOOK))
+
+    def take(self, holder: str, known: Lease, about: str = "") -> Lease:
+        return _lease(self._call(_TAKE, holder, *known[:3], about))
+
+    def renew(self, lease: Lease) -> Lease:
+        return _lease(self._call(_RENEW, lease.holder, lease.generation))
+
+    def resign(self, lease: Lease) -> None:
+        self._call(_RESIGN, lease.holder, lease.generation)
+
+    # -- entries --
+
+    def rows(self, after: int = -1) -> list[Row]:
+        return [_row(name, *rest) for name, *rest in self._call(_ROWS, after)]
+
+    def row(self, name: str) -> Row | None:
+        version, edit, state = self._call(_ROW, name)
+        return None if version is None and state is None else _row(name.encode(), version, edit, state)
+
+    def edit(self, name: str, edit: bytes | None, known: int) -> bool:
+        return bool(self._call(_EDIT, name, known, edit or b"", tries=1))
+
+    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+        every = list(states.items())
+        for start in range(0, len(every), PORTION):
+            some = every[start : start + PORTION]
+            pairs = [part for name, state in some for part in (name, _packed(state))]
+            self._call(_NOTE, lease.holder, lease.generation, *pairs)
+
+    # -- slots --
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
+        ours = (lease.holder, lease.generation)
+        while True:
+            wanted = [part for each in firings for part in (each.name, _micro(each.due))]
+            taken = self._call(_TAKEN, *ours, *wanted)
+            free = [each for each, there in zip(firings, taken, strict=True) if not there]
+            if self._take_slots(ours, free, firings, sender):
+                break
+        if free and not self.is_with(sender):
+            if CRASHING:
+                crash_point("slots-pending")
+            sender.push([envelope for each in free for envelope in each.envelopes])
+            if CRASHING:
+                crash_point("entries-sent")
+            self.sent(lease, [(each.name, each.due) for each in free])
+        return free
+
+    def _take_slots(
+        self, ours: tuple[str, int], free: list[Firing], firings: Sequence[Firing], sender: Sender
+    ) -> bool:
+        """Take the slots that are free, and publish; False when one of them is not, after all."""
+        now, pending = _micro(self._clock.now()), not self.is_with(sender)
+        arguments: list[Any] = [len(free), int(pending)]
+        for each in free:
+            arguments += (each.name, _micro(each.due), json.dumps([now, each.task_id]))
+        states = {each.name: each.state for each in firings}
+        arguments.append(len(states))
+        for name, state in states.items():
+            arguments += (name, _packed(state))
+        if not pending and free:
+            assert isinstance(sender, RedisSender)
+            envelopes = [envelope for each in free for envelope in each.envelopes]
+            for command, key, values in sender.commands(envelopes):
+                arguments += (command, key, len(values), *values)
+        if CRASHING:
+            crash_point("slots-taken")
+        taken = bool(self._call(_FIRE, *ours, *arguments, tries=1))
+        if CRASHING:
+            crash_point("entries-published")
+        return taken
+
+    def pending(self) -> list[Slot]:
+        return [_slot(name.decode(), due, value, PENDING) for name, due, value in self._call(_PENDING)]
+
+    def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
+        if slots:
+            members = [f"{_micro(due)} {name}" for name, due in slots]
+            self._call(_SENT, lease.holder, lease.generation, *members)
+
+    def slots(self, name: str, most: int = 100) -> list[Slot]:
+        found = self._call(_SLOTS, name)
+        slots = [
+            _slot(name, due.removeprefix(b"p"), value, PENDING if due.startswith(b"p") else SENT)
+            for due, value in zip(found[::2], found[1::2], strict=True)
+        ]
+        return sorted(slots, key=lambda slot: slot.due, reverse=True)[:most]
+
+    def sweep(self, before: float) -> int:
+        return int(self._call(_SWEEP, _micro(before), PORTION))
+
+    def close(self) -> None:
+        self._links.close()
+
+
+def open_redis_store(app: QWorker, url: str, scope: str) -> RedisScheduleStore:
+    """Return the store at *url*, with the options of the broker, or of the result store, of the same URL."""
+    conf = app.conf
+    broker = url == app.broker.url
+    options = dict(conf.broker_transport_options if broker else conf.result_backend_transport_options)
+    tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
+    where = endpoint(url, options, tls, "beat_store")
+    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{scope}.", app.clock)
+
+
+def _lease(found: Sequence[Any]) -> Lease:
+    holder, generation, beats, version, about = found
+    return Lease(holder.decode(), int(generation), int(beats), int(version), about.decode())
+
+
+def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row:
+    return Row(name.decode(), int(float(version or 0)), edit, None if state is None else _unpacked(state))
+
+
+def _packed(state: State) -> str:
+    return json.dumps(state)
+
+
+def _unpacked(text: bytes) -> State | None:
+    """None for what is no state: the entry begins anew."""
+    try:
+        seen, since, last_due, last_run, task_id, runs, error = json.loads(text)
+        return State(str(seen), float(since), last_due, last_run, task_id, int(runs), error)
+    except (ValueError, TypeError):
+        return None
+
+
+def _slot(name: str, due: bytes, value: bytes, outcome: str) -> Slot:
+    at, task_id = json.loads(value)
+    return Slot(name, int(due) / MICROSECONDS, at / MICROSECONDS, str(task_id), outcome)
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)

@@ -1,0 +1,367 @@
+"""Schedules in a database: the embedded file, PostgreSQL, MySQL or MariaDB.
+
+Comes from:  ``stores.py``.
+Goes to:     the tables ``qworker_beat``, ``qworker_entry`` and ``qworker_slot``, which are made when they are
+             first needed; the table of messages, where the broker is the same database.
+Thread:      any; each use is a transaction.
+
+What fires holds the row of the lease, so that nobody takes it meanwhile, and slots are free or taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.clock import Clock
+from qworker.errors import LeaseLost
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Envelope, Sender
+
+T = TypeVar("T")
+
+Pusher = Callable[[Any, Sequence[Envelope]], None]
+"""Publishes in the transaction of a Session."""
+
+PORTION = 500
+MICROSECONDS = 1_000_000
+
+
+class Session(Protocol):
+    """A connection in a transaction, for statements with %s in the place of values."""
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The rows of *statement*."""
+        ...
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run *statement*; how many rows it touched."""
+        ...
+
+    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
+        """Run *statement* for each of *rows*."""
+        ...
+
+
+class Place(Protocol):
+    """A database. dialect: sqlite, postgresql or mysql."""
+
+    dialect: str
+
+    def transact(self, work: Callable[[Any], T]) -> T:
+        """What *work* makes of a Session, in one transaction. Raises BackendError."""
+        ...
+
+    def pusher(self, sender: Sender) -> Pusher | None:
+        """What publishes by *sender* within a transaction; None where it publishes elsewhere."""
+        ...
+
+    def pushed(self, sender: Sender) -> None:
+        """What the pusher has published is committed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+TYPES = {
+    "sqlite": {"name": "TEXT", "text": "TEXT", "bytes": "BLOB", "end": ""},
+    "postgresql": {"name": "VARCHAR(255) COLLATE \"C\"", "text": "TEXT", "bytes": "BYTEA", "end": ""},
+    "mysql": {
+        "name": "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        "text": "LONGTEXT CHARACTER SET utf8mb4",
+        "bytes": "LONGBLOB",
+        "end": " ENGINE=InnoDB",
+    },
+}  # fmt: skip
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS qworker_beat (scope {name} NOT NULL PRIMARY KEY, holder {name} NOT NULL,
+generation BIGINT NOT NULL, beats BIGINT NOT NULL, version BIGINT NOT NULL, about {text} NOT NULL){end}""",
+    """CREATE TABLE IF NOT EXISTS qworker_entry (scope {name} NOT NULL, name {name} NOT NULL,
+version BIGINT NOT NULL, edit {bytes}, seen {text}, since BIGINT, last_due BIGINT, last_run BIGINT,
+task_id {text}, runs BIGINT NOT NULL, error {text}, PRIMARY KEY (scope, name)){end}""",
+    """CREATE TABLE IF NOT EXISTS qworker_slot (scope {name} NOT NULL, name {name} NOT NULL,
+due BIGINT NOT NULL, at BIGINT NOT NULL, task_id {text} NOT NULL, pending INTEGER NOT NULL,
+PRIMARY KEY (scope, name, due)){end}""",
+)
+"""Instants are microseconds since 1970."""
+IGNORING = {
+    "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+    "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+    "mysql": ("INSERT IGNORE INTO", ""),
+}
+STATE = ("seen", "since", "last_due", "last_run", "task_id", "runs", "error")
+LEASE = "SELECT holder, generation, beats, version, about FROM qworker_beat WHERE scope = %s"
+TAKE = """UPDATE qworker_beat SET holder = %s, generation = generation + 1, beats = beats + 1, about = %s
+WHERE scope = %s AND holder = %s AND generation = %s AND beats = %s"""
+RENEW = "UPDATE qworker_beat SET beats = beats + 1 WHERE scope = %s AND holder = %s AND generation = %s"
+RESIGN = "UPDATE qworker_beat SET holder = '' WHERE scope = %s AND holder = %s AND generation = %s"
+EDITED = "UPDATE qworker_beat SET version = version + 1 WHERE scope = %s"
+ROWS = f"SELECT name, version, edit, {', '.join(STATE)} FROM qworker_entry WHERE scope = %s"
+SLOTS = "SELECT name, due, at, task_id, pending FROM qworker_slot WHERE scope = %s"
+OF_ALL = "ORDER BY name, due"
+
+
+class SQLScheduleStore(ScheduleStore):
+    """scope: whose entries these are; others in the same database have theirs."""
+
+    def __init__(self, place: Place, scope: str, clock: Clock) -> None:
+        self._place = place
+        self._scope = scope
+        self._clock = clock
+        self._there = False
+        self._locking = "" if place.dialect == "sqlite" else " FOR UPDATE"
+        insert, ignoring = IGNORING[place.dialect]
+        self._begin = (
+            f"{insert} qworker_beat (scope, holder, generation, beats, version, about) "
+            f"VALUES (%s, '', 0, 0, 0, '') {ignoring}"
+        )
+        self._slot = (
+            f"{insert} qworker_slot (scope, name, due, at, task_id, pending) VALUES (%s, %s, %s, %s, %s, %s) "
+            f"{ignoring}"
+        )
+        self._note_one = _upsert(place.dialect, ("version", *STATE), STATE)
+        self._edit_one = _upsert(place.dialect, ("version", "edit", "runs"), ("version", "edit"))
+
+    def _transact(self, work: Callable[[Session], T]) -> T:
+        if not self._there:
+            for table in TABLES:
+                statement = table.format(**TYPES[self._place.dialect])
+                self._place.transact(partial(_do, statement=statement))
+            self._place.transact(lambda session: session.do(self._begin, (self._scope,)))
+            self._there = True
+        return self._place.transact(work)
+
+    def is_with(self, sender: Sender) -> bool:
+        return self._place.pusher(sender) is not None
+
+    # -- the lease --
+
+    def look(self) -> Lease:
+        return self._transact(self._lease)
+
+    def _lease(self, session: Session, locking: str = "") -> Lease:
+        for row in session.ask(LEASE + locking, (self._scope,)):
+            return Lease(str(row[0]), int(row[1]), int(row[2]), int(row[3]), str(row[4]))
+        session.do(self._begin, (self._scope,))  # somebody has emptied the table
+        return Lease()
+
+    def take(self, holder: str, known: Lease, about: str = "") -> Lease:
+        def work(session: Session) -> Lease:
+            before = self._lease(session, self._locking)
+            if before[:3] == known[:3]:
+                session.do(TAKE, (holder, about, self._scope, *known[:3]))
+            return self._lease(session)
+
+        return self._transact(work)
+
+    def renew(self, lease: Lease) -> Lease:
+        def work(session: Session) -> Lease:
+            session.do(RENEW, (self._scope, lease.holder, lease.generation))
+            return self._lease(session)
+
+        return self._transact(work)
+
+    def resign(self, lease: Lease) -> None:
+        self._transact(lambda session: session.do(RESIGN, (self._scope, lease.holder, lease.generation)))
+
+    def _check(self, session: Session, lease: Lease) -> None:
+        """Hold the lease until the transaction ends; raises LeaseLost when it is not *lease* any more."""
+        now = self._lease(session, self._locking)
+        if (now.holder, now.generation) != (lease.holder, lease.generation):
+            raise LeaseLost(f"{now.holder or 'nobody'} leads the schedules now")
+
+    # -- entries --
+
+    def rows(self, after: int = -1) -> list[Row]:
+        query, values = f"{ROWS} AND version > %s", (self._scope, after)
+        return [_row(found) for found in self._transact(lambda session: session.ask(query, values))]
+
+    def row(self, name: str) -> Row | None:
+        found = self._transact(lambda session: session.ask(f"{ROWS} AND name = %s", (self._scope, name)))
+        return _row(found[0]) if found else None
+
+    def edit(self, name: str, edit: bytes | None, known: int) -> bool:
+        query = "SELECT version FROM qworker_entry WHERE scope = %s AND name = %s"
+
+        def work(session: Session) -> bool:
+            self._lease(session, self._locking)
+            found = session.ask(query, (self._scope, name))
+            if (int(found[0][0]) if found else 0) != known:
+                return False
+            session.do(EDITED, (self._scope,))
+            session.do(self._edit_one, (self._scope, name, self._lease(session).version, edit, 0))
+            return True
+
+        return self._transact(work)
+
+    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+        def work(session: Session) -> None:
+            self._check(session, lease)
+            self._note(session, states)
+
+        if states:
+            self._transact(work)
+
+    def _note(self, session: Session, states: Mapping[str, State]) -> None:
+        rows = [(self._scope, name, 0, *_stored(state)) for name, state in sorted(states.items())]
+        session.do_many(self._note_one, rows)
+
+    # -- slots --
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
+        push = self._place.pusher(sender)
+
+        def work(session: Session) -> list[Firing]:
+            self._check(session, lease)
+            taken = self._taken(session, firings)
+            free = [each for each in firings if (each.name, _micro(each.due)) not in taken]
+            now, pending = _micro(self._clock.now()), int(push is None)
+            if free:
+                session.do_many(
+                    self._slot,
+                    [
+                        (self._scope, each.name, _micro(each.due), now, each.task_id, pending)
+                        for each in sorted(free, key=lambda each: (each.name, each.due))
+                    ],
+                )
+            self._note(session, {each.name: each.state for each in firings})
+            if CRASHING:
+                crash_point("slots-taken")
+            if push is not None and free:
+                push(session, [envelope for each in free for envelope in each.envelopes])
+                if CRASHING:
+                    crash_point("entries-published")
+            return free
+
+        free = self._transact(work)
+        if not free:
+            return free
+        if push is not None:
+            self._place.pushed(sender)
+            return free
+        if CRASHING:
+            crash_point("slots-pending")
+        sender.push([envelope for each in free for envelope in each.envelopes])
+        if CRASHING:
+            crash_point("entries-sent")
+        self.sent(lease, [(each.name, each.due) for each in free])
+        return free
+
+    def _taken(self, session: Session, firings: Sequence[Firing]) -> set[tuple[str, int]]:
+        """Of which of *firings* there is a slot already."""
+        found: set[tuple[str, int]] = set()
+        wanted = sorted({(each.name, _micro(each.due)) for each in firings})
+        for some in _portions(wanted):
+            dues = [due for _, due in some]
+            query = (
+                f"SELECT name, due FROM qworker_slot WHERE scope = %s AND name IN ({_places(some)}) "
+                "AND due BETWEEN %s AND %s"
+            )
+            values = (self._scope, *(name for name, _ in some), min(dues), max(dues))
+            found.update((str(name), int(due)) for name, due in session.ask(query, values))
+        return found
+
+    def pending(self) -> list[Slot]:
+        query = f"{SLOTS} AND pending = 1 {OF_ALL}"
+        return [_slot(row) for row in self._transact(lambda session: session.ask(query, (self._scope,)))]
+
+    def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
+        statement = "UPDATE qworker_slot SET pending = 0 WHERE scope = %s AND name = %s AND due = %s"
+
+        def work(session: Session) -> None:
+            self._check(session, lease)
+            session.do_many(statement, [(self._scope, name, _micro(due)) for name, due in sorted(slots)])
+
+        if slots:
+            self._transact(work)
+
+    def slots(self, name: str, most: int = 100) -> list[Slot]:
+        query = f"{SLOTS} AND name = %s ORDER BY due DESC LIMIT {int(most)}"
+        return [_slot(row) for row in self._transact(lambda session: session.ask(query, (self._scope, name)))]
+
+    def sweep(self, before: float) -> int:
+        query = (
+            "SELECT name, due FROM qworker_slot WHERE scope = %s AND due < %s AND pending = 0 "
+            f"LIMIT {PORTION}"
+        )
+
+        def work(session: Session) -> int:
+            found = [
+                (self._scope, name, due) for name, due in session.ask(query, (self._scope, _micro(before)))
+            ]
+            if found:
+                session.do_many(
+                    "DELETE FROM qworker_slot WHERE scope = %s AND name = %s AND due = %s", sorted(found)
+                )
+            return len(found)
+
+        return self._transact(work)
+
+    def close(self) -> None:
+        self._place.close()
+
+
+def _do(session: Session, statement: str) -> int:
+    return session.do(statement)
+
+
+def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str]) -> str:
+    """Insert an entry with *columns*, or change some of them where it is there."""
+    marks = ", ".join(["%s"] * (2 + len(columns)))
+    insert = f"INSERT INTO qworker_entry (scope, name, {', '.join(columns)}) VALUES ({marks})"
+    if dialect == "mysql":
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in changed)}"
+    updates = ", ".join(f"{name} = excluded.{name}" for name in changed)
+    return f"{insert} ON CONFLICT (scope, name) DO UPDATE SET {updates}"
+
+
+def _row(found: Sequence[Any]) -> Row:
+    name, version, edit, seen, since, last_due, last_run, task_id, runs, error = found
+    state = None
+    if seen is not None:
+        state = State(
+            str(seen),
+            _seconds(since) or 0.0,
+            _seconds(last_due),
+            _seconds(last_run),
+            task_id,
+            int(runs),
+            error,
+        )
+    return Row(str(name), int(version), None if edit is None else bytes(edit), state)
+
+
+def _slot(found: Sequence[Any]) -> Slot:
+    name, due, at, task_id, pending = found
+    return Slot(
+        str(name), _seconds(due) or 0.0, _seconds(at) or 0.0, str(task_id), PENDING if pending else SENT
+    )
+
+
+def _stored(state: State) -> tuple[Any, ...]:
+    return state._replace(
+        since=_micro(state.since),
+        last_due=None if state.last_due is None else _micro(state.last_due),
+        last_run=None if state.last_run is None else _micro(state.last_run),
+    )
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
+
+
+def _seconds(micro: Any) -> float | None:
+    return None if micro is None else int(micro) / MICROSECONDS
+
+
+def _places(values: Iterable[Any]) -> str:
+    return ", ".join("%s" for _ in values)
+
+
+def _portions(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    for start in range(0, len(values), PORTION):
+        yield values[start : start + PORTION]

@@ -1,0 +1,66 @@
+"""Stores of schedules: which one an app has.
+
+Comes from:  the service, ``app.schedules`` and the command line.
+Goes to:     ``store_sql``, ``store_redis``, ``store_memory``.
+Thread:      any.
+
+Without the setting ``beat_store`` schedules are kept where messages are, if that is a database or Redis; else
+where results are, if that is; else in no store at all, and settings are all there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qworker.beat.place_sqlite import SQLitePlace
+from qworker.beat.store import ScheduleStore
+from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.store_sql import SQLScheduleStore
+from qworker.errors import ConfigurationError
+from qworker.transports.sqlite import Database, database_path
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
+SQL = frozenset(["postgresql", "postgres", "mysql", "mariadb"])
+
+
+def open_store(app: QWorker) -> ScheduleStore:
+    """Return the schedule store of *app*; nothing is connected yet. Raises ConfigurationError."""
+    url = store_url(app)
+    scope = app.conf.beat_scope or app.main or "default"
+    scheme = _scheme(url)
+    if url is None or scheme == "memory":
+        return MemoryScheduleStore(app.clock)
+    if scheme == "sqlite":
+        return SQLScheduleStore(SQLitePlace(Database(database_path(url))), scope, app.clock)
+    if scheme in REDIS:
+        from qworker.beat.store_redis import open_redis_store
+
+        return open_redis_store(app, url, scope)
+    if scheme in SQL:
+        from qworker.beat.place_server import ServerPlace
+
+        return SQLScheduleStore(ServerPlace(url, app.clock), scope, app.clock)
+    raise ConfigurationError(
+        f"beat_store: schedules cannot be kept by {scheme}://: PostgreSQL, MySQL, MariaDB, SQLite and Redis "
+        "can",
+        setting="beat_store",
+    )
+
+
+def store_url(app: QWorker) -> str | None:
+    """Where the schedules of *app* are kept; None: in no store."""
+    if app.conf.beat_store is not None:
+        return app.conf.beat_store
+    broker = app.broker.url
+    for url in (broker, app.backend.url):
+        if _scheme(url) in {"sqlite", *REDIS, *SQL} and ";" not in url:
+            return url
+    return None
+
+
+def _scheme(url: str | None) -> str:
+    scheme = (url or "").partition(":")[0].removeprefix("db+").removeprefix("sqla+")
+    return scheme.partition("+")[0].lower()

@@ -1,0 +1,76 @@
+"""Written entries: as plain data, in which they are kept in a store and shown.
+
+Comes from:  ``catalog.py`` and the command line.
+Goes to:     the schedule store, which keeps the JSON of it.
+Thread:      any.
+
+What comes from a store may be anything: nothing of it is called or imported, and what is wrong raises
+InvalidSchedule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qworker.beat.entry import FIELDS, Entry
+from qworker.beat.kinds import read_schedule, write_schedule
+from qworker.errors import InvalidSchedule
+
+LARGEST = 1024**2
+"""Bytes of an entry."""
+
+
+_TO_TEXT: dict[str, Callable[[Any], Any]] = {
+    "schedule": write_schedule,
+    "args": list,
+    "start": lambda instant: instant and instant.isoformat(),
+    "end": lambda instant: instant and instant.isoformat(),
+}
+
+
+def write_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of an entry as plain data."""
+    return {name: _TO_TEXT.get(name, _same)(value) for name, value in values.items()}
+
+
+def read_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an entry that were written as *given*. Raises InvalidSchedule."""
+    return {name: read_schedule(value) if name == "schedule" else value for name, value in given.items()}
+
+
+def as_data(entry: Entry) -> dict[str, Any]:
+    """Return *entry* as plain data, all of it."""
+    return write_fields({name: getattr(entry, name) for name in sorted(FIELDS)})
+
+
+def to_json(values: Mapping[str, Any]) -> bytes:
+    """Return plain data as JSON. Raises InvalidSchedule for what JSON cannot hold, or what is too large."""
+    try:
+        text = json.dumps(values, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error
+    if len(text) > LARGEST:
+        raise InvalidSchedule(
+            f"an entry of {len(text):,} bytes is too large: {LARGEST:,} at most; store the data somewhere "
+            "and pass its key"
+        )
+    return text
+
+
+def from_json(text: bytes) -> dict[str, Any]:
+    """Undo to_json(). Raises InvalidSchedule for anything else."""
+    if len(text) > LARGEST:
+        raise InvalidSchedule(f"an entry of {len(text):,} bytes is too large: {LARGEST:,} at most")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchedule(f"{text[:80]!r} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidSchedule(f"{text[:80]!r} describes no entry")
+    return found
+
+
+def _same(value: Any) -> Any:
+    return value
