@@ -71,7 +71,7 @@ class Agenda:
             state = each.state or State()
             seen = told(each.entry.schedule)
             if state.seen != seen:
-                state = state._replace(seen=seen, since=now, error=None)
+                state = state._replace(seen=seen, since=round(now, 6), error=None)
                 fresh[each.name] = state
             self.plan(each.name, _anchored(each.entry, state), state)
         return fresh

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from qworker.beat.entry import Entry
@@ -37,9 +38,15 @@ def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: boo
     numbered: the same call may be published twice, and one of them is to run. Raises whatever the call does
     that cannot be made.
     """
+    # To the microsecond, of which the slot is as well.
+    marks = {NAME_HEADER: entry.name, DUE_HEADER: datetime.fromtimestamp(due, UTC).isoformat()}
+    if not entry.options and entry.expires is None and not numbered:
+        plain = app.publisher.plain_envelope(entry.task, task_id, entry.args, dict(entry.kwargs), marks)
+        if plain is not None:
+            return [plain]
     options: dict[str, Any] = dict(entry.options)
     headers: Mapping[str, Any] = options.pop("headers", None) or {}
-    options["headers"] = {**headers, NAME_HEADER: entry.name, DUE_HEADER: isoformat(due)}
+    options["headers"] = {**headers, **marks}
     if numbered:
         options["headers"][PUBLICATION] = secrets.randbits(62)
     if entry.expires is not None:

@@ -50,13 +50,9 @@ _PART = re.compile(
 def read(field: Field, value: FieldValue) -> frozenset[int]:
     """Return the numbers that match *value*. Raises InvalidSchedule, which says what may stand there."""
     if isinstance(value, str):
-        if len(value) > MOST:
-            raise _wrong(field, value)
-        return frozenset().union(
-            *(_read_part(field, part.strip().lower(), value) for part in value.split(","))
-        )
+        return _read_text(field, value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return frozenset({_number(field, str(value), value)})
+        return _read_text(field, str(value))
     found: set[int] = set()
     try:
         for count, each in enumerate(iter(value)):  # type: ignore[arg-type]

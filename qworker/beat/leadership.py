@@ -46,6 +46,8 @@ class Leadership:
     def _seek(self, now: float) -> None:
         found = self._store.look()
         if found[:3] != (self._watched or Lease("?"))[:3]:
+            if found.holder and found.holder != (self._watched or Lease()).holder:
+                logger.info("%s leads the schedules; we wait", found.holder, extra={"event": "beat-follows"})
             self._watched, self._watched_since = found, now
         if found.holder and now - self._watched_since < LEASE_SECONDS:
             return

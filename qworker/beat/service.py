@@ -75,6 +75,8 @@ class Beat(ThreadComponent):
         self._sweep_at = 0.0
         self._listed: dict[str, Listed] = {}
         self._away = False
+        self._unsure = False
+        """Slots were taken of which it is not known whether the broker has the messages."""
         self.fired = 0
         """Calls that this process has made."""
 
@@ -111,6 +113,8 @@ class Beat(ThreadComponent):
             self._load()
         elif lease.version != self._version:
             self._reload()
+        if self._unsure:
+            self._send_pending(self.store.pending())
         self._call()
         if now >= self._sweep_at:
             swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
@@ -132,7 +136,7 @@ class Beat(ThreadComponent):
         self.store.note(lease, fresh)
         self._tell_of_errors(self._listed.values())
         self._version = lease.version
-        self._send_pending(self.store.pending())
+        self._unsure = True
         self._agenda = agenda
 
     def _reload(self) -> None:
@@ -180,7 +184,9 @@ class Beat(ThreadComponent):
                 firings += made
                 states_of[each.name] = state
             if firings:
+                self._unsure = True
                 free = self.store.fire(lease, firings, self.app.broker.sender)
+                self._unsure = False
                 self.fired += len(free)
                 self._tell(free)
                 done = {each.name for each in firings}
@@ -271,6 +277,7 @@ class Beat(ThreadComponent):
         if envelopes:
             self.app.broker.sender.push(envelopes)
         self.store.sent(lease, done)
+        self._unsure = False
 
     def _tell(self, made: list[Firing]) -> None:
         for each in made:

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.canvas.signature import Signature
@@ -159,6 +160,25 @@ class Publisher:
             result = results.get(sent.id)
             if result is not None:
                 result.ignored, result._queue = sent.ignored, sent._queue
+
+    def plain_envelope(
+        self,
+        name: str,
+        identity: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        headers: Mapping[str, str],
+    ) -> Envelope | None:
+        """Return the message of a call of the task *name* that has no options but its id and *headers*; None
+        when it has to be made as one with options. Raises what the call of a task raises."""
+        if before_task_publish.receivers or after_task_publish.receivers:
+            return None
+        plain = self._plain_member(name)
+        if plain is None:
+            return None
+        more = "".join(f",{quote(header)}:{quote(text)}" for header, text in headers.items())
+        envelope = plain.envelope(identity, args, kwargs, None, None, more)
+        return envelope if len(envelope.body) <= self.app.conf.message_warn_bytes else None
 
     def _enter(
         self, ready: list[Envelope | _Ready], task: Task[..., Any] | None, item: Any, options: dict[str, Any]

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from qworker import QWorker, Reject, SoftTimeLimitExceeded, group, signals
@@ -65,6 +66,21 @@ def close(self: Any, values: Any = None, **named: Any) -> Any:
     with open("bodies", "a") as file:
         file.write(f"{self.request.id} {self.request.delivery_info['delivery_tag']}\n")
     return named or values
+
+
+@app.task(name="periodic", bind=True)
+def periodic(self: Any) -> None:
+    """Says in the file ``periodic`` for which due time of which entry it runs, by which message, and how many
+    seconds after it was due."""
+    request = self.request
+    name, due, tag = (
+        request.periodic_task_name,
+        request.periodic_task_due,
+        request.delivery_info["delivery_tag"],
+    )
+    late = time.time() - datetime.fromisoformat(due).timestamp()
+    with open("periodic", "a") as file:
+        file.write(f"{name} {due} {request.id} {tag} {late:.6f}\n")
 
 
 @app.task(name="work_async", bind=True)

@@ -98,6 +98,17 @@ def test_periodic_tasks_are_declared_where_the_app_is_set_up() -> None:
     }
 
 
+def test_what_is_not_here_is_an_error_where_the_app_is_set_up() -> None:
+    app = make()
+
+    @app.on_after_configure.connect
+    def set_up(sender: QWorker, **kwargs: Any) -> None:
+        sender.setup_security()  # type: ignore[attr-defined]
+
+    with pytest.raises(NotAvailable, match=r"app\.setup_security is not in qworker"):
+        app.finalize()
+
+
 def test_another_fault_of_a_receiver_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     app = make()
     app.on_after_configure.connect(lambda **kwargs: 1 / 0)

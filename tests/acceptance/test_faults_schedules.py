@@ -1,0 +1,268 @@
+"""Schedules while those who look after them are killed and stand still, and while their store is away: every
+due time is called once.
+
+``TEST_QWORKER_BEAT_SECONDS=120`` does harm for so long; ten seconds are the usual.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.acceptance.brokers import Broken, RemoteSite
+from tests.acceptance.harness import TASKS, Site
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
+
+SECONDS = float(os.environ.get("TEST_QWORKER_BEAT_SECONDS", "10"))
+PLACES: dict[str, tuple[str, ...]] = {
+    "sqlite": (),
+    "redis": ("redis",),
+    "postgresql": ("postgresql",),
+    "rabbitmq, redis": ("rabbitmq", "redis"),
+}
+"""The servers: of the messages, and of all else."""
+EVERY = {"often": 0.2, "sometimes": 0.5, "seldom": 1.3}
+SCHEDULE = {
+    name: {"task": "periodic", "schedule": seconds, "catch_up": 1000} for name, seconds in EVERY.items()
+}
+TAKEOVER = 4.0
+"""Seconds within which another process is to have taken over, on a machine that does much else; see the
+benchmarks for what it takes."""
+
+
+class Run(NamedTuple):
+    """late: seconds after the due time."""
+
+    name: str
+    due: datetime
+    id: str
+    tag: int
+    late: float
+
+
+class BeatProcess:
+    """One ``qworker beat`` of *site*."""
+
+    def __init__(self, site: Site, number: int) -> None:
+        self.log_path = site.path / f"beat.{number}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "qworker", "beat", "-A", TASKS],
+                cwd=site.path,
+                env=site.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, for all it knows."""
+        told = [line for line in self.log.splitlines() if "leads the schedules" in line]
+        return bool(told) and "now, after" in told[-1]
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits to take over."""
+        return "leads the schedules; we wait" in self.log
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+
+
+class Beats:
+    """The processes that look after the schedules of *site*."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._count = 0
+        self.running: list[BeatProcess] = []
+
+    def start(self) -> BeatProcess:
+        self._count += 1
+        self.running.append(BeatProcess(self._site, self._count))
+        return self.running[-1]
+
+    def leader(self) -> BeatProcess:
+        found: BeatProcess = self._site.until(
+            lambda: next((each for each in self.running if each.leads), None), "one to lead"
+        )
+        return found
+
+    def all_wait(self) -> bool:
+        """Whether every one but the leader waits to take over."""
+        return all(each.follows or each.leads for each in self.running)
+
+    def kill(self, each: BeatProcess) -> None:
+        self.running.remove(each)
+        each.kill()
+
+    def close(self) -> None:
+        for each in self.running:
+            each.end()
+        self.running.clear()
+
+
+def runs(site: Site) -> list[Run]:
+    path = site.path / "periodic"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, due, id, tag, late = line.split()
+        found.append(Run(name, datetime.fromisoformat(due), id, int(tag), float(late)))
+    return found
+
+
+@pytest.fixture(params=PLACES)
+def servers(
+    request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken]
+) -> Iterator[list[Broken]]:
+    with ExitStack() as stack:
+        found = [_private_servers(kind, "schedules") for kind in PLACES[request.param]]
+        for each in found:
+            stack.enter_context(each.exposed())
+        yield found
+
+
+@pytest.fixture
+def site(tmp_path: Path, servers: list[Broken]) -> Iterator[RemoteSite]:
+    file = f"sqlite:///{tmp_path}/broker.db"
+    broker = servers[0].direct if servers else file
+    store = servers[-1].direct if servers else file
+    results = f"db+{store}" if store.startswith("postgresql") else store
+    settings = {"beat_schedule": json.dumps(SCHEDULE), "worker_lease_seconds": 2, "task_max_deliveries": 50}
+    with RemoteSite(tmp_path, broker, broker, results, **settings) as site:
+        yield site
+
+
+@pytest.fixture
+def beats(site: RemoteSite) -> Iterator[Beats]:
+    beats = Beats(site)
+    yield beats
+    beats.close()
+
+
+def reckon(site: RemoteSite) -> dict[str, list[Run]]:
+    """Every due time was called once, from the first to the last: by one message, and none was left out."""
+    by_due: dict[tuple[str, datetime], list[Run]] = defaultdict(list)
+    for run in runs(site):
+        by_due[run.name, run.due].append(run)
+    for (name, due), found in by_due.items():
+        assert len({run.id for run in found}) == 1, (name, due, found)
+        assert len({run.tag for run in found}) == 1, (name, due, found)
+    by_name: dict[str, list[Run]] = defaultdict(list)
+    for (name, _), found in sorted(by_due.items()):
+        by_name[name].append(found[0])
+    for name, seconds in EVERY.items():
+        dues = [run.due for run in by_name[name]]
+        wanted = [dues[0] + count * timedelta(seconds=seconds) for count in range(len(dues))]
+        assert dues == wanted, f"{name}: due times are missing"
+    return by_name
+
+
+def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
+    chance = random.Random(sum(map(ord, site.url.partition(":")[0])))
+    for _ in range(2):
+        beats.start()
+    workers = [site.start("-B", name=f"w{number}") for number in range(2)]
+    site.until(lambda: len(runs(site)) > 3, "the first calls")
+    harms: dict[str, int] = defaultdict(int)
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        time.sleep(chance.uniform(0.2, 1.0))
+        harm = chance.choice(("beat", "leader", "worker", "freeze", "server"))
+        harms[harm] += 1
+        if harm in ("beat", "leader") and beats.running:
+            leading = [each for each in beats.running if each.leads]
+            beats.kill(leading[0] if harm == "leader" and leading else chance.choice(beats.running))
+            beats.start()
+        elif harm == "worker":
+            number = chance.randrange(len(workers))
+            workers[number].kill()
+            workers[number] = site.start("-B", name=f"w{number}", ready=False)
+        elif harm == "freeze":
+            frozen = chance.choice(beats.running)
+            frozen.process.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            frozen.process.send_signal(signal.SIGCONT)
+        elif servers:
+            server = chance.choice(servers).server
+            server.kill()
+            time.sleep(chance.uniform(0.0, 1.0))
+            server.start()
+    seen = len(runs(site))
+    site.until(lambda: len(runs(site)) > seen + 5, "the calls to go on")
+    beats.close()
+    for worker in workers:
+        if worker.alive:
+            worker.process.terminate()
+    for worker in workers:
+        worker.process.wait(40)
+    last = site.start(name="last")
+    site.drained()
+    last.stop()
+    found = reckon(site)
+    assert {name: len(every) > 3 for name, every in found.items()} == dict.fromkeys(EVERY, True), harms
+
+
+def test_another_takes_over_from_one_that_is_killed(site: RemoteSite, beats: Beats) -> None:
+    worker = site.start()
+    for _ in range(2):
+        beats.start()
+    for _ in range(3):
+        leader = beats.leader()
+        site.until(beats.all_wait, "the other to wait")
+        site.until(lambda: len(runs(site)) > 2, "calls")
+        beats.kill(leader)
+        at = time.time()
+        beats.leader()
+        assert time.time() - at < TAKEOVER
+        beats.start()
+    beats.close()
+    site.drained()
+    worker.stop()
+    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+
+
+def test_one_that_stood_still_calls_nothing_twice(site: RemoteSite, beats: Beats) -> None:
+    worker = site.start()
+    beats.start()
+    frozen = beats.leader()
+    site.until(lambda: len(runs(site)) > 2, "calls")
+    frozen.process.send_signal(signal.SIGSTOP)
+    follower = beats.start()
+    site.until(lambda: follower.leads, "another to lead")
+    seen = len(runs(site))
+    site.until(lambda: len(runs(site)) > seen + 3, "the other to call")
+    frozen.process.send_signal(signal.SIGCONT)
+    site.until(lambda: not frozen.leads, "it to notice")
+    beats.close()
+    site.drained()
+    worker.stop()
+    assert len(runs(site)) == sum(map(len, reckon(site).values()))
