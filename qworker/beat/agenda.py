@@ -73,7 +73,7 @@ class Agenda:
             if state.seen != seen:
                 state = state._replace(seen=seen, since=now, error=None)
                 fresh[each.name] = state
-            self.plan(each.name, _anchored(each.entry, state), state)
+            self.plan(each.name, anchored(each.entry, state), state)
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
@@ -150,8 +150,8 @@ def _base(state: State) -> float:
     return state.since if state.last_due is None else max(state.since, state.last_due)
 
 
-def _anchored(entry: Entry, state: State) -> Entry:
-    """The same, with intervals counted from when it was first seen."""
+def anchored(entry: Entry, state: State) -> Entry:
+    """Return *entry* with its intervals counted from when it was first seen."""
     if type(entry.schedule) is not schedule or entry.schedule.anchor is not None:
         return entry
     return entry.changed({"schedule": entry.schedule.anchored(datetime.fromtimestamp(state.since, UTC))})
@@ -162,4 +162,4 @@ def of_names(listed: Mapping[str, Listed], names: Iterable[str]) -> list[Listed]
     return [listed[name] for name in names if name in listed]
 
 
-__all__ = ["LATEST", "Agenda", "Due", "share"]
+__all__ = ["LATEST", "Agenda", "Due", "anchored", "share"]

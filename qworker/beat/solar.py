@@ -86,15 +86,20 @@ class solar(Schedule):
         zone, observer, event = self.zone(instant), self._observer(), EVENTS[self.event]
         options = {} if event.what == "transit" else {"use_center": event.center}
         begin = instant.astimezone(UTC)
-        for day in range(MOST_DAYS):
-            observer.date = (begin + timedelta(days=sign * day)).replace(tzinfo=None)
+        # Events are told in whole seconds, so that one may come up to a second later than it is told to.
+        look = begin if sign > 0 else begin + timedelta(seconds=1)
+        for _ in range(MOST_DAYS):
+            observer.date = look.replace(tzinfo=None)
             try:
                 found = getattr(observer, f"{way}_{event.what}")(ephem.Sun(), **options)
             except ephem.CircumpolarError:
+                look += timedelta(days=sign)
                 continue
-            at: datetime = found.datetime().replace(tzinfo=UTC, microsecond=0)
+            exact: datetime = found.datetime().replace(tzinfo=UTC)
+            at = exact.replace(microsecond=0)
             if (at > begin) if sign > 0 else (at < begin):
                 return at.astimezone(zone)
+            look = exact + timedelta(minutes=sign)
         return None
 
     def words(self) -> str:
