@@ -39,7 +39,8 @@ def problems(choice: AppChoice) -> Iterator[Problem]:
     try:
         shared = open_store(app).shared
     except ConfigurationError as error:
-        yield Problem("beat_store", str(error), source, "error")
+        if error.setting == "beat_store":  # another one has been told
+            yield Problem("beat_store", str(error), source, "error")
     else:
         if entries and not shared:
             # Who has set memory:// knows.

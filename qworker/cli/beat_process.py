@@ -76,6 +76,7 @@ def _run(choice: AppChoice, node: str) -> int:
             text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
             logger.error("the scheduler failed: %s", mask_urls(text), extra={"event": "beat-failed"})
             logger.debug("the traceback of that", exc_info=error)
+        logger.info("stopping")
         service.stop()
         if not _ended(service, requests, choice):
             logger.warning(
