@@ -89,7 +89,8 @@ class Schedules:
         return preview(self._as_called(found), count, after or self._now())
 
     def next(self, found: Listed) -> datetime | None:
-        """Return when *found* is called next; None for never: it is paused, wrong, removed or over."""
+        """Return when *found* is called next; None for never: it is paused, wrong, removed or over. Raises
+        InvalidSchedule when a schedule of your own fails."""
         entry = found.entry
         runs = found.state.runs if found.state is not None else 0
         if entry is None or not entry.enabled or (entry.max_runs is not None and runs >= entry.max_runs):
