@@ -34,6 +34,7 @@ from qworker.cli.beat_shown import (
     print_entries,
     print_entry,
     print_leader,
+    shown_time,
     when,
     whole,
 )
@@ -265,11 +266,11 @@ def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
     """Say what became of an entry, and what is doubtful about it."""
     found = app.schedules.get(name)
     entry = found.entry
-    due = app.schedules.next(found)
+    shown = brief(app, found)
     if as_json:
-        print_json(brief(app, found))
+        print_json(shown)
     elif entry is not None:
-        next_ = "" if due is None else f"; next: {in_zone(due, due.tzinfo or zone_of_app(app))}"
+        next_ = f"; next: {shown_time(app, shown['next_due'])}" if shown["next_due"] else ""
         click.echo(f"{done} {visible(name)}: {visible(entry.task)}, {visible(when(entry.schedule))}{next_}.")
     if entry is None:
         return

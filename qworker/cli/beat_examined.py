@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from qworker import __version__
@@ -23,7 +24,7 @@ from qworker.cli.output import count
 from qworker.cli.servers import Fact
 from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
-from qworker.errors import ConfigurationError, PublishError, QWorkerError
+from qworker.errors import ConfigurationError, InvalidSchedule, PublishError, QWorkerError
 from qworker.publishing.call import check_options
 
 _START = "start one: qworker beat, or a worker with --beat"
@@ -97,6 +98,10 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
             yield Fact("error", each.error, "until then it is not called")
         if each.entry is None:
             continue
+        try:
+            each.entry.next(datetime.fromtimestamp(app.clock.now(), UTC))
+        except InvalidSchedule as error:
+            yield Fact("error", str(error), "until then it is not called")
         if each.entry.task not in app.tasks:
             yield Fact(
                 "warning",

@@ -29,6 +29,10 @@ _ZONED = ("crontab", "rrule", "solar")
 """The kinds of written schedules that have a time zone."""
 
 
+YEARS = range(1970, 9000)
+"""Those that all schedules can reckon with."""
+
+
 class _Nothing:
     """What "none" stands for, as click takes None for an option that was not given."""
 
@@ -78,9 +82,12 @@ class Instant(ParamType):
         if isinstance(value, datetime):
             return value
         try:
-            return datetime.fromisoformat(value.strip())
+            found = datetime.fromisoformat(value.strip())
         except ValueError:
+            found = None
+        if found is None or found.year not in YEARS:
             self.fail(f"{value[:80]!r} is no time: write it as 2027-01-31T08:00:00+01:00", param, ctx)
+        return found
 
 
 class _Place(ParamType):

@@ -25,6 +25,7 @@ from qworker.cli.beat_options import zone_of_app
 from qworker.cli.output import print_table, visible
 from qworker.conf import mask_urls
 from qworker.errors import InvalidSchedule
+from qworker.safe_repr import safe_repr
 
 ACTIVE, PAUSED, WRONG, REMOVED, OVER = "active", "paused", "wrong", "removed", "over"
 _LONGEST = 4096
@@ -32,7 +33,7 @@ RUNS_SHOWN = 10
 DUES_SHOWN = 5
 
 
-def state_of(app: QWorker, found: Listed) -> str:
+def state_of(found: Listed, due: datetime | None) -> str:
     """ACTIVE, PAUSED, WRONG (and never called), REMOVED, or OVER: it never comes again."""
     if found.removed:
         return REMOVED
@@ -40,13 +41,15 @@ def state_of(app: QWorker, found: Listed) -> str:
         return WRONG
     if not found.entry.enabled:
         return PAUSED
-    return OVER if app.schedules.next(found) is None else ACTIVE
+    return OVER if due is None else ACTIVE
 
 
 def when(schedule: Schedule) -> str:
     """A schedule in words, with its time zone; one of your own may have none."""
-    words = getattr(schedule, "words", None)
-    text = str(words()) if callable(words) else repr(schedule)
+    try:
+        text = schedule.words() if isinstance(schedule, Schedule) else safe_repr(schedule)
+    except Exception:  # noqa: BLE001 - it may be anybody's code
+        text = safe_repr(schedule)
     zone = getattr(schedule, "tz", None)
     return text if zone is None else f"{text} ({zone})"
 
@@ -54,12 +57,15 @@ def when(schedule: Schedule) -> str:
 def brief(app: QWorker, found: Listed) -> dict[str, Any]:
     """An entry for --json; the keys are those of the reference page."""
     entry, state = found.entry, found.state or State()
-    due = app.schedules.next(found)
+    try:
+        due = app.schedules.next(found)
+    except InvalidSchedule as error:
+        found, due = found._replace(entry=None, error=str(error)), None
     return {
         "name": found.name,
         "task": entry and entry.task,
         "when": entry and when(entry.schedule),
-        "state": state_of(app, found),
+        "state": state_of(found, due),
         "source": found.source,
         "changed": sorted(found.changed),
         "next_due": due and due.isoformat(),
@@ -72,11 +78,10 @@ def brief(app: QWorker, found: Listed) -> dict[str, Any]:
 
 def whole(app: QWorker, found: Listed) -> dict[str, Any]:
     """An entry for `show --json`: all of brief(), its fields, its last runs and next due times."""
-    dues = []
-    if state_of(app, found) == ACTIVE:
-        dues = app.schedules.preview(found.name, DUES_SHOWN)
+    shown = brief(app, found)
+    dues = app.schedules.preview(found.name, DUES_SHOWN) if shown["state"] == ACTIVE else []
     return {
-        **brief(app, found),
+        **shown,
         "fields": _fields(found),
         "task_id": found.state and found.state.task_id,
         "next": [due.isoformat() for due in dues],
@@ -91,7 +96,11 @@ def _fields(found: Listed) -> dict[str, Any]:
         return as_data(found.entry)
     except InvalidSchedule:  # a schedule of your own, which cannot be written down
         plain = {name: getattr(found.entry, name) for name in ("task", "args", "kwargs", "options")}
-        return {**plain, "enabled": found.entry.enabled, "schedule": {"other": repr(found.entry.schedule)}}
+        return {
+            **plain,
+            "enabled": found.entry.enabled,
+            "schedule": {"other": safe_repr(found.entry.schedule)},
+        }
 
 
 def _slot(app: QWorker, slot: Slot) -> dict[str, Any]:
@@ -169,7 +178,7 @@ def print_entry(app: QWorker, found: Listed) -> None:
         click.echo("fields:")
     for name, value in fields.items():
         if name != "task":
-            text = json.dumps(value, ensure_ascii=False, default=repr)
+            text = json.dumps(value, ensure_ascii=False, default=safe_repr)
             cut = "…" if len(text) > _LONGEST else ""
             mark = "  (changed by hand)" if name in found.changed else ""
             click.echo(f"  {name}: {visible(text[:_LONGEST])}{cut}{mark}")

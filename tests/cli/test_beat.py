@@ -229,6 +229,40 @@ def test_a_schedule_of_your_own_is_shown(tasks, project, beat, entry):
     assert entry("odd")["state"] == "paused"
 
 
+@pytest.mark.parametrize("answer", ["1 / 0", "'soon'", "datetime(2030, 1, 1)"])
+def test_a_schedule_of_your_own_that_fails_stops_nothing(tasks, project, beat, run, entry, leader, answer):
+    project(
+        **{
+            "tasks.py": f"""
+            from datetime import datetime
+            from qworker import QWorker
+
+            class Odd:
+                def next(self, after): return {answer}
+                def previous(self, before): return {answer}
+                def __repr__(self): return 1 / 0
+
+            app = QWorker("tasks", beat_schedule={{
+                "odd": {{"task": "tasks.tick", "schedule": Odd()}},
+                "good": {{"task": "tasks.tick", "schedule": 0.1}},
+            }})
+
+            @app.task
+            def tick(): ...
+            """
+        }
+    )
+    assert "wrong" in beat("list")
+    assert "entry 'odd': its schedule fails with" in entry("odd")["error"]
+    assert "error: entry 'odd'" in beat("show", "odd")
+    assert run("beat", "preview", "odd").exit_code == 1
+    assert "entry 'odd': its schedule fails with" in run("doctor").stdout
+    assert "entry 'odd': its schedule fails with" in run("config", "check").stdout
+    service = leader(find_app("tasks").app)
+    until(lambda: service.fired >= 2)
+    assert service.alive
+
+
 def test_an_entry_that_is_not_there(entries, run):
     for command in ("show", "pause", "resume", "reset", "remove", "run", "preview"):
         result = run("beat", command, "nihgtly")
@@ -429,6 +463,8 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", "../../etc/passwd"], 1, "is no time zone"),
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", ""], 1, "is no time zone"),
         (["add", "x", "tasks.add", "--at", "tomorrow"], 2, "'tomorrow' is no time"),
+        (["add", "x", "tasks.add", "--every", "5", "--start", "0001-01-01T00:00+14:00"], 2, "is no time"),
+        (["preview", "--rrule", "FREQ=DAILY", "--after", "9999-12-31T23:59"], 2, "is no time"),
         (["add", "x", "tasks.add", "--at", "2027-01-01", "--tz", "x\0y"], 1, "is no time zone"),
         (["add", "x", "tasks.add", "--rrule", "FREQ=NEVER"], 1, "is no rule"),
         (["add", "x", "tasks.add", "--rrule", "FREQ=DAILY;" * 1000], 1, "too long"),
