@@ -82,7 +82,13 @@ def beat(context: click.Context, /, app: str | None, **options: Any) -> int | No
 @app_option
 @json_option
 def list_(app: str | None, as_json: bool) -> None:
-    """List the entries: what is called, when, when next, and whether that is in order."""
+    """List the entries: what is called, when, when next, and whether that is in order.
+
+    With --json: `leader` (null: nobody leads), `shared` (whether other processes see the store), `store` (its
+    URL) and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed
+    or over), `source` (settings, code, task or hand), `changed` (the fields that were changed by hand),
+    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs` and `error` (null: none).
+    """
     application = open_app(app).app
     entries = application.schedules.entries()
     if as_json:
@@ -100,7 +106,11 @@ def list_(app: str | None, as_json: bool) -> None:
 @app_option
 @json_option
 def show(name: str, app: str | None, as_json: bool) -> None:
-    """Show one entry whole: its fields, what was changed by hand, its last runs, its next due times."""
+    """Show one entry whole: its fields, what was changed by hand, its last runs, its next due times.
+
+    With --json: what `list` has of an entry; `fields` (as `qworker beat set` changes them), `task_id` (of the
+    last call), `next` (times), and `last`, each with `due`, `at`, `task_id` and `outcome` (sent or pending).
+    """
     application = open_app(app).app
     found = application.schedules.get(name)
     if as_json:
@@ -127,7 +137,10 @@ def preview(
     name: str | None, count: int, after: datetime | None, app: str | None, as_json: bool, **given: Any
 ) -> None:
     """Show the next due times of the entry NAME, or of a schedule that is given here:
-    `qworker beat preview --cron "0 4 * * mon-fri" --tz Europe/Berlin`."""
+    `qworker beat preview --cron "0 4 * * mon-fri" --tz Europe/Berlin`.
+
+    With --json: `name` (or null), `when` (in words) and `next` (times in ISO 8601).
+    """
     application = open_app(app).app
     zone = zone_of_app(application)
     after = after and placed(after, zone)
@@ -167,7 +180,10 @@ def preview(
 @app_option
 @json_option
 def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> None:
-    """Add the entry NAME, which calls TASK when its schedule says."""
+    """Add the entry NAME, which calls TASK when its schedule says.
+
+    With --json: what `list` has of it.
+    """
     application = open_app(app).app
     schedule = read_schedule_options(application, given, None)
     if schedule is None:
@@ -185,7 +201,10 @@ def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> N
 @app_option
 @json_option
 def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
-    """Change the entry NAME. What is changed lies over settings and code, until `qworker beat reset`."""
+    """Change the entry NAME. What is changed lies over settings and code, until `qworker beat reset`.
+
+    With --json: what `list` has of it.
+    """
     if all(value is None or value == () for value in given.values()):
         raise click.UsageError("Say what is to be changed; see `qworker beat set --help`.")
     application = open_app(app).app

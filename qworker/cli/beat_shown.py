@@ -55,7 +55,7 @@ def when(schedule: Schedule) -> str:
 
 
 def brief(app: QWorker, found: Listed) -> dict[str, Any]:
-    """An entry for --json; the keys are those of the reference page."""
+    """An entry for --json. The help of `list` tells of each key."""
     entry, state = found.entry, found.state or State()
     try:
         due = app.schedules.next(found)

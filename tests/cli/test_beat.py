@@ -132,6 +132,15 @@ def test_list_as_json_has_all_keys(entries, beat):
     assert datetime.fromisoformat(hourly["next_due"]) > datetime.now(UTC)
 
 
+def test_help_tells_of_each_key_of_json(entries, run, beat, entry):
+    text = run("beat", "list", "--help").stdout
+    for key in (*json.loads(beat("list", "--json")), *BRIEF):
+        assert f"`{key}`" in text
+    shown = run("beat", "show", "--help").stdout
+    for key in set(entry("nightly")) - BRIEF:
+        assert f"`{key}`" in shown
+
+
 def test_list_says_who_leads(entries, run, leader):
     service = leader(find_app("tasks").app)
     result = run("beat", "list", "-A", "tasks")
