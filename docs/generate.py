@@ -58,7 +58,7 @@ def section(path: str, command: click.Command) -> str:
         [path, *(argument(param) for param in command.params if isinstance(param, click.Argument))]
     )
     if isinstance(command, click.Group):
-        usage += " COMMAND"
+        usage += " [COMMAND]" if command.invoke_without_command else " COMMAND"
     lines = [
         f"{level} `{path}`\n",
         inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",

@@ -10,6 +10,7 @@ It asks no clock. All times here are epoch seconds, those of schedules are datet
 from __future__ import annotations
 
 import heapq
+import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from qworker.beat.entry import LATEST, SKIP, Entry
 from qworker.beat.kinds import told
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
+from qworker.errors import InvalidSchedule
+
+logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 60.0
 """A due time that is older than this was missed."""
@@ -73,7 +77,7 @@ class Agenda:
             if state.seen != seen:
                 state = state._replace(seen=seen, since=round(now, 6), error=None)
                 fresh[each.name] = state
-            self.plan(each.name, _anchored(each.entry, state), state)
+            self.plan(each.name, anchored(each.entry, state), state)
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
@@ -82,11 +86,15 @@ class Agenda:
             self._plans.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State) -> float | None:
-        """Note when *entry* is due next; return that, None for never."""
+        """Note when *entry* is due next; return that, None for never, also when its schedule fails."""
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
             return None
-        found = entry.next(self._instant(_base(state)))
+        try:
+            found = entry.next(self._instant(_base(state)))
+        except InvalidSchedule as error:
+            logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+            return None
         if found is None:
             return None
         due = found.timestamp()
@@ -111,7 +119,10 @@ class Agenda:
         while len(found) < most and (at := self.next()) is not None and at <= now:
             _, _, name = heapq.heappop(self._heap)
             plan = self._plans.pop(name)
-            found.append(self._choose(name, plan, now))
+            try:
+                found.append(self._choose(name, plan, now))
+            except InvalidSchedule as error:
+                logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
         return found
 
     def _choose(self, name: str, plan: _Plan, now: float) -> Due:
@@ -150,8 +161,8 @@ def _base(state: State) -> float:
     return state.since if state.last_due is None else max(state.since, state.last_due)
 
 
-def _anchored(entry: Entry, state: State) -> Entry:
-    """The same, with intervals counted from when it was first seen."""
+def anchored(entry: Entry, state: State) -> Entry:
+    """Return *entry* with its intervals counted from when it was first seen."""
     if type(entry.schedule) is not schedule or entry.schedule.anchor is not None:
         return entry
     return entry.changed({"schedule": entry.schedule.anchored(datetime.fromtimestamp(state.since, UTC))})
@@ -162,4 +173,4 @@ def of_names(listed: Mapping[str, Listed], names: Iterable[str]) -> list[Listed]
     return [listed[name] for name in names if name in listed]
 
 
-__all__ = ["LATEST", "Agenda", "Due", "share"]
+__all__ = ["LATEST", "Agenda", "Due", "anchored", "share"]

@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
+from qworker.beat.agenda import anchored
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER
 from qworker.beat.catalog import HAND, Edit, Listed, base_of, catalog, listed, read_edit
 from qworker.beat.entry import Entry, read_entry
-from qworker.beat.store import Lease, Row, ScheduleStore, Slot
+from qworker.beat.kinds import told
+from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.beat.written import read_fields, to_json, write_fields
 from qworker.clock import isoformat
@@ -77,24 +79,38 @@ class Schedules:
 
     def entry(self, name: str) -> Entry:
         """Return what the entry *name* says. Raises NoSuchEntry, and InvalidSchedule when it is wrong."""
-        found = self.get(name)
-        if found.entry is None:
-            raise InvalidSchedule(
-                found.error or f"the entry {name!r} has been removed; reset() brings it back"
-            )
-        return found.entry
+        return self._entry_of(name, self.get(name))
 
     def preview(self, name: str, count: int = 10, after: datetime | None = None) -> list[datetime]:
         """Return the next *count* due times of the entry *name* after *after*, an aware datetime; None: from
         now on. Fewer where there are no more. Raises as entry() does."""
-        return preview(self.entry(name), count, after or self._now())
+        found = self.get(name)
+        self._entry_of(name, found)
+        return preview(self._as_called(found), count, after or self._now())
+
+    def next(self, found: Listed) -> datetime | None:
+        """Return when *found* is called next; None for never: it is paused, wrong, removed or over. Raises
+        InvalidSchedule when a schedule of your own fails."""
+        entry = found.entry
+        runs = found.state.runs if found.state is not None else 0
+        if entry is None or not entry.enabled or (entry.max_runs is not None and runs >= entry.max_runs):
+            return None
+        return self._as_called(found).next(self._now())
+
+    def _as_called(self, found: Listed) -> Entry:
+        """Its entry, with intervals counted from when it was first seen; from now on when nobody has."""
+        assert found.entry is not None
+        state = found.state or State()
+        known = state.seen == told(found.entry.schedule)
+        return anchored(found.entry, State(since=state.since if known else self._app.clock.now()))
 
     def runs(self, name: str, most: int = 100) -> list[Slot]:
         """Return the last due times of the entry *name* that were called, the newest first."""
         return self.store.slots(name, most)
 
     def leader(self) -> Lease:
-        """Return who looks after the schedules; holder is "" for nobody."""
+        """Return who looks after the schedules; holder is "" for nobody. One that has died is still there:
+        ``living()`` of the leadership tells."""
         return self.store.look()
 
     def _now(self) -> datetime:
@@ -142,6 +158,7 @@ class Schedules:
         NoSuchEntry, and InvalidSchedule for one that was added by hand."""
 
         def change(found: Listed | None, edit: Edit | None) -> None:
+            self._entry_or_wrong(name, found)
             if name not in base_of(self._app):
                 raise InvalidSchedule(f"the entry {name!r} was added by hand: remove() removes it")
 

@@ -11,10 +11,15 @@ entry that was added by hand is in the store alone. One that is wrong is listed 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.beat.entry import Entry, read_entry
+from qworker import __version__
+from qworker.beat.entry import FIELDS, Entry, read_entry
+from qworker.beat.kinds import write_schedule
 from qworker.beat.store import Row, State
 from qworker.beat.written import from_json, read_fields
 from qworker.errors import InvalidSchedule
@@ -108,3 +113,32 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
         return Listed(name, entry, source, changes, state=state)
     except InvalidSchedule as error:
         return Listed(name, None, source, error=str(error), state=state)
+
+
+def about(base: Mapping[str, tuple[str, Any]]) -> str:
+    """Return JSON by which a process with other entries in its settings and code, or of another version, is
+    told: ``qworker``, the version, and ``entries``, a hash."""
+    described = {name: _told(listed(name, given, None)) for name, given in base.items()}
+    text = json.dumps(described, sort_keys=True)
+    return json.dumps(
+        {"qworker": __version__, "entries": hashlib.sha256(text.encode()).hexdigest()[:16]}, sort_keys=True
+    )
+
+
+def _told(found: Listed) -> str:
+    """Text that is another when an entry is, and the same in each process that has it."""
+    if found.entry is None:
+        return "wrong"
+    fields = {name: getattr(found.entry, name) for name in FIELDS}
+    try:
+        fields["schedule"] = write_schedule(found.entry.schedule)
+    except InvalidSchedule:  # one of their own, whose repr() may be another in each process
+        pass
+    try:
+        return json.dumps(fields, sort_keys=True, default=_plain)
+    except (TypeError, ValueError, RecursionError):
+        return found.entry.task
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else type(value).__qualname__

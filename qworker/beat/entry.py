@@ -8,13 +8,13 @@ Thread:      any; an entry does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.beat.kinds import maybe_schedule
-from qworker.beat.schedule import Schedule
+from qworker.beat.schedule import Schedule, aware
 from qworker.beat.schedules import schedule
 from qworker.errors import InvalidSchedule
 from qworker.naming import near
@@ -77,18 +77,30 @@ class Entry:
         return replace(self, **changes)
 
     def next(self, after: datetime) -> datetime | None:
-        """Return the first due time later than *after*; None when there is none."""
+        """Return the first due time later than *after*; None when there is none. Raises InvalidSchedule when
+        a schedule of your own fails."""
         if self.start is not None and after < self.start:
             after = self.start - timedelta(microseconds=1)
-        found = self.schedule.next(after)
+        found = self._asked(self.schedule.next, after)
         return None if found is None or (self.end is not None and found > self.end) else found
 
     def previous(self, before: datetime) -> datetime | None:
-        """Return the last due time earlier than *before*; None when there is none."""
+        """Return the last due time earlier than *before*; None when there is none. Raises as next() does."""
         if self.end is not None and before > self.end:
             before = self.end + timedelta(microseconds=1)
-        found = self.schedule.previous(before)
+        found = self._asked(self.schedule.previous, before)
         return None if found is None or (self.start is not None and found < self.start) else found
+
+    def _asked(self, schedule: Callable[[datetime], datetime | None], instant: datetime) -> datetime | None:
+        try:
+            found = schedule(instant)
+            return found if found is None else aware(found)
+        except OverflowError:  # at the ends of the calendar
+            return None
+        except Exception as error:  # a schedule may be anybody's code, and one entry stops no other
+            raise InvalidSchedule(
+                f"entry {self.name!r:.200}: its schedule fails with {type(error).__name__}: {error!s:.200}"
+            ) from error
 
 
 FIELDS = frozenset(each.name for each in fields(Entry)) - {"name"}
@@ -169,7 +181,10 @@ def _instant(value: Any) -> datetime | None:
             raise InvalidSchedule(f"{value!r:.100} is no instant, as 2027-01-01T00:00:00+00:00") from None
     if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
         raise InvalidSchedule(f"{value!r:.100} is no instant: it takes a datetime with a time zone")
-    return value and value.astimezone(UTC)
+    try:
+        return value and value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidSchedule(f"{value!r:.100} is beyond the calendar") from None
 
 
 def _count(value: Any) -> int | None:

@@ -20,6 +20,7 @@ from qworker.beat.schedule import Schedule, name_of
 from qworker.beat.schedules import clocked, schedule
 from qworker.beat.solar import solar
 from qworker.errors import InvalidSchedule
+from qworker.safe_repr import safe_repr
 
 _RULE = ("FREQ=", "RRULE:", "DTSTART")
 
@@ -98,7 +99,8 @@ def write_schedule(given: Schedule) -> dict[str, Any]:
     writer = _WRITERS.get(type(given))
     if writer is None:
         raise InvalidSchedule(
-            f"{given!r:.200} is a schedule of your own: it can be in settings and code, and not in a store"
+            f"{safe_repr(given, 200)} is a schedule of your own: it can be in settings and code, and not in "
+            "a store"
         )
     return writer(given)
 
@@ -123,4 +125,4 @@ def told(given: Schedule) -> str:
     try:
         return repr(sorted(write_schedule(given).items()))
     except InvalidSchedule:
-        return repr(given)
+        return safe_repr(given)

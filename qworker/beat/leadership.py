@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 
-from qworker.beat.store import LEASE_SECONDS, RENEW_SECONDS, Lease, ScheduleStore
+from qworker.beat.store import LEASE_SECONDS, LOOK_SECONDS, RENEW_SECONDS, Lease, ScheduleStore
+from qworker.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +79,18 @@ class Leadership:
         if self.lease is not None:
             lease, self.lease = self.lease, None
             self._store.resign(lease)
+
+
+def living(store: ScheduleStore, clock: Clock) -> Lease | None:
+    """Return the lease of *store* when its holder lives, None when nobody leads.
+
+    A holder counts up; so this looks again, for LEASE_SECONDS at most. Raises BackendError.
+    """
+    found = first = store.look()
+    until = clock.monotonic() + LEASE_SECONDS
+    while found.holder and found[:3] == first[:3]:
+        if clock.monotonic() >= until:
+            return None
+        clock.sleep(LOOK_SECONDS / 2)
+        found = store.look()
+    return found if found.holder else None

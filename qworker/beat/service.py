@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 from qworker import signals, states
 from qworker.beat.agenda import Agenda, Due
 from qworker.beat.calls import id_of, messages
-from qworker.beat.catalog import Listed, base_of, catalog, listed
+from qworker.beat.catalog import Listed, about, base_of, catalog, listed
 from qworker.beat.entry import ALLOW, REPLACE
 from qworker.beat.leadership import Leadership
 from qworker.beat.store import LOOK_SECONDS, Firing, Row, ScheduleStore, Slot, State
@@ -67,7 +67,7 @@ class Beat(ThreadComponent):
         self._scope = app.conf.beat_scope or app.main or "default"
         self._base = base_of(app)
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.leadership = Leadership(self.store, holder[-255:])
+        self.leadership = Leadership(self.store, holder[-255:], about(self._base))
         timezone = app.conf.timezone
         self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
         self._agenda: Agenda | None = None  # while we lead, as all below

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 
 from qworker.beat.schedule import Schedule
+from qworker.beat.schedules import EPOCH
 from qworker.errors import ConfigurationError, InvalidSchedule
 
 
@@ -34,6 +35,9 @@ EVENTS = {
     "dusk_nautical": _Event("setting", "-12", True),
     "dusk_astronomical": _Event("setting", "-18", True),
 }
+BOUNDARIES = {"rising": 18, "setting": 6, "transit": 0}
+"""At which hour of the place's own time a day begins: one at which such an event is nowhere."""
+DAY, SECOND = timedelta(days=1), timedelta(seconds=1)
 MOST_DAYS = 400
 """So long is looked for a day on which the sun rises."""
 
@@ -75,27 +79,41 @@ class solar(Schedule):
         return observer
 
     def next(self, after: datetime) -> datetime | None:
-        return self._find("next", after, 1)
+        return self._find(1, after)
 
     def previous(self, before: datetime) -> datetime | None:
-        return self._find("previous", before, -1)
+        return self._find(-1, before)
 
-    def _find(self, way: str, instant: datetime, sign: int) -> datetime | None:
-        import ephem
-
-        zone, observer, event = self.zone(instant), self._observer(), EVENTS[self.event]
-        options = {} if event.what == "transit" else {"use_center": event.center}
+    def _find(self, way: int, instant: datetime) -> datetime | None:
+        zone, observer = self.zone(instant), self._observer()
         begin = instant.astimezone(UTC)
-        for day in range(MOST_DAYS):
-            observer.date = (begin + timedelta(days=sign * day)).replace(tzinfo=None)
-            try:
-                found = getattr(observer, f"{way}_{event.what}")(ephem.Sun(), **options)
-            except ephem.CircumpolarError:
-                continue
-            at: datetime = found.datetime().replace(tzinfo=UTC, microsecond=0)
-            if (at > begin) if sign > 0 else (at < begin):
+        # Events are told in whole seconds, so that one may come up to a second later than it is told to.
+        first = begin if way > 0 else begin + SECOND
+        start = EPOCH + timedelta(hours=BOUNDARIES[EVENTS[self.event].what] - self.lon / 15)
+        day = (first - start) // DAY
+        for number in range(day, day + way * MOST_DAYS, way):
+            at = self._of_day(observer, start + number * DAY)
+            if at is not None and ((at > begin) if way > 0 else (at < begin)):
                 return at.astimezone(zone)
         return None
+
+    def _of_day(self, observer: Any, start: datetime) -> datetime | None:
+        """The event within a day from *start* on; None when there is none.
+
+        ephem comes near to an event step by step, and how near depends on where it begins. So it always
+        begins at the same instant for the same event: else one would be told twice, a second apart.
+        """
+        import ephem
+
+        event = EVENTS[self.event]
+        options = {} if event.what == "transit" else {"use_center": event.center}
+        observer.date = start.replace(tzinfo=None)
+        try:
+            found = getattr(observer, f"next_{event.what}")(ephem.Sun(), **options)
+        except ephem.CircumpolarError:
+            return None
+        at: datetime = found.datetime().replace(tzinfo=UTC, microsecond=0)
+        return at if at < start + DAY else None
 
     def words(self) -> str:
         event = self.event.replace("_", " ")

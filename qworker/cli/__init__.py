@@ -9,5 +9,6 @@ Modules, in reading order: ``main`` (which commands there are) with ``groups``, 
 what clients do: ``call``, ``result``, ``graph`` with ``drawing``, ``revoke``, ``shell``; the broker:
 ``queues``, ``purge``, ``dead``, ``delayed``, ``move``; what is right and wrong: ``config`` with
 ``suitability``, ``health``, ``doctor`` with ``examinations``, ``servers`` and ``return_types``, ``report``;
-``init`` with ``templates`` (files to run a project with); ``beat`` (schedules). Packages: ``demo``.
+``init`` with ``templates`` (files to run a project with); schedules: ``beat`` with ``beat_options``,
+``beat_shown``, ``beat_process`` and ``beat_examined``. Packages: ``demo``.
 """

@@ -1,56 +1,308 @@
 """`qworker beat`: looks after the schedules; and looks at them, and changes them.
 
 Comes from:  people and init systems.
-Goes to:     `beat.service` runs; `beat.catalog` and the schedule store show and keep.
-Thread:      main; the service has its own.
+Goes to:     ``beat_process`` runs; ``app.schedules`` keeps what is changed; ``beat_shown`` prints.
+Thread:      main.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
+from datetime import datetime
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from qworker.cli.options import app_option, open_app
+from qworker.app import QWorker
+from qworker.beat.api import preview as due_times
+from qworker.beat.entry import read_entry
+from qworker.cli.beat_options import (
+    EntryName,
+    Instant,
+    field_options,
+    placed,
+    read_field_options,
+    read_schedule_options,
+    schedule_options,
+    zone_of_app,
+)
+from qworker.cli.beat_process import run_until_told
+from qworker.cli.beat_shown import (
+    brief,
+    in_zone,
+    leader,
+    print_entries,
+    print_entry,
+    print_leader,
+    shown_time,
+    when,
+    whole,
+)
+from qworker.cli.call import warn_without_worker
+from qworker.cli.celery_options import celery_options
+from qworker.cli.groups import SuggestingGroup
+from qworker.cli.options import app_option, json_option, open_app, process_options
+from qworker.cli.output import print_json, visible
+from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
+from qworker.naming import near
+from qworker.publishing.call import check_options
 
-logger = logging.getLogger(__name__)
+_NAME = EntryName()
+_MOST_DUES = 1000
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    cls=SuggestingGroup,
+    invoke_without_command=True,
+    epilog="One TERM or INT stops it; a second one does not wait. Any number may run at once where the store "
+    "is shared: one leads, and another takes over when it dies. Exit codes: 0 stopped; 1 could not start, or "
+    "failed.",
+)
 @app_option
+@process_options
+@celery_options(BEAT_OPTIONS_WITHOUT_EFFECT, BEAT_OPTIONS)
 @click.pass_context
-def beat(context: click.Context, app: str | None) -> None:
-    """Look after the schedules: call what is due."""
-    context.obj = app
+def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
+    """Look after the schedules: call what is due, until told to stop. The commands show and change them."""
     if context.invoked_subcommand is None:
-        run_service(app)
+        return run_until_told(app, **options)
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
+        if given and option.name != "app":
+            raise click.UsageError(f"{option.opts[-1]} does not go with {context.invoked_subcommand!r}.")
+    if app is not None:
+        context.find_root().obj = app
+    return None
 
 
-def run_service(given: str | None) -> None:
-    """Run until told to stop."""
-    from qworker.beat.service import Beat
-    from qworker.logs import parse_level, setup
+# -- looking --
 
-    choice = open_app(given)
-    app = choice.app
-    setup(app.conf, parse_level("INFO"))
-    app.load_tasks()
-    crashed: list[Any] = []
-    readable, writable = os.pipe()
 
-    def on_crash(name: str, error: BaseException) -> None:
-        crashed.append(error)
-        os.write(writable, b"x")
+@beat.command("list")
+@app_option
+@json_option
+def list_(app: str | None, as_json: bool) -> None:
+    """List the entries: what is called, when, when next, and whether that is in order.
 
-    service = Beat(app, on_crash)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.write(writable, b"x"))
-    service.start()
-    os.read(readable, 1)
-    service.stop()
-    service.join(5.0)
-    if crashed:
-        raise crashed[0]
+    With --json: `leader` (null: nobody leads), `shared` (whether other processes see the store), `store` (its
+    URL) and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed
+    or over), `source` (settings, code, task or hand), `changed` (the fields that were changed by hand),
+    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs` and `error` (null: none).
+    """
+    application = open_app(app).app
+    entries = application.schedules.entries()
+    if as_json:
+        print_json({**leader(application), "entries": [brief(application, each) for each in entries]})
+        return
+    if entries:
+        print_entries(application, entries)
+    else:
+        click.echo("There are no entries.")
+    print_leader(application)
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+@json_option
+def show(name: str, app: str | None, as_json: bool) -> None:
+    """Show one entry whole: its fields, what was changed by hand, its last runs, its next due times.
+
+    With --json: what `list` has of an entry; `fields` (as `qworker beat set` changes them), `task_id` (of the
+    last call), `next` (times), and `last`, each with `due`, `at`, `task_id` and `outcome` (sent or pending).
+    """
+    application = open_app(app).app
+    found = application.schedules.get(name)
+    if as_json:
+        print_json(whole(application, found))
+    else:
+        print_entry(application, found)
+
+
+@beat.command()
+@click.argument("name", type=_NAME, required=False)
+@schedule_options
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(1, _MOST_DUES),
+    default=10,
+    show_default=True,
+    help="How many.",
+)
+@click.option("--after", type=Instant(), help="From this time on; default: now.")
+@app_option
+@json_option
+def preview(
+    name: str | None, count: int, after: datetime | None, app: str | None, as_json: bool, **given: Any
+) -> None:
+    """Show the next due times of the entry NAME, or of a schedule that is given here:
+    `qworker beat preview --cron "0 4 * * mon-fri" --tz Europe/Berlin`.
+
+    With --json: `name` (or null), `when` (in words) and `next` (times in ISO 8601).
+    """
+    application = open_app(app).app
+    zone = zone_of_app(application)
+    after = after and placed(after, zone)
+    if name is not None:
+        if any(value is not None for value in given.values()):
+            raise click.UsageError("Name an entry, or give a schedule; not both.")
+        schedule = application.schedules.entry(name).schedule
+        dues = application.schedules.preview(name, count, after)
+    else:
+        found = read_schedule_options(application, given, None)
+        if found is None:
+            raise click.UsageError(
+                "Name an entry, or give a schedule: --every, --cron, --at, --rrule or --sun."
+            )
+        schedule = found
+        entry = read_entry("preview", {"task": "preview", "schedule": schedule})
+        start = after or datetime.fromtimestamp(application.clock.now(), zone)
+        dues = due_times(entry, count, start)
+    if as_json:
+        print_json({"name": name, "when": when(schedule), "next": [due.isoformat() for due in dues]})
+        return
+    click.echo(f"{visible(when(schedule))}:", err=True)
+    for due in dues:
+        click.echo(in_zone(due, due.tzinfo or zone))
+    if not dues:
+        click.echo("It never comes again.", err=True)
+
+
+# -- changing --
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@click.argument("task")
+@schedule_options
+@field_options
+@app_option
+@json_option
+def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> None:
+    """Add the entry NAME, which calls TASK when its schedule says.
+
+    With --json: what `list` has of it.
+    """
+    application = open_app(app).app
+    schedule = read_schedule_options(application, given, None)
+    if schedule is None:
+        raise click.UsageError("Say when: --every, --cron, --at, --rrule or --sun.")
+    fields = read_field_options(application, given, {})
+    check_options(application, task, fields.get("options", {}))
+    _tell(application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json)
+
+
+@beat.command("set")
+@click.argument("name", type=_NAME)
+@click.option("--task", help="What it calls.")
+@schedule_options
+@field_options
+@app_option
+@json_option
+def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
+    """Change the entry NAME. What is changed lies over settings and code, until `qworker beat reset`.
+
+    With --json: what `list` has of it.
+    """
+    if all(value is None or value == () for value in given.values()):
+        raise click.UsageError("Say what is to be changed; see `qworker beat set --help`.")
+    application = open_app(app).app
+    before = application.schedules.entry(name)
+    schedule = read_schedule_options(application, given, before.schedule)
+    fields = read_field_options(application, given, before.options)
+    if schedule is not None:
+        fields["schedule"] = schedule
+    check_options(application, fields.get("task", before.task), fields.get("options", {}))
+    application.schedules.set(name, **fields)
+    _tell(application, name, "Changed", as_json)
+
+
+@beat.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
+@app_option
+def pause(names: tuple[str, ...], app: str | None) -> None:
+    """Have entries not called until `qworker beat resume`."""
+    schedules = open_app(app).app.schedules
+    for name in _existing(schedules.entry, names):
+        schedules.pause(name)
+        click.echo(f"Paused {visible(name)}.")
+
+
+@beat.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
+@app_option
+def resume(names: tuple[str, ...], app: str | None) -> None:
+    """Have paused entries called again."""
+    schedules = open_app(app).app.schedules
+    for name in _existing(schedules.entry, names):
+        schedules.resume(name)
+        click.echo(f"Resumed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+def reset(name: str, app: str | None) -> None:
+    """Forget what was changed of the entry NAME by hand, or that it was removed."""
+    open_app(app).app.schedules.reset(name)
+    click.echo(f"{visible(name)} is as settings and code say.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+def remove(name: str, app: str | None) -> None:
+    """Remove the entry NAME. One of settings or code stays listed as removed, until `qworker beat reset`."""
+    open_app(app).app.schedules.remove(name)
+    click.echo(f"Removed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+@json_option
+def run(name: str, app: str | None, as_json: bool) -> None:
+    """Call the entry NAME now, whatever its schedule says."""
+    application = open_app(app).app
+    entry = application.schedules.entry(name)
+    try:
+        result = application.schedules.run(name)
+    except TypeError as error:  # the arguments do not fit the task
+        raise click.ClickException(str(error)) from None
+    print_json({"id": result.id, "name": name, "task": entry.task}) if as_json else click.echo(result.id)
+    warn_without_worker(application, result.queue)
+
+
+def _existing(find: Any, names: tuple[str, ...]) -> list[str]:
+    """Return the names, each once. Raises NoSuchEntry before anything is done."""
+    for name in names:
+        find(name)
+    return list(dict.fromkeys(names))
+
+
+def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
+    """Say what became of an entry, and what is doubtful about it."""
+    found = app.schedules.get(name)
+    entry = found.entry
+    shown = brief(app, found)
+    if as_json:
+        print_json(shown)
+    elif entry is not None:
+        next_ = f"; next: {shown_time(app, shown['next_due'])}" if shown["next_due"] else ""
+        click.echo(f"{done} {visible(name)}: {visible(entry.task)}, {visible(when(entry.schedule))}{next_}.")
+    if entry is None:
+        return
+    task = app.tasks.get(entry.task)
+    if task is None:
+        guesses = near(entry.task, app.tasks) or [
+            each for each in app.tasks if each.endswith(f".{entry.task}")
+        ]
+        hint = f" Did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
+        click.echo(f"Warning: this app knows no task {entry.task!r:.200}.{hint}", err=True)
+        return
+    try:
+        if task.check_arguments is not None:
+            task.check_arguments(*entry.args, **entry.kwargs)
+    except TypeError as error:
+        click.echo(f"Warning: it cannot be called like this: {error}", err=True)

@@ -7,40 +7,18 @@ Thread:      main.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import ParamType, SettingValue, app_option, json_option, open_app
+from qworker.cli.options import JsonValue, SettingValue, app_option, json_option, loose, open_app
 from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, show
 from qworker.errors import NotRegistered, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
 from qworker.tasks.task import Task
-
-
-class _Json(ParamType):
-    """JSON text of one shape."""
-
-    def __init__(self, shape: type, example: str) -> None:
-        self.name = "json"
-        self._shape = shape
-        self._example = example
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, self._shape):
-            return value
-        try:
-            parsed = json.loads(value)
-        except ValueError as error:
-            self.fail(f"this is not JSON: {error}; write it as {self._example}", param, ctx)
-        if not isinstance(parsed, self._shape):
-            self.fail(f"write it as {self._example}", param, ctx)
-        return parsed
-
 
 _DURATION = SettingValue("worker_shutdown_timeout")
 
@@ -54,12 +32,16 @@ _DURATION = SettingValue("worker_shutdown_timeout")
 @click.argument("arguments", nargs=-1)
 @app_option
 @click.option(
-    "-a", "--args", type=_Json(list, "'[2, 3]'"), default="[]", help="Positional arguments as a JSON list."
+    "-a",
+    "--args",
+    type=JsonValue(list, "'[2, 3]'"),
+    default="[]",
+    help="Positional arguments as a JSON list.",
 )
 @click.option(
     "-k",
     "--kwargs",
-    type=_Json(dict, """'{"x": 2}'"""),
+    type=JsonValue(dict, """'{"x": 2}'"""),
     default="{}",
     help="Keyword arguments as a JSON object.",
 )
@@ -93,7 +75,7 @@ def call(
     task = name if by_name else task_named(choice.app, name)
     asked_for = {key: value for key, value in options.items() if value is not None}
     asked_for["expires"] = _moment(asked_for.get("expires"))
-    positional = args or [_loose(text) for text in arguments]
+    positional = args or [loose(text) for text in arguments]
     if by_name:
         result = choice.app.send_task(task, positional, kwargs, **asked_for)
     else:
@@ -118,13 +100,6 @@ def _send(
         return task.apply_async(args, kwargs, **options)
     except TypeError as error:  # the arguments do not fit the task
         raise click.UsageError(str(error)) from None
-
-
-def _loose(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _moment(text: str | None) -> Any:

@@ -1,5 +1,5 @@
-"""Celery's options of `celery worker`, for `qworker start`: taken where nothing is lost by it, else refused
-in a sentence.
+"""Celery's options of `celery worker` and `celery beat`: taken where nothing is lost by it, else refused in a
+sentence.
 
 Comes from:  command lines and unit files that were written for Celery.
 Goes to:     click, which shows none of them in --help.
@@ -8,33 +8,42 @@ Thread:      main.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def celery_options(command: _F) -> _F:
-    """Add them all, hidden. The function gets none of them."""
-    for names, valued in OPTIONS_WITHOUT_EFFECT.items():
-        command = click.option(
-            *names.split("/"), is_flag=not valued, hidden=True, expose_value=False, help="So it is anyhow."
-        )(command)
-    for names, instead in WORKER_OPTIONS.items():
-        command = click.option(
-            *names.split("/"),
-            is_flag=False,
-            flag_value="",
-            hidden=True,
-            expose_value=False,
-            callback=_refusal(instead),
-            help=instead,
-        )(command)
-    return command
+def celery_options(without_effect: Mapping[str, bool], refused: Mapping[str, str]) -> Callable[[_F], _F]:
+    """Add them all, hidden. The function gets none of them.
+
+    without_effect: names, and whether they take a value. refused: names, and what there is instead.
+    """
+
+    def add(command: _F) -> _F:
+        for names, valued in without_effect.items():
+            command = click.option(
+                *names.split("/"),
+                is_flag=not valued,
+                hidden=True,
+                expose_value=False,
+                help="So it is anyhow.",
+            )(command)
+        for names, instead in refused.items():
+            command = click.option(
+                *names.split("/"),
+                is_flag=False,
+                flag_value="",
+                hidden=True,
+                expose_value=False,
+                callback=_refusal(instead),
+                help=instead,
+            )(command)
+        return command
+
+    return add
 
 
 def _refusal(instead: str) -> Callable[[click.Context, click.Parameter, Any], None]:

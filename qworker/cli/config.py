@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import click
 
-from qworker.cli import suitability
+from qworker.cli import beat_examined, suitability
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
@@ -65,6 +65,8 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
         with suppress(QWorkerError):  # doctor tells what keeps tasks from being imported
             load_tasks(choice.app)
         problems += suitability.problems(choice)
+        with suppress(QWorkerError):  # a store that cannot be opened has been told
+            problems += beat_examined.problems(choice)
         problems += _connected(choice) if connect else []
     wrong = [problem for problem in problems if problem.severity != "note"]
     if as_json:

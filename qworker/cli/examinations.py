@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from qworker.cli import suitability
+from qworker.cli import beat_examined, suitability
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
@@ -270,6 +270,11 @@ def results(choice: AppChoice) -> Iterator[Finding]:
         yield Finding("ok", f"results are kept {f'in {url}' if url else 'beside the messages'}")
 
 
+def schedules(choice: AppChoice) -> Iterator[Finding]:
+    """Entries, where they are kept, and whether somebody looks after them."""
+    yield from (Finding(*fact) for fact in beat_examined.facts(choice))
+
+
 Examination = Callable[[AppChoice], Iterator[Finding]]
 
 EXAMINATIONS: tuple[Examination, ...] = (
@@ -282,4 +287,5 @@ EXAMINATIONS: tuple[Examination, ...] = (
     broker,
     database_directory,
     results,
+    schedules,
 )

@@ -7,6 +7,7 @@ Thread:      main.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,8 @@ import click
 
 from qworker.app import QWorker
 from qworker.cli.discovery import AppChoice, find_app, load_tasks
+from qworker.errors import ConfigurationError
+from qworker.logs import parse_level
 from qworker.naming import valid_queue_name
 
 if TYPE_CHECKING:
@@ -33,6 +36,33 @@ def app_option(command: _F) -> _F:
 def json_option(command: _F) -> _F:
     """Add --json. The function gets it as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def process_options(command: _F) -> _F:
+    """Add -l/--loglevel, -f/--logfile, --log-json and --pidfile, for what runs until it is told to stop."""
+    for option in reversed(
+        (
+            click.option(
+                "-l",
+                "--loglevel",
+                type=Checked("level", parse_level),
+                default="INFO",
+                show_default=True,
+                help="DEBUG, INFO, WARNING, ERROR, CRITICAL.",
+            ),
+            click.option(
+                "-f",
+                "--logfile",
+                help="File to log to, instead of standard error. Codes: %n name, %h host, %p both.",
+            ),
+            click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line."),
+            click.option(
+                "--pidfile", help="File that holds the process id and keeps a second one from starting."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
 
 
 def open_app(option: str | None, tasks: bool = True) -> AppChoice:
@@ -75,6 +105,48 @@ class QueueNames(ParamType):
                     f"{name[:80]!r} is no queue name; use letters, digits, '.', '-' and '_'", param, ctx
                 )
         return tuple(dict.fromkeys(names))
+
+
+class Checked(ParamType):
+    """Text that a function of ours accepts. What it refuses is wrong usage."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+
+
+class JsonValue(ParamType):
+    """JSON text of one shape."""
+
+    def __init__(self, shape: type, example: str) -> None:
+        self.name = "json"
+        self._shape = shape
+        self._example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, self._shape):
+            return value
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"this is not JSON: {error}; write it as {self._example}", param, ctx)
+        if not isinstance(parsed, self._shape):
+            self.fail(f"write it as {self._example}", param, ctx)
+        return parsed
+
+
+def loose(text: str) -> Any:
+    """Return what *text* says as JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 class SettingValue(ParamType):

@@ -19,7 +19,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 def print_json(value: Any) -> None:
     """Print a value as JSON. Moments are ISO 8601, and what else JSON has no type for is text."""
-    click.echo(json.dumps(value, indent=2, default=_text, ensure_ascii=False))
+    text = json.dumps(value, indent=2, default=_text, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character, which somebody has sent: no stream takes it as it is
+        text = json.dumps(value, indent=2, default=_text)
+    click.echo(text)
 
 
 def _text(value: Any) -> str:

@@ -48,12 +48,13 @@ def expand_path(template: str, node: str, setting: str = "logfile") -> str:
 class PidFile:
     """A file that holds this process's id and is locked as long as it lives.
 
-    It raises ConfigurationError on entry when another live process holds it, or when it cannot be used. The
-    file of a dead process is taken over. The lock is a record lock, which children do not inherit: it falls
-    with this process however that ends, and never with a child.
+    owner: what people call such a process. It raises ConfigurationError on entry when another live process
+    holds it, or when it cannot be used. The file of a dead process is taken over. The lock is a record lock,
+    which children do not inherit: it falls with this process however that ends, and never with a child.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, owner: str = "worker") -> None:
+        self._owner = owner
         self.path = os.path.abspath(path)
         self._descriptor: int | None = None
 
@@ -125,7 +126,9 @@ class PidFile:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise self._refusal(str(error.strerror)) from None
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise self._refusal(f"the worker with process id {owner} is running; stop it first") from None
+            raise self._refusal(
+                f"the {self._owner} with process id {owner} is running; stop it first"
+            ) from None
 
     def _is_current(self, descriptor: int) -> bool:
         """Whether the path still leads to the file we hold."""

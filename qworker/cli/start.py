@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,14 @@ import click
 from qworker import __version__
 from qworker.cli.celery_options import celery_options
 from qworker.cli.discovery import AppChoice, load_tasks
-from qworker.cli.options import QUEUE_NAMES, ParamType, SettingValue, app_option, open_app
+from qworker.cli.options import QUEUE_NAMES, Checked, SettingValue, app_option, open_app, process_options
 from qworker.cli.output import count
 from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, set_title
 from qworker.cli.reload import Reloader, start_again
 from qworker.conf import mask_urls
+from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
 from qworker.errors import ConfigurationError
-from qworker.logs import parse_level, redirected_stdouts, setup
+from qworker.logs import redirected_stdouts, setup
 from qworker.naming import node_name
 
 if TYPE_CHECKING:
@@ -51,20 +51,6 @@ def _setting(name: str) -> SettingValue:
     return SettingValue(_SETTINGS[name])
 
 
-class _Checked(ParamType):
-    """Text that a function of ours accepts. What it refuses is wrong usage."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._read(str(value))
-        except ConfigurationError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command(
     epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is "
     "over; a second "
@@ -87,22 +73,10 @@ class _Checked(ParamType):
 @click.option(
     "-n",
     "--hostname",
-    type=_Checked("name", node_name),
+    type=Checked("name", node_name),
     help="Name of this worker: name@%h. Codes: %h host, %n short host, %d domain.",
 )
-@click.option(
-    "-l",
-    "--loglevel",
-    type=_Checked("level", parse_level),
-    default="INFO",
-    show_default=True,
-    help="DEBUG, INFO, WARNING, ERROR, CRITICAL.",
-)
-@click.option(
-    "-f", "--logfile", help="File to log to, instead of standard error. Codes: %n name, %h host, %p both."
-)
-@click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line.")
-@click.option("--pidfile", help="File that holds the process id and keeps a second worker from starting.")
+@process_options
 @click.option(
     "--max-tasks-per-child", type=_setting("max_tasks_per_child"), help="Replace a process after so many."
 )
@@ -130,7 +104,7 @@ class _Checked(ParamType):
 @click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
 @click.option("-B", "--beat", "with_beat", is_flag=True, help="Look after the schedules, too.")
-@celery_options
+@celery_options(OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS)
 def start(
     named: str | None,
     app: str | None,

@@ -203,6 +203,21 @@ WORKER_OPTIONS = {
 }
 """Options of `celery worker` that would change something."""
 
+BEAT_OPTIONS = {
+    "-s/--schedule": _SCHEDULES,
+    "-S/--scheduler": _SCHEDULES,
+    "--detach": _DAEMON,
+    "--uid": _DAEMON,
+    "--gid": _DAEMON,
+    "--umask": _DAEMON,
+    "--executable": _DAEMON,
+    "--workdir": _DAEMON,
+}
+"""Options of `celery beat` that would change something."""
+
+BEAT_OPTIONS_WITHOUT_EFFECT = {"--max-interval": True}
+"""Options of `celery beat` that are not needed: the scheduler rests until something is due, and no longer."""
+
 OPTIONS_WITHOUT_EFFECT = {
     "--without-gossip": False,
     "--without-mingle": False,

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from qworker.app import QWorker
+from qworker.beat.leadership import Leadership
+from qworker.beat.service import Beat
 from qworker.cli.discovery import find_app
 from qworker.cli.main import main
 from qworker.context import all_apps
 from qworker.transports.lease import DeadLetter, Envelope
+from tests.support.waiting import PATIENCE, until
 
 TASKS = """
     from qworker import QWorker
@@ -110,3 +114,23 @@ def succeed(tasks: Path) -> Callable[..., None]:
         )
 
     return store
+
+
+@pytest.fixture
+def leader() -> Iterator[Callable[..., Beat]]:
+    """Begins somebody who looks after the schedules of an app, in a thread. about: what it says of itself."""
+    services: list[Beat] = []
+
+    def begin(app: QWorker, about: str | None = None) -> Beat:
+        service = Beat(app, lambda name, error: None)
+        if about is not None:
+            service.leadership = Leadership(service.store, "somebody:1", about)
+        services.append(service)
+        service.start()
+        until(lambda: app.schedules.leader().holder)
+        return service
+
+    yield begin
+    for service in services:
+        service.stop()
+        assert service.join(PATIENCE)

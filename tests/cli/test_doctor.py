@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import pytest
 
+from qworker import __version__
 from qworker.cli import examinations
 from qworker.cli.discovery import find_app
 from qworker.cli.return_types import unserialisable
@@ -274,3 +275,102 @@ def test_a_package_of_a_stranger_in_our_place(tasks, run, tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(other.parent)
     (text,) = [text for text in what(run("doctor", "--json")) if "another project's" in text]
     assert text.startswith("the package qworker 2.0.7 is installed")
+
+
+# -- schedules --
+
+SCHEDULED = """
+    from qworker import QWorker
+
+    app = QWorker("tasks", beat_schedule={"nightly": {"task": "tasks.add", "schedule": "0 4 * * *"}, **%s})
+
+
+    @app.task
+    def add() -> None: ...
+"""
+
+
+@pytest.fixture
+def scheduled(tasks, project, worker):
+    def write(more="{}"):
+        project(**{"tasks.py": SCHEDULED % more})
+        worker("celery")
+
+    return write
+
+
+def test_schedules_that_nobody_looks_after(scheduled, run):
+    scheduled()
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    (text,) = what(result, "warning")
+    assert text.startswith("nobody looks after the schedules (1 entry, kept in sqlite:///")
+    assert "start one: qworker beat, or a worker with --beat" in run("doctor").stdout
+    run("beat", "pause", "nightly")
+    assert what(run("doctor", "--json"), "warning") == []
+
+
+def test_who_looks_after_the_schedules(scheduled, run, leader):
+    scheduled()
+    service = leader(find_app("tasks").app)
+    result = run("doctor", "--json")
+    assert what(result, "warning") == []
+    holder = service.leadership.lease.holder
+    assert any(text.startswith(f"{holder} looks after the schedules (1 entry") for text in what(result, "ok"))
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ('{"qworker": "0.0.1", "entries": ""}', ["leads the schedules with qworker 0.0.1, and this is"]),
+        (
+            json.dumps({"qworker": __version__, "entries": "x"}),
+            ["has other entries in its settings and code"],
+        ),
+        ("", []),
+        ("{", []),
+        ("[" * 100_000, []),
+        ("[1]", []),
+    ],
+)
+def test_schedulers_that_run_something_else(scheduled, run, leader, about, words):
+    scheduled()
+    leader(find_app("tasks").app, about)
+    found = what(run("doctor", "--json"), "warning")
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
+
+
+def test_entries_that_are_wrong(scheduled, run, leader):
+    scheduled(
+        "{'bad': {'task': 'tasks.add', 'schedule': 'no'}, 'odd': {'task': 'tasks.gone', 'schedule': 5},"
+        " 'typo': {'task': 'tasks.add', 'schedule': 5, 'options': {'qeueu': 'x'}}}"
+    )
+    run("beat", "add", "mine", "tasks.missing", "--every", "1h", "--disabled")
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    errors = what(result)
+    assert len(errors) == 2
+    assert "entry 'bad': 'no' is no crontab" in errors[0]
+    assert errors[1].startswith("the entry 'typo' cannot be called: calling tasks.add: there is no option")
+    warnings = what(result, "warning")
+    assert "the entry 'mine' calls 'tasks.missing', which is no task of this app" in warnings
+    assert "the entry 'odd' calls 'tasks.gone', which is no task of this app" in warnings
+
+
+@pytest.mark.parametrize(
+    ("store", "severity", "words"),
+    [("mongodb://x", "error", "cannot be kept by mongodb"), ("memory://", "warning", "kept in no store")],
+)
+def test_stores_that_keep_no_schedules(scheduled, run, monkeypatch, store, severity, words):
+    monkeypatch.setenv("QWORKER_BEAT_STORE", store)
+    scheduled()
+    assert sum(words in text for text in what(run("doctor", "--json"), severity)) == 1
+
+
+def test_a_schedule_store_that_does_not_answer(scheduled, run, monkeypatch):
+    monkeypatch.setenv("QWORKER_BEAT_STORE", "redis://127.0.0.1:1/0")
+    scheduled()
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    assert len(what(result)) == 1

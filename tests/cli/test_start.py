@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,58 +15,8 @@ import pytest
 
 from qworker.cli.main import main
 from qworker.cli.reload import Reloader, difference, loaded_files, project_files, snapshot
+from tests.support.processes import SLOW, Started
 from tests.support.waiting import until
-
-SLOW = 30.0
-
-
-class Started:
-    """A worker process and what it says."""
-
-    def __init__(self, environment, *arguments):
-        command = [sys.executable, "-m", "qworker", "start", "-c", "1", *arguments]
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines = []
-        self._silent = False
-        self._said = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self._said:
-                self.lines.append(line.rstrip("\n"))
-                self._said.notify_all()
-        with self._said:
-            self._silent = True
-            self._said.notify_all()
-
-    def says(self, words, times=1):
-        """Waits until it has said these words so often; the line."""
-
-        def found():
-            return [line for line in self.lines if words in line][times - 1 :]
-
-        with self._said:
-            self._said.wait_for(lambda: found() or self._silent, SLOW)
-        assert found(), f"never said {words!r}:\n" + "\n".join(self.lines)
-        return found()[0]
-
-    def stop(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        return self.ended()
-
-    def ended(self):
-        code = self.process.wait(SLOW)
-        self._reader.join(SLOW)
-        return code
 
 
 @pytest.fixture
@@ -75,7 +24,7 @@ def start(environment):
     workers = []
 
     def begin(*arguments):
-        workers.append(Started(environment, *arguments))
+        workers.append(Started(environment, "start", "-c", "1", *arguments))
         return workers[-1]
 
     yield begin

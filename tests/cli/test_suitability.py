@@ -227,3 +227,32 @@ def test_doctor_on_a_broker_that_does_not_tell_who_works(project, run):
     assert "this broker does not tell which workers there are" in findings
     assert not [what for what in findings if what.startswith("no worker works on")]
     assert result.exit_code == 0
+
+
+# -- schedules --
+
+SCHEDULE = "beat_schedule={'a': {'task': 'tasks.f', 'schedule': 5}%s}"
+
+
+def test_schedules_that_are_in_order(check):
+    assert check(SCHEDULE % "") == []
+
+
+def test_entries_that_are_wrong_are_told(check):
+    found = check(SCHEDULE % ", 'b': {'task': 'tasks.f'}, 'c': {'task': 'tasks.g', 'schedule': '@daily'}")
+    assert [(severity, setting) for severity, setting, _ in found] == [
+        ("error", "beat_schedule"),
+        ("warning", "beat_schedule"),
+    ]
+    assert "entry 'b' has no schedule" in found[0][2]
+    assert "the entry 'c' calls 'tasks.g', which is no task of this app" in found[1][2]
+
+
+def test_stores_that_keep_no_schedules_are_told(check):
+    assert about(check(f"{MONGODB}, {SCHEDULE % ''}"), "warning", "kept in no store that others see")
+    assert not about(check(MONGODB), "warning", "kept in no store")
+    explicit = check(f"{SCHEDULE % ''}, beat_store='memory://'")
+    assert [severity for severity, _, _ in explicit] == ["note"]
+    wrong = check("beat_store='mongodb://user:secret@h'")
+    assert [(severity, setting) for severity, setting, _ in wrong] == [("error", "beat_store")]
+    assert "secret" not in wrong[0][2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -190,6 +190,20 @@ def test_dawn_comes_before_sunrise_and_that_before_noon() -> None:
         back = solar(event, 48.0, 11.0).previous(instant + timedelta(minutes=1))
         assert back is not None
         assert abs(back - instant) < timedelta(seconds=30)
+
+
+@pytest.mark.parametrize("event", ["dawn_civil", "sunrise", "solar_noon", "sunset", "dusk_astronomical"])
+@pytest.mark.parametrize("place", [(52.0, 13.0), (-33.9, 151.2), (0.0, -179.9)])
+def test_the_sun_has_one_event_a_day_from_wherever_one_asks(event: str, place: tuple[float, float]) -> None:
+    of = solar(event, *place)
+    found = times(of, datetime(2026, 3, 1, tzinfo=UTC), 40)
+    for earlier, later in pairwise(found):
+        assert timedelta(hours=23) < later - earlier < timedelta(hours=25)
+        assert of.previous(later) == earlier
+    bit = timedelta(milliseconds=300)
+    for instant in found:
+        assert of.next(instant - bit) == instant
+        assert of.previous(instant + bit) == instant
 
 
 def test_where_the_sun_stays_away_it_is_due_when_it_comes_back() -> None:
