@@ -10,6 +10,7 @@ It asks no clock. All times here are epoch seconds, those of schedules are datet
 from __future__ import annotations
 
 import heapq
+import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from qworker.beat.entry import LATEST, SKIP, Entry
 from qworker.beat.kinds import told
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
+from qworker.errors import InvalidSchedule
+
+logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 60.0
 """A due time that is older than this was missed."""
@@ -69,7 +73,7 @@ class Agenda:
             if each.entry is None:
                 continue
             state = each.state or State()
-            seen = told(each.entry.schedule)
+            seen = _seen(each.entry)
             if state.seen != seen:
                 state = state._replace(seen=seen, since=now, error=None)
                 fresh[each.name] = state
@@ -82,11 +86,15 @@ class Agenda:
             self._plans.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State) -> float | None:
-        """Note when *entry* is due next; return that, None for never."""
+        """Note when *entry* is due next; return that, None for never, as where its schedule fails."""
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
             return None
-        found = entry.next(self._instant(_base(state)))
+        try:
+            found = entry.next(self._instant(_base(state)))
+        except InvalidSchedule as error:
+            _tell(name, error)
+            return None
         if found is None:
             return None
         due = found.timestamp()
@@ -111,7 +119,10 @@ class Agenda:
         while len(found) < most and (at := self.next()) is not None and at <= now:
             _, _, name = heapq.heappop(self._heap)
             plan = self._plans.pop(name)
-            found.append(self._choose(name, plan, now))
+            try:
+                found.append(self._choose(name, plan, now))
+            except InvalidSchedule as error:
+                _tell(name, error)
         return found
 
     def _choose(self, name: str, plan: _Plan, now: float) -> Due:
@@ -144,6 +155,16 @@ class Agenda:
 def share(name: str, due: float) -> float:
     """From 0 to 1, the same for the same due time whoever asks."""
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
+
+
+def _tell(name: str, error: InvalidSchedule) -> None:
+    logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+
+
+def _seen(entry: Entry) -> str:
+    """By what it is known whether an entry is as it was. One that is paused is another: what is due meanwhile
+    was not missed."""
+    return told(entry.schedule) + ("" if entry.enabled else " paused")
 
 
 def _base(state: State) -> float:

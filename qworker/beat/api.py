@@ -142,6 +142,7 @@ class Schedules:
         NoSuchEntry, and InvalidSchedule for one that was added by hand."""
 
         def change(found: Listed | None, edit: Edit | None) -> None:
+            self._entry_or_wrong(name, found)
             if name not in base_of(self._app):
                 raise InvalidSchedule(f"the entry {name!r} was added by hand: remove() removes it")
 
