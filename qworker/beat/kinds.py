@@ -125,10 +125,9 @@ def told(given: Schedule) -> str:
     """Return text that is another when the schedule is, and the same in each process: by it a changed one is
     found."""
     try:
-        return repr(sorted(write_schedule(given).items()))
-    except InvalidSchedule:
-        pass
-    try:
-        return _ADDRESS.sub("", ascii(given))
+        try:
+            return repr(sorted(write_schedule(given).items()))
+        except InvalidSchedule:
+            return _ADDRESS.sub("", ascii(given))
     except Exception:  # noqa: BLE001 - anybody's code
         return type(given).__qualname__

@@ -91,8 +91,9 @@ TYPES = {
     },
 }  # fmt: skip
 TABLES = {
-    "qworker_beat": """CREATE TABLE IF NOT EXISTS qworker_beat (scope {name} NOT NULL PRIMARY KEY, holder {name} NOT NULL,
-generation BIGINT NOT NULL, beats BIGINT NOT NULL, version BIGINT NOT NULL, about {text} NOT NULL){end}""",
+    "qworker_beat": """CREATE TABLE IF NOT EXISTS qworker_beat (scope {name} NOT NULL PRIMARY KEY,
+holder {name} NOT NULL, generation BIGINT NOT NULL, beats BIGINT NOT NULL, version BIGINT NOT NULL,
+about {text} NOT NULL){end}""",
     "qworker_entry": """CREATE TABLE IF NOT EXISTS qworker_entry (scope {name} NOT NULL, name {name} NOT NULL,
 version BIGINT NOT NULL, edit {bytes}, seen {text}, since BIGINT, last_due BIGINT, last_run BIGINT,
 task_id {text}, runs BIGINT NOT NULL, error {text}, PRIMARY KEY (scope, name)){end}""",

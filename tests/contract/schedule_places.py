@@ -1,5 +1,5 @@
-"""Where schedule stores are tested: one SchedulePlace for each kind of store, with its broker and beside one. A
-new store adds a class and a line to SCHEDULE_PLACES.
+"""Where schedule stores are tested: one SchedulePlace for each kind of store, with its broker and beside one.
+A new store adds a class and a line to SCHEDULE_PLACES.
 
 Comes from:  test_schedule_stores.py, which knows of a store only what a SchedulePlace says.
 Goes to:     the store, in this process or in others.
