@@ -70,14 +70,15 @@ class Agenda:
         fresh: dict[str, State] = {}
         for each in listed:
             self._plans.pop(each.name, None)
-            if each.entry is None:
+            if each.entry is None and not each.removed:
                 continue
             state = each.state or State()
             seen = _seen(each.entry)
             if state.seen != seen:
                 state = state._replace(seen=seen, since=now, error=None)
                 fresh[each.name] = state
-            self.plan(each.name, _anchored(each.entry, state), state)
+            if each.entry is not None:
+                self.plan(each.name, _anchored(each.entry, state), state)
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
@@ -161,9 +162,11 @@ def _tell(name: str, error: InvalidSchedule) -> None:
     logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
 
 
-def _seen(entry: Entry) -> str:
-    """By what it is known whether an entry is as it was. One that is paused is another: what is due meanwhile
-    was not missed."""
+def _seen(entry: Entry | None) -> str:
+    """By what it is known whether an entry is as it was. One that is paused or removed is another: what is
+    due meanwhile was not missed."""
+    if entry is None:
+        return "removed"
     return told(entry.schedule) + ("" if entry.enabled else " paused")
 
 

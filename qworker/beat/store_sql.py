@@ -81,12 +81,14 @@ class Place(Protocol):
 
 
 TYPES = {
-    "sqlite": {"name": "TEXT", "text": "TEXT", "bytes": "BLOB", "end": ""},
-    "postgresql": {"name": "VARCHAR(255) COLLATE \"C\"", "text": "TEXT", "bytes": "BYTEA", "end": ""},
+    "sqlite": {"name": "TEXT", "text": "TEXT", "bytes": "BLOB", "index": "", "end": ""},
+    "postgresql": {"name": "VARCHAR(255) COLLATE \"C\"", "text": "TEXT", "bytes": "BYTEA", "index": "",
+                   "end": ""},
     "mysql": {
         "name": "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         "text": "LONGTEXT CHARACTER SET utf8mb4",
         "bytes": "LONGBLOB",
+        "index": ", INDEX qworker_slot_due (scope, pending, due)",
         "end": " ENGINE=InnoDB",
     },
 }  # fmt: skip
@@ -99,9 +101,11 @@ version BIGINT NOT NULL, edit {bytes}, seen {text}, since BIGINT, last_due BIGIN
 task_id {text}, runs BIGINT NOT NULL, error {text}, PRIMARY KEY (scope, name)){end}""",
     "qworker_slot": """CREATE TABLE IF NOT EXISTS qworker_slot (scope {name} NOT NULL, name {name} NOT NULL,
 due BIGINT NOT NULL, at BIGINT NOT NULL, task_id {text} NOT NULL, pending INTEGER NOT NULL,
-PRIMARY KEY (scope, name, due)){end}""",
+PRIMARY KEY (scope, name, due){index}){end}""",
 }
 """Instants are microseconds since 1970."""
+INDEX = "CREATE INDEX IF NOT EXISTS qworker_slot_due ON qworker_slot (scope, pending, due)"
+"""By which pending slots are found, and old ones; MySQL has it in the table's statement."""
 IGNORING = {
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
@@ -157,10 +161,12 @@ class SQLScheduleStore(ScheduleStore):
         except BackendError as error:
             if not any(name in str(error) for name in TABLES):
                 raise
-            for table in TABLES.values():
-                statement = table.format(**TYPES[self._place.dialect])
+            for name, table in TABLES.items():
+                statements = [table.format(**TYPES[self._place.dialect])]
+                if name == "qworker_slot" and self._place.dialect != "mysql":
+                    statements.append(INDEX)
                 with suppress(BackendError):  # another process makes it at the same time
-                    self._place.transact(partial(_do, statement=statement))
+                    self._place.transact(partial(_do, statements=statements))
             self._place.transact(self._probe)
 
     def _probe(self, session: Session) -> None:
@@ -343,8 +349,9 @@ class SQLScheduleStore(ScheduleStore):
         self._place.close()
 
 
-def _do(session: Session, statement: str) -> int:
-    return session.do(statement)
+def _do(session: Session, statements: Iterable[str]) -> None:
+    for statement in statements:
+        session.do(statement)
 
 
 def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str]) -> str:
