@@ -344,7 +344,7 @@ def test_a_broker_that_was_away_gets_what_was_due(kept: type[Kept], caplog: pyte
     bench.at(FIRST + 10)
     assert bench.broker.failures < 10
     bench.broker.failures = 0
-    bench.at(FIRST + 80)
+    bench.at(FIRST + 12)
     assert bench.calls == [("a", FIRST)]
     assert bench.store.pending() == []
     assert bench.broker.sent[0].headers["id"] == id_of("proj", "a", FIRST)

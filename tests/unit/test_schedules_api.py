@@ -12,7 +12,7 @@ from qworker import QWorker
 from qworker.beat import Schedule, crontab, schedule
 from qworker.beat.api import TRIES, Schedules
 from qworker.beat.catalog import HAND, SETTINGS
-from qworker.beat.store import Firing, Lease, Slot, State
+from qworker.beat.store import Firing, Lease, Row, Slot, State
 from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.errors import BackendError, InvalidSchedule, NoSuchEntry, NotSupported
 from qworker.testing.clock import START, FakeClock
@@ -22,17 +22,21 @@ SETTING = {"task": "proj.report", "schedule": "0 * * * *", "args": [1], "options
 
 
 class Busy(MemoryScheduleStore):
-    """Before an edit is kept, *meanwhile* happens, as often as there are some."""
+    """After a row was looked at, *meanwhile* happens, as often as there are some. tries: edits so far."""
 
     def __init__(self) -> None:
         super().__init__(FakeClock(), shared=True)
         self.meanwhile: list[Callable[[], object]] = []
         self.tries = 0
 
-    def edit(self, name: str, edit: bytes | None, known: int) -> bool:
-        self.tries += 1
+    def row(self, name: str) -> Row | None:
+        found = super().row(name)
         if self.meanwhile:
             self.meanwhile.pop()()
+        return found
+
+    def edit(self, name: str, edit: bytes | None, known: int) -> bool:
+        self.tries += 1
         return super().edit(name, edit, known)
 
 
@@ -262,13 +266,14 @@ def test_it_gives_up_at_last(schedules: Schedules, app: QWorker, store: Busy) ->
     other = Schedules(app, store)
 
     def again() -> None:
-        row = store.row("a")
+        row = MemoryScheduleStore.row(store, "a")
         MemoryScheduleStore.edit(store, "a", b'{"fields":{}}', row.version if row else 0)
 
     store.meanwhile = [again] * (TRIES + 5)
     with pytest.raises(BackendError, match="all the time"):
         schedules.set("a", jitter=5)
     assert store.tries == TRIES
+    store.meanwhile = []
     assert other["a"].changed == frozenset()
 
 
