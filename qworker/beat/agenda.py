@@ -70,14 +70,15 @@ class Agenda:
         fresh: dict[str, State] = {}
         for each in listed:
             self._plans.pop(each.name, None)
-            if each.entry is None:
+            if each.entry is None and not each.removed:
                 continue
             state = each.state or State()
-            seen = told(each.entry.schedule)
+            seen = _seen(each.entry)
             if state.seen != seen:
                 state = state._replace(seen=seen, since=round(now, 6), error=None)
                 fresh[each.name] = state
-            self.plan(each.name, anchored(each.entry, state), state)
+            if each.entry is not None:
+                self.plan(each.name, anchored(each.entry, state), state)
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
@@ -86,14 +87,14 @@ class Agenda:
             self._plans.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State) -> float | None:
-        """Note when *entry* is due next; return that, None for never, also when its schedule fails."""
+        """Note when *entry* is due next; return that, None for never, as where its schedule fails."""
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
             return None
         try:
             found = entry.next(self._instant(_base(state)))
         except InvalidSchedule as error:
-            logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+            _tell(name, error)
             return None
         if found is None:
             return None
@@ -122,7 +123,7 @@ class Agenda:
             try:
                 found.append(self._choose(name, plan, now))
             except InvalidSchedule as error:
-                logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+                _tell(name, error)
         return found
 
     def _choose(self, name: str, plan: _Plan, now: float) -> Due:
@@ -155,6 +156,18 @@ class Agenda:
 def share(name: str, due: float) -> float:
     """From 0 to 1, the same for the same due time whoever asks."""
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
+
+
+def _tell(name: str, error: InvalidSchedule) -> None:
+    logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+
+
+def _seen(entry: Entry | None) -> str:
+    """By what it is known whether an entry is as it was. One that is paused or removed is another: what is
+    due meanwhile was not missed."""
+    if entry is None:
+        return "removed"
+    return told(entry.schedule) + ("" if entry.enabled else " paused")
 
 
 def _base(state: State) -> float:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.beat.kinds import maybe_schedule
-from qworker.beat.schedule import Schedule, aware
+from qworker.beat.schedule import Schedule
 from qworker.beat.schedules import schedule
 from qworker.errors import InvalidSchedule
 from qworker.naming import near
@@ -24,6 +24,7 @@ LATEST = "latest"
 OVERLAPS = (ALLOW, SKIP, REPLACE)
 MOST_CAUGHT_UP = 1000
 LONGEST_NAME = 255
+FIRST = datetime(1, 1, 2, tzinfo=UTC)
 CELERYS = frozenset(["relative"])
 """Keys of an entry in ``beat_schedule`` that say something of its schedule."""
 
@@ -78,29 +79,37 @@ class Entry:
 
     def next(self, after: datetime) -> datetime | None:
         """Return the first due time later than *after*; None when there is none. Raises InvalidSchedule when
-        a schedule of your own fails."""
+        the schedule, which may be your own, fails."""
         if self.start is not None and after < self.start:
-            after = self.start - timedelta(microseconds=1)
+            after = max(self.start, FIRST) - timedelta(microseconds=1)
         found = self._asked(self.schedule.next, after)
+        if found is not None and found <= after:
+            raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is after {after}")
         return None if found is None or (self.end is not None and found > self.end) else found
 
     def previous(self, before: datetime) -> datetime | None:
-        """Return the last due time earlier than *before*; None when there is none. Raises as next() does."""
+        """Return the last due time earlier than *before*; None when there is none. Raises InvalidSchedule as
+        next() does."""
         if self.end is not None and before > self.end:
             before = self.end + timedelta(microseconds=1)
         found = self._asked(self.schedule.previous, before)
+        if found is not None and found >= before:
+            raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is before {before}")
         return None if found is None or (self.start is not None and found < self.start) else found
 
-    def _asked(self, schedule: Callable[[datetime], datetime | None], instant: datetime) -> datetime | None:
+    def _asked(self, ask: Callable[[datetime], datetime | None], instant: datetime) -> datetime | None:
         try:
-            found = schedule(instant)
-            return found if found is None else aware(found)
+            found = ask(instant)
         except OverflowError:  # at the ends of the calendar
             return None
-        except Exception as error:  # a schedule may be anybody's code, and one entry stops no other
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise InvalidSchedule(f"entry {self.name!r}: its schedule fails: {text:.500}") from error
+        if found is not None and (not isinstance(found, datetime) or found.utcoffset() is None):
             raise InvalidSchedule(
-                f"entry {self.name!r:.200}: its schedule fails with {type(error).__name__}: {error!s:.200}"
-            ) from error
+                f"entry {self.name!r}: its schedule says {found!r:.100}, which is no instant"
+            )
+        return found
 
 
 FIELDS = frozenset(each.name for each in fields(Entry)) - {"name"}
@@ -109,7 +118,7 @@ FIELDS = frozenset(each.name for each in fields(Entry)) - {"name"}
 def read_entry(name: str, given: Any) -> Entry:
     """Return the entry that *given*, a mapping as in ``beat_schedule``, describes. Raises InvalidSchedule."""
     if isinstance(given, Entry):
-        return given
+        return given if given.name == name else replace(given, name=name)
     if not isinstance(given, Mapping):
         raise InvalidSchedule(
             f"entry {name!r:.200} is {given!r:.200}: it takes a dict with task and schedule"
@@ -184,7 +193,7 @@ def _instant(value: Any) -> datetime | None:
     try:
         return value and value.astimezone(UTC)
     except OverflowError:
-        raise InvalidSchedule(f"{value!r:.100} is beyond the calendar") from None
+        raise InvalidSchedule(f"{value!r:.100} is no instant: it is at the end of the calendar") from None
 
 
 def _count(value: Any) -> int | None:

@@ -10,6 +10,7 @@ InvalidSchedule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
@@ -22,6 +23,8 @@ from qworker.beat.solar import solar
 from qworker.errors import InvalidSchedule
 from qworker.safe_repr import safe_repr
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""In what Python says of an object that says nothing of itself."""
 _RULE = ("FREQ=", "RRULE:", "DTSTART")
 
 
@@ -115,14 +118,18 @@ def read_schedule(given: Any) -> Schedule:
                 return reader(given)
             except InvalidSchedule:
                 raise
-            except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:
+            except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
                 raise InvalidSchedule(f"{given!r:.200} is no schedule: {error}") from error
     raise InvalidSchedule(f"{given!r:.200} is no schedule: its kind is not known here")
 
 
 def told(given: Schedule) -> str:
-    """Return text that is another when the schedule is: by it a changed one is found."""
+    """Return text that is another when the schedule is, and the same in each process: by it a changed one is
+    found."""
     try:
-        return repr(sorted(write_schedule(given).items()))
-    except InvalidSchedule:
-        return safe_repr(given)
+        try:
+            return repr(sorted(write_schedule(given).items()))
+        except InvalidSchedule:
+            return _ADDRESS.sub("", ascii(given))
+    except Exception:  # noqa: BLE001 - anybody's code
+        return type(given).__qualname__

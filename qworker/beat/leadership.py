@@ -29,7 +29,7 @@ class Leadership:
         """Ours; None while we do not lead."""
         self._renewed_at = 0.0  # monotonic seconds, as all times here
         self._watched: Lease | None = None
-        self._watched_since = 0.0
+        self._watched_since: float | None = None
 
     def step(self, now: float) -> Lease | None:
         """Renew the lease, or see whether it is to be had; return ours, None while we do not lead. Raises
@@ -49,8 +49,10 @@ class Leadership:
         if found[:3] != (self._watched or Lease("?"))[:3]:
             if found.holder and found.holder != (self._watched or Lease()).holder:
                 logger.info("%s leads the schedules; we wait", found.holder, extra={"event": "beat-follows"})
-            self._watched, self._watched_since = found, now
-        if found.holder and now - self._watched_since < LEASE_SECONDS:
+            self._watched, self._watched_since = found, None
+        elif self._watched_since is None:
+            self._watched_since = now  # and not when it was asked for first: the answer may have taken long
+        if found.holder and (self._watched_since is None or now - self._watched_since < LEASE_SECONDS):
             return
         taken = self._store.take(self._holder, found, self._about)
         if taken.holder == self._holder:

@@ -95,6 +95,7 @@ class Beat(ThreadComponent):
             return LOOK_SECONDS
         except (BackendError, BrokerUnavailable) as error:
             let_pass(error)
+            self._sweep_at = 0.0  # there may be slots whose messages were not sent
             if not self._away:
                 self._away = True
                 logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
@@ -117,6 +118,7 @@ class Beat(ThreadComponent):
             self._send_pending(self.store.pending())
         self._call()
         if now >= self._sweep_at:
+            self._send_pending(self.store.pending())
             swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
             self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
         due = self._agenda.next() if self._agenda is not None else None
@@ -144,16 +146,17 @@ class Beat(ThreadComponent):
         lease, agenda = self.leadership.lease, self._agenda
         assert lease is not None
         assert agenda is not None
-        changed = []
+        changed, forgotten = [], {}
         for row in self.store.rows(self._version):
             given = self._base.get(row.name)
             if given is None and row.edit is None:
                 self._listed.pop(row.name, None)
                 agenda.drop([row.name])
+                forgotten[row.name] = State()  # whoever adds one of that name again begins anew
             else:
                 self._listed[row.name] = found = listed(row.name, given, row)
                 changed.append(found)
-        self.store.note(lease, agenda.update(changed, self.clock.now()))
+        self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
         self._tell_of_errors(changed)
         self._version = lease.version
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.transports.lease import Envelope, Sender
 
@@ -57,6 +57,35 @@ class State(NamedTuple):
     runs: int = 0
     error: str | None = None
 
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> State | None:
+        """Return the state that a store has as *values*; None when it is none, so that the entry begins
+        anew."""
+        try:
+            seen, since, last_due, last_run, task_id, runs, error = values
+            return cls(
+                str(seen),
+                _instant(since),
+                None if last_due is None else _instant(last_due),
+                None if last_run is None else _instant(last_run),
+                None if task_id is None else str(task_id),
+                int(runs),
+                None if error is None else str(error),
+            )
+        except (ValueError, TypeError, OverflowError):
+            return None
+
+
+LAST_INSTANT = 250_000_000_000.0
+"""In the year 9892: after it there is soon no calendar."""
+
+
+def _instant(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < LAST_INSTANT:
+        raise ValueError(f"{value!r:.100} is no instant")
+    return seconds
+
 
 class Row(NamedTuple):
     """A row of the store. edit: JSON of what was changed by hand; None: nothing."""
@@ -86,6 +115,27 @@ class Slot(NamedTuple):
     at: float
     task_id: str
     outcome: str = SENT
+
+
+def once(firings: Sequence[Firing]) -> list[Firing]:
+    """Return *firings*, and of those of the same due time the first."""
+    found: dict[tuple[str, int], Firing] = {}
+    for each in firings:
+        found.setdefault((each.name, micro(each.due)), each)
+    return list(found.values())
+
+
+def micro(seconds: float) -> int:
+    """Return the microseconds in which stores keep instants."""
+    return round(seconds * 1_000_000)
+
+
+def is_sayable(name: str) -> bool:
+    """Tell whether a store can be asked for an entry *name*; one of which it cannot is not there."""
+    try:
+        return b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 class ScheduleStore(ABC):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from qworker.beat.store import Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import Firing, Lease, Row, ScheduleStore, Slot, State, once
 from qworker.clock import Clock
 from qworker.errors import LeaseLost
 from qworker.transports.lease import Sender
@@ -22,12 +22,11 @@ MOST_SLOTS = 1000
 
 
 class MemoryScheduleStore(ScheduleStore):
-    """See the module."""
+    """shared: say that whoever is to see it does, as in tests of what looks after it."""
 
-    shared = False
-
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, shared: bool = False) -> None:
         self._clock = clock
+        self.shared = shared
         self._lock = threading.Lock()
         self._lease = Lease()  # under lock, as all below
         self._rows: dict[str, Row] = {}
@@ -96,12 +95,20 @@ class MemoryScheduleStore(ScheduleStore):
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         with self._lock:
             self._check(lease)
-            free = [each for each in firings if each.due not in self._slots.get(each.name, {})]
-        sender.push([envelope for each in free for envelope in each.envelopes])
-        with self._lock:
+            free = [each for each in once(firings) if each.due not in self._slots.get(each.name, {})]
             for each in free:
                 slots = self._slots.setdefault(each.name, {})
                 slots[each.due] = Slot(each.name, each.due, self._clock.now(), each.task_id)
+        try:
+            sender.push([envelope for each in free for envelope in each.envelopes])
+        except BaseException:
+            with self._lock:
+                for each in free:
+                    del self._slots[each.name][each.due]
+            raise
+        with self._lock:
+            for each in free:
+                slots = self._slots[each.name]
                 if len(slots) > MOST_SLOTS:
                     del slots[min(slots)]
             self._note({each.name: each.state for each in firings})

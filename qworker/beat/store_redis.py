@@ -16,7 +16,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import (
+    PENDING,
+    SENT,
+    Firing,
+    Lease,
+    Row,
+    ScheduleStore,
+    Slot,
+    State,
+    is_sayable,
+    micro,
+    once,
+)
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.interrupts import deferred, let_pass
@@ -36,8 +48,8 @@ _PRELUDE = """
 local P = ARGV[1]
 local function lease()
   local found = redis.call('HMGET', P .. 'lease', 'holder', 'generation', 'beats', 'version', 'about')
-  return {found[1] or '', tonumber(found[2] or 0), tonumber(found[3] or 0), tonumber(found[4] or 0),
-          found[5] or ''}
+  local function number(text) return text and tonumber(text) or 0 end
+  return {found[1] or '', number(found[2]), number(found[3]), number(found[4]), found[5] or ''}
 end
 local function ours(holder, generation)
   local now = lease()
@@ -60,7 +72,7 @@ return lease()
 _RENEW = Script(
     _PRELUDE
     + """
-if ours(ARGV[2], ARGV[3]) then redis.call('HINCRBY', P .. 'lease', 'beats', 1) end
+if ours(ARGV[2], ARGV[3]) then redis.call('HSET', P .. 'lease', 'beats', lease()[3] + 1) end
 return lease()
 """
 )
@@ -103,7 +115,8 @@ _EDIT = Script(
     + """
 local name = ARGV[2]
 if tonumber(redis.call('ZSCORE', P .. 'versions', name) or 0) ~= tonumber(ARGV[3]) then return 0 end
-local version = redis.call('HINCRBY', P .. 'lease', 'version', 1)
+local version = lease()[4] + 1
+redis.call('HSET', P .. 'lease', 'version', version)
 redis.call('ZADD', P .. 'versions', version, name)
 if ARGV[4] == '' then
   redis.call('HDEL', P .. 'edits', name)
@@ -144,8 +157,7 @@ end
 i = 6
 for n = 1, slots do
   redis.call('HSET', P .. 'slots.' .. ARGV[i], ARGV[i + 1], ARGV[i + 2])
-  redis.call('ZADD', P .. 'dues', ARGV[i + 1], ARGV[i + 1] .. ' ' .. ARGV[i])
-  if pending then redis.call('ZADD', P .. 'pending', ARGV[i + 1], ARGV[i + 1] .. ' ' .. ARGV[i]) end
+  redis.call('ZADD', P .. (pending and 'pending' or 'dues'), ARGV[i + 1], ARGV[i + 1] .. ' ' .. ARGV[i])
   i = i + 3
 end
 local states = tonumber(ARGV[i])
@@ -184,7 +196,11 @@ _SENT = Script(
     _PRELUDE
     + """
 if not ours(ARGV[2], ARGV[3]) then return over() end
-for i = 4, #ARGV do redis.call('ZREM', P .. 'pending', ARGV[i]) end
+for i = 4, #ARGV do
+  if redis.call('ZREM', P .. 'pending', ARGV[i]) == 1 then
+    redis.call('ZADD', P .. 'dues', string.match(ARGV[i], '^%-?%d+'), ARGV[i])
+  end
+end
 return 1
 """
 )
@@ -202,16 +218,12 @@ _SWEEP = Script(
     _PRELUDE
     + """
 local found = redis.call('ZRANGEBYSCORE', P .. 'dues', '-inf', '(' .. ARGV[2], 'LIMIT', 0, ARGV[3])
-local count = 0
 for _, member in ipairs(found) do
-  if not redis.call('ZSCORE', P .. 'pending', member) then
-    local due, name = string.match(member, '^(%-?%d+) (.*)$')
-    redis.call('HDEL', P .. 'slots.' .. name, due)
-    redis.call('ZREM', P .. 'dues', member)
-    count = count + 1
-  end
+  local due, name = string.match(member, '^(%-?%d+) (.*)$')
+  if due then redis.call('HDEL', P .. 'slots.' .. name, due) end
+  redis.call('ZREM', P .. 'dues', member)
 end
-return count
+return #found
 """
 )
 
@@ -265,9 +277,12 @@ class RedisScheduleStore(ScheduleStore):
     # -- entries --
 
     def rows(self, after: int = -1) -> list[Row]:
-        return [_row(name, *rest) for name, *rest in self._call(_ROWS, after)]
+        rows = [_row(name, *rest) for name, *rest in self._call(_ROWS, after)]
+        return [row for row in rows if row is not None]
 
     def row(self, name: str) -> Row | None:
+        if not is_sayable(name):
+            return None
         version, edit, state = self._call(_ROW, name)
         return None if version is None and state is None else _row(name.encode(), version, edit, state)
 
@@ -284,9 +299,9 @@ class RedisScheduleStore(ScheduleStore):
     # -- slots --
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        ours = (lease.holder, lease.generation)
+        ours, firings = (lease.holder, lease.generation), once(firings)
         while True:
-            wanted = [part for each in firings for part in (each.name, _micro(each.due))]
+            wanted = [part for each in firings for part in (each.name, micro(each.due))]
             taken = self._call(_TAKEN, *ours, *wanted)
             free = [each for each, there in zip(firings, taken, strict=True) if not there]
             if self._take_slots(ours, free, firings, sender):
@@ -304,10 +319,10 @@ class RedisScheduleStore(ScheduleStore):
         self, ours: tuple[str, int], free: list[Firing], firings: Sequence[Firing], sender: Sender
     ) -> bool:
         """Take the slots that are free, and publish; False when one of them is not, after all."""
-        now, pending = _micro(self._clock.now()), not self.is_with(sender)
+        now, pending = micro(self._clock.now()), not self.is_with(sender)
         arguments: list[Any] = [len(free), int(pending)]
         for each in free:
-            arguments += (each.name, _micro(each.due), json.dumps([now, each.task_id]))
+            arguments += (each.name, micro(each.due), json.dumps([now, each.task_id]))
         states = {each.name: each.state for each in firings}
         arguments.append(len(states))
         for name, state in states.items():
@@ -325,23 +340,27 @@ class RedisScheduleStore(ScheduleStore):
         return taken
 
     def pending(self) -> list[Slot]:
-        return [_slot(name.decode(), due, value, PENDING) for name, due, value in self._call(_PENDING)]
+        slots = [_slot(name, due, value, PENDING) for name, due, value in self._call(_PENDING)]
+        return [slot for slot in slots if slot is not None]
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
         if slots:
-            members = [f"{_micro(due)} {name}" for name, due in slots]
+            members = [f"{micro(due)} {name}" for name, due in slots]
             self._call(_SENT, lease.holder, lease.generation, *members)
 
     def slots(self, name: str, most: int = 100) -> list[Slot]:
+        if not is_sayable(name):
+            return []
         found = self._call(_SLOTS, name)
         slots = [
-            _slot(name, due.removeprefix(b"p"), value, PENDING if due.startswith(b"p") else SENT)
+            _slot(name.encode(), due.removeprefix(b"p"), value, PENDING if due.startswith(b"p") else SENT)
             for due, value in zip(found[::2], found[1::2], strict=True)
         ]
-        return sorted(slots, key=lambda slot: slot.due, reverse=True)[:most]
+        whole = [slot for slot in slots if slot is not None]
+        return sorted(whole, key=lambda slot: slot.due, reverse=True)[:most]
 
     def sweep(self, before: float) -> int:
-        return int(self._call(_SWEEP, _micro(before), PORTION))
+        return int(self._call(_SWEEP, micro(before), PORTION))
 
     def close(self) -> None:
         self._links.close()
@@ -354,16 +373,28 @@ def open_redis_store(app: QWorker, url: str, scope: str) -> RedisScheduleStore:
     options = dict(conf.broker_transport_options if broker else conf.result_backend_transport_options)
     tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
     where = endpoint(url, options, tls, "beat_store")
-    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{scope}.", app.clock)
+    apart = scope.replace("%", "%25").replace(".", "%2E")  # what follows a scope begins with a dot
+    return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{apart}.", app.clock)
 
 
 def _lease(found: Sequence[Any]) -> Lease:
     holder, generation, beats, version, about = found
-    return Lease(holder.decode(), int(generation), int(beats), int(version), about.decode())
+    return Lease(
+        holder.decode("utf-8", "replace"),
+        int(generation),
+        int(beats),
+        int(version),
+        about.decode("utf-8", "replace"),
+    )
 
 
-def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row:
-    return Row(name.decode(), int(float(version or 0)), edit, None if state is None else _unpacked(state))
+def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row | None:
+    """None for what is no name: it was not written by us."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return None
+    return Row(text, int(float(version or 0)), edit, None if state is None else _unpacked(state))
 
 
 def _packed(state: State) -> str:
@@ -373,16 +404,15 @@ def _packed(state: State) -> str:
 def _unpacked(text: bytes) -> State | None:
     """None for what is no state: the entry begins anew."""
     try:
-        seen, since, last_due, last_run, task_id, runs, error = json.loads(text)
-        return State(str(seen), float(since), last_due, last_run, task_id, int(runs), error)
-    except (ValueError, TypeError):
+        return State.read(json.loads(text))
+    except (ValueError, RecursionError):
         return None
 
 
-def _slot(name: str, due: bytes, value: bytes, outcome: str) -> Slot:
-    at, task_id = json.loads(value)
-    return Slot(name, int(due) / MICROSECONDS, at / MICROSECONDS, str(task_id), outcome)
-
-
-def _micro(seconds: float) -> int:
-    return round(seconds * MICROSECONDS)
+def _slot(name: bytes, due: bytes, value: bytes, outcome: str) -> Slot | None:
+    """None for what is none: it was not written by us."""
+    try:
+        at, task_id = json.loads(value)
+        return Slot(name.decode(), int(due) / MICROSECONDS, at / MICROSECONDS, str(task_id), outcome)
+    except (ValueError, TypeError, RecursionError):
+        return None

@@ -11,12 +11,25 @@ What fires holds the row of the lease, so that nobody takes it meanwhile, and sl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import (
+    PENDING,
+    SENT,
+    Firing,
+    Lease,
+    Row,
+    ScheduleStore,
+    Slot,
+    State,
+    is_sayable,
+    micro,
+    once,
+)
 from qworker.clock import Clock
-from qworker.errors import LeaseLost
+from qworker.errors import BackendError, LeaseLost
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope, Sender
 
@@ -68,26 +81,31 @@ class Place(Protocol):
 
 
 TYPES = {
-    "sqlite": {"name": "TEXT", "text": "TEXT", "bytes": "BLOB", "end": ""},
-    "postgresql": {"name": "VARCHAR(255) COLLATE \"C\"", "text": "TEXT", "bytes": "BYTEA", "end": ""},
+    "sqlite": {"name": "TEXT", "text": "TEXT", "bytes": "BLOB", "index": "", "end": ""},
+    "postgresql": {"name": "VARCHAR(255) COLLATE \"C\"", "text": "TEXT", "bytes": "BYTEA", "index": "",
+                   "end": ""},
     "mysql": {
         "name": "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         "text": "LONGTEXT CHARACTER SET utf8mb4",
         "bytes": "LONGBLOB",
+        "index": ", INDEX qworker_slot_due (scope, pending, due)",
         "end": " ENGINE=InnoDB",
     },
 }  # fmt: skip
-TABLES = (
-    """CREATE TABLE IF NOT EXISTS qworker_beat (scope {name} NOT NULL PRIMARY KEY, holder {name} NOT NULL,
-generation BIGINT NOT NULL, beats BIGINT NOT NULL, version BIGINT NOT NULL, about {text} NOT NULL){end}""",
-    """CREATE TABLE IF NOT EXISTS qworker_entry (scope {name} NOT NULL, name {name} NOT NULL,
+TABLES = {
+    "qworker_beat": """CREATE TABLE IF NOT EXISTS qworker_beat (scope {name} NOT NULL PRIMARY KEY,
+holder {name} NOT NULL, generation BIGINT NOT NULL, beats BIGINT NOT NULL, version BIGINT NOT NULL,
+about {text} NOT NULL){end}""",
+    "qworker_entry": """CREATE TABLE IF NOT EXISTS qworker_entry (scope {name} NOT NULL, name {name} NOT NULL,
 version BIGINT NOT NULL, edit {bytes}, seen {text}, since BIGINT, last_due BIGINT, last_run BIGINT,
 task_id {text}, runs BIGINT NOT NULL, error {text}, PRIMARY KEY (scope, name)){end}""",
-    """CREATE TABLE IF NOT EXISTS qworker_slot (scope {name} NOT NULL, name {name} NOT NULL,
+    "qworker_slot": """CREATE TABLE IF NOT EXISTS qworker_slot (scope {name} NOT NULL, name {name} NOT NULL,
 due BIGINT NOT NULL, at BIGINT NOT NULL, task_id {text} NOT NULL, pending INTEGER NOT NULL,
-PRIMARY KEY (scope, name, due)){end}""",
-)
+PRIMARY KEY (scope, name, due){index}){end}""",
+}
 """Instants are microseconds since 1970."""
+INDEX = "CREATE INDEX IF NOT EXISTS qworker_slot_due ON qworker_slot (scope, pending, due)"
+"""By which pending slots are found, and old ones; MySQL has it in the table's statement."""
 IGNORING = {
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
@@ -128,12 +146,32 @@ class SQLScheduleStore(ScheduleStore):
 
     def _transact(self, work: Callable[[Session], T]) -> T:
         if not self._there:
-            for table in TABLES:
-                statement = table.format(**TYPES[self._place.dialect])
-                self._place.transact(partial(_do, statement=statement))
-            self._place.transact(lambda session: session.do(self._begin, (self._scope,)))
+            self._prepare()
             self._there = True
-        return self._place.transact(work)
+        try:
+            return self._place.transact(work)
+        except BackendError:
+            self._there = False  # the tables may have gone
+            raise
+
+    def _prepare(self) -> None:
+        """Make the tables, where they are not there, and the row of the lease."""
+        try:
+            self._place.transact(self._probe)
+        except BackendError as error:
+            if not any(name in str(error) for name in TABLES):
+                raise
+            for name, table in TABLES.items():
+                statements = [table.format(**TYPES[self._place.dialect])]
+                if name == "qworker_slot" and self._place.dialect != "mysql":
+                    statements.append(INDEX)
+                with suppress(BackendError):  # another process makes it at the same time
+                    self._place.transact(partial(_do, statements=statements))
+            self._place.transact(self._probe)
+
+    def _probe(self, session: Session) -> None:
+        session.ask(f"SELECT 1 FROM {', '.join(TABLES)} WHERE 1 = 0")
+        session.do(self._begin, (self._scope,))
 
     def is_with(self, sender: Sender) -> bool:
         return self._place.pusher(sender) is not None
@@ -181,6 +219,8 @@ class SQLScheduleStore(ScheduleStore):
         return [_row(found) for found in self._transact(lambda session: session.ask(query, values))]
 
     def row(self, name: str) -> Row | None:
+        if not is_sayable(name):
+            return None
         found = self._transact(lambda session: session.ask(f"{ROWS} AND name = %s", (self._scope, name)))
         return _row(found[0]) if found else None
 
@@ -213,18 +253,20 @@ class SQLScheduleStore(ScheduleStore):
     # -- slots --
 
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        push = self._place.pusher(sender)
+        push, firings = self._place.pusher(sender), once(firings)
+        if not firings:
+            return []
 
         def work(session: Session) -> list[Firing]:
             self._check(session, lease)
             taken = self._taken(session, firings)
-            free = [each for each in firings if (each.name, _micro(each.due)) not in taken]
-            now, pending = _micro(self._clock.now()), int(push is None)
+            free = [each for each in firings if (each.name, micro(each.due)) not in taken]
+            now, pending = micro(self._clock.now()), int(push is None)
             if free:
                 session.do_many(
                     self._slot,
                     [
-                        (self._scope, each.name, _micro(each.due), now, each.task_id, pending)
+                        (self._scope, each.name, micro(each.due), now, each.task_id, pending)
                         for each in sorted(free, key=lambda each: (each.name, each.due))
                     ],
                 )
@@ -254,7 +296,7 @@ class SQLScheduleStore(ScheduleStore):
     def _taken(self, session: Session, firings: Sequence[Firing]) -> set[tuple[str, int]]:
         """Of which of *firings* there is a slot already."""
         found: set[tuple[str, int]] = set()
-        wanted = sorted({(each.name, _micro(each.due)) for each in firings})
+        wanted = sorted({(each.name, micro(each.due)) for each in firings})
         for some in _portions(wanted):
             dues = [due for _, due in some]
             query = (
@@ -274,12 +316,14 @@ class SQLScheduleStore(ScheduleStore):
 
         def work(session: Session) -> None:
             self._check(session, lease)
-            session.do_many(statement, [(self._scope, name, _micro(due)) for name, due in sorted(slots)])
+            session.do_many(statement, [(self._scope, name, micro(due)) for name, due in sorted(slots)])
 
         if slots:
             self._transact(work)
 
     def slots(self, name: str, most: int = 100) -> list[Slot]:
+        if not is_sayable(name):
+            return []
         query = f"{SLOTS} AND name = %s ORDER BY due DESC LIMIT {int(most)}"
         return [_slot(row) for row in self._transact(lambda session: session.ask(query, (self._scope, name)))]
 
@@ -291,7 +335,7 @@ class SQLScheduleStore(ScheduleStore):
 
         def work(session: Session) -> int:
             found = [
-                (self._scope, name, due) for name, due in session.ask(query, (self._scope, _micro(before)))
+                (self._scope, name, due) for name, due in session.ask(query, (self._scope, micro(before)))
             ]
             if found:
                 session.do_many(
@@ -305,8 +349,9 @@ class SQLScheduleStore(ScheduleStore):
         self._place.close()
 
 
-def _do(session: Session, statement: str) -> int:
-    return session.do(statement)
+def _do(session: Session, statements: Iterable[str]) -> None:
+    for statement in statements:
+        session.do(statement)
 
 
 def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str]) -> str:
@@ -323,15 +368,8 @@ def _row(found: Sequence[Any]) -> Row:
     name, version, edit, seen, since, last_due, last_run, task_id, runs, error = found
     state = None
     if seen is not None:
-        state = State(
-            str(seen),
-            _seconds(since) or 0.0,
-            _seconds(last_due),
-            _seconds(last_run),
-            task_id,
-            int(runs),
-            error,
-        )
+        instants = map(_seconds, (since or 0, last_due, last_run))
+        state = State.read((seen, *instants, task_id, runs, error))
     return Row(str(name), int(version), None if edit is None else bytes(edit), state)
 
 
@@ -344,14 +382,17 @@ def _slot(found: Sequence[Any]) -> Slot:
 
 def _stored(state: State) -> tuple[Any, ...]:
     return state._replace(
-        since=_micro(state.since),
-        last_due=None if state.last_due is None else _micro(state.last_due),
-        last_run=None if state.last_run is None else _micro(state.last_run),
+        seen=_plain(state.seen),
+        error=None if state.error is None else _plain(state.error),
+        since=micro(state.since),
+        last_due=None if state.last_due is None else micro(state.last_due),
+        last_run=None if state.last_run is None else micro(state.last_run),
     )
 
 
-def _micro(seconds: float) -> int:
-    return round(seconds * MICROSECONDS)
+def _plain(text: str) -> str:
+    """*text*, in characters that every database takes."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _seconds(micro: Any) -> float | None:

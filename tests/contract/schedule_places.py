@@ -1,0 +1,285 @@
+"""Where schedule stores are tested: one SchedulePlace for each kind of store, with its broker and beside one.
+A new store adds a class and a line to SCHEDULE_PLACES.
+
+Comes from:  test_schedule_stores.py, which knows of a store only what a SchedulePlace says.
+Goes to:     the store, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from qworker import QWorker
+from qworker.beat.store import ScheduleStore
+from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import open_store
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.transports.lease import Broker
+from qworker.transports.sqlite.broker import SQLiteBroker
+from tests.contract.place_redis import RedisPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCOPE = "proj"
+TABLES = ("qworker_beat", "qworker_entry", "qworker_slot")
+
+
+class SchedulePlace:
+    """A store's server, file or memory, empty at first.
+
+    - one_process: no other process can reach it.
+    - together: slots and messages are there together or not at all.
+    - points: the crash points that it passes by.
+    """
+
+    one_process = False
+    together = False
+    points: tuple[str, ...] = ("slots-taken", "slots-pending", "entries-sent")
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
+        """Another store object on it."""
+        raise NotImplementedError
+
+    def open(self, url: str, clock: Clock, scope: str, **settings: Any) -> ScheduleStore:
+        app = QWorker(
+            "proj",
+            broker="memory://",
+            clock=clock,
+            set_as_current=False,
+            beat_store=url,
+            beat_scope=scope,
+            **settings,
+        )
+        return open_store(app)
+
+    def broker(self) -> Broker:
+        """Where calls are sent."""
+        return SQLiteBroker(f"sqlite:///{self.directory}/messages.db")
+
+    def empty(self) -> None:
+        """Lose all that is kept, behind the stores' backs."""
+        raise NotImplementedError
+
+    def lose(self) -> None:
+        """Lose also the tables, where there are some."""
+        self.empty()
+
+    def spoil_edit(self, name: str, text: bytes) -> None:
+        """Write nonsense in the place of an edit."""
+        raise NotImplementedError
+
+    def spoil_state(self, name: str, last_due: int) -> None:
+        """Write that the last due time of an entry was *last_due*, in microseconds."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Leave nothing on the server."""
+
+
+class MemoryPlace(SchedulePlace):
+    """The memory of this process."""
+
+    one_process = True
+    points = ()
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._stores: dict[str, MemoryScheduleStore] = {}
+
+    def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
+        return self._stores.setdefault(scope, MemoryScheduleStore(clock, shared=True))
+
+
+class SQLiteAlonePlace(SchedulePlace):
+    """A file beside the broker's."""
+
+    file = "schedules.db"
+
+    def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
+        return self.open(f"sqlite:///{self.directory}/{self.file}", clock, scope)
+
+    def _do(self, statement: str, *values: Any) -> None:
+        with closing(sqlite3.connect(self.directory / self.file)) as connection, connection:
+            connection.execute(statement, values)
+
+    def empty(self) -> None:
+        for table in TABLES:
+            self._do(f"DELETE FROM {table}")
+
+    def lose(self) -> None:
+        for table in TABLES:
+            self._do(f"DROP TABLE {table}")
+
+    def spoil_edit(self, name: str, text: bytes) -> None:
+        self._do("UPDATE qworker_entry SET edit = ? WHERE name = ?", text, name)
+
+    def spoil_state(self, name: str, last_due: int) -> None:
+        self._do("UPDATE qworker_entry SET last_due = ? WHERE name = ?", last_due, name)
+
+
+class SQLitePlace(SQLiteAlonePlace):
+    """The embedded broker's own file."""
+
+    file = "messages.db"
+    together = True
+    points = ("slots-taken", "entries-published")
+
+
+class ServerPlace(SchedulePlace):
+    """A server that is the broker, too."""
+
+    together = True
+    points = ("slots-taken", "entries-published")
+    kind: type[SQLPlace]
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.place = self.kind(directory)
+
+    def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
+        return self.open(self.place.url, clock, scope)
+
+    def broker(self) -> Broker:
+        return self.place.open()
+
+    def empty(self) -> None:
+        for table in TABLES:
+            self.place.execute(f"TRUNCATE TABLE {table}")
+
+    def lose(self) -> None:
+        for table in TABLES:
+            self.place.execute(f"DROP TABLE {table}")
+
+    def spoil_edit(self, name: str, text: bytes) -> None:
+        self.place._ask("UPDATE qworker_entry SET edit = %s WHERE name = %s", text, name)
+
+    def spoil_state(self, name: str, last_due: int) -> None:
+        self.place._ask("UPDATE qworker_entry SET last_due = %s WHERE name = %s", last_due, name)
+
+    def clear(self) -> None:
+        self.place.clear()
+
+
+class PostgreSQLSchedulePlace(ServerPlace):
+    """A schema."""
+
+    kind = PostgreSQLPlace
+
+
+class MySQLSchedulePlace(ServerPlace):
+    """A database of MariaDB's."""
+
+    kind = MySQLPlace
+
+
+class PostgreSQLAlonePlace(PostgreSQLSchedulePlace):
+    """A schema beside a broker that is a file."""
+
+    together = False
+    points = SchedulePlace.points
+
+    def broker(self) -> Broker:
+        return SchedulePlace.broker(self)
+
+
+class MySQLAlonePlace(MySQLSchedulePlace):
+    """A database beside a broker that is a file."""
+
+    together = False
+    points = SchedulePlace.points
+
+    def broker(self) -> Broker:
+        return SchedulePlace.broker(self)
+
+
+class RedisSchedulePlace(SchedulePlace):
+    """A Redis database that is the broker, too: one prefix of keys for each directory."""
+
+    together = True
+    points = ("slots-taken", "entries-published")
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.redis = RedisPlace(directory)
+
+    def store(self, clock: Clock = SYSTEM_CLOCK, scope: str = SCOPE) -> ScheduleStore:
+        options = {"global_keyprefix": self.redis.prefix}
+        return self.open(self.redis.url, clock, scope, result_backend_transport_options=options)
+
+    def broker(self) -> Broker:
+        return self.redis.open()
+
+    def empty(self) -> None:
+        self.redis.lose()
+
+    def key(self, name: str) -> str:
+        return f"{self.redis.prefix}qworker.beat.{SCOPE}.{name}"
+
+    def spoil_edit(self, name: str, text: bytes) -> None:
+        self.redis.client.hset(self.key("edits"), name, text)
+
+    def spoil_state(self, name: str, last_due: int) -> None:
+        text = f'["seen", 0, {last_due / 1_000_000}, null, null, 0, null]'
+        self.redis.client.hset(self.key("states"), name, text)
+
+    def clear(self) -> None:
+        self.redis.clear()
+
+
+class RedisAlonePlace(RedisSchedulePlace):
+    """Redis beside a broker that is a file."""
+
+    together = False
+    points = SchedulePlace.points
+
+    def broker(self) -> Broker:
+        return SchedulePlace.broker(self)
+
+
+SCHEDULE_PLACES: dict[str, type[SchedulePlace]] = {
+    "memory": MemoryPlace,
+    "sqlite": SQLitePlace,
+    "sqlite-alone": SQLiteAlonePlace,
+    "postgresql": PostgreSQLSchedulePlace,
+    "postgresql-alone": PostgreSQLAlonePlace,
+    "mysql": MySQLSchedulePlace,
+    "mysql-alone": MySQLAlonePlace,
+    "redis": RedisSchedulePlace,
+    "redis-alone": RedisAlonePlace,
+}
+
+
+def run_beside(
+    kind: str, directory: Path, script: str, *arguments: str, crash_at: str = ""
+) -> subprocess.Popen[str]:
+    """Another process on the place. It runs *script*, in which ``place``, ``store``, ``broker`` and
+    ``arguments`` are there."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + script, kind, str(directory), *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "QWORKER_CRASH_AT": crash_at},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+PRELUDE = """
+import sys
+from pathlib import Path
+from qworker.beat.store import *
+from tests.contract.schedule_places import SCHEDULE_PLACES
+from tests.contract.test_schedule_stores import DUE, firing, leading, state
+place = SCHEDULE_PLACES[sys.argv[1]](Path(sys.argv[2]))
+store, broker = place.store(), place.broker()
+arguments = sys.argv[3:]
+"""

@@ -1,0 +1,792 @@
+"""Schedule stores: one suite for all of them, each with its broker and beside one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from qworker.beat.catalog import catalog
+from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
+from qworker.testing.clock import FakeClock
+from qworker.transports.lease import Broker, Envelope, Sender
+from tests.contract.schedule_places import SCHEDULE_PLACES, RedisSchedulePlace, SchedulePlace, run_beside
+from tests.support.messages import message
+from tests.support.waiting import PATIENCE
+
+pytestmark = pytest.mark.contract
+
+T = TypeVar("T")
+QUEUE = "calls"
+DUE = 1_700_000_000.25
+NAMES = (
+    *("report", "Report", "REPORT", "report.", "report/", "report report", "report  report", "réport"),
+    *("re'port", 're"port', "re%port", "re%sport", "re_port", "re\\port", "re?port", "re:port", "re{port}"),
+    *("отчёт", "報告", "📈", "📉", "straße", "strasse", "é", "e\u0301", "0", "-1 a", "1700000000250000 a"),
+    *("x" * 255, "é" * 255, "lease", "slots.report"),
+)
+"""Names that a store may take for each other, or for something of its own."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test with every kind of place, but for those with other processes, which memory has none of. Each
+    place passes by some of the crash points."""
+    if "kind" not in metafunc.fixturenames:
+        return
+    code = metafunc.function.__code__
+    arguments = code.co_varnames[: code.co_argcount]
+    beside = "kind" in arguments or "kept" in arguments
+    kinds = {kind: each for kind, each in SCHEDULE_PLACES.items() if not (beside and each.one_process)}
+    if "point" in metafunc.fixturenames:
+        points = [(kind, point) for kind, each in kinds.items() for point in each.points]
+        metafunc.parametrize(("kind", "point"), points)
+    else:
+        metafunc.parametrize("kind", kinds)
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path) -> Iterator[SchedulePlace]:
+    place = SCHEDULE_PLACES[kind](tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def kept(place: SchedulePlace) -> SchedulePlace:
+    """A place that is not only in the memory of this process."""
+    return place
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(place: SchedulePlace, clock: FakeClock) -> Iterator[ScheduleStore]:
+    store = place.store(clock)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def broker(place: SchedulePlace) -> Iterator[Broker]:
+    broker = place.broker()
+    yield broker
+    broker.close()
+
+
+def leading(store: ScheduleStore, holder: str = "us") -> Lease:
+    """The lease, which is ours now, whoever had it."""
+    lease = store.take(holder, store.look(), "about us")
+    assert lease.holder == holder
+    return lease
+
+
+def state(number: int = 1, error: str | None = None) -> State:
+    return State(f"seen {number}", DUE - 1, DUE, DUE + 0.5, f"task-{number}", number, error)
+
+
+def firing(name: str, due: float = DUE, number: int = 1, count: int = 1) -> Firing:
+    """A call of *count* messages."""
+    envelopes = [message(f"{due} {place} of {name!a}", QUEUE) for place in range(count)]
+    return Firing(name, due, f"task-{number}", envelopes, state(number))
+
+
+def sent(broker: Broker) -> int:
+    return broker.admin.depths([QUEUE])[0].ready
+
+
+class Away(Sender):
+    """A broker that does not answer."""
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        raise BrokerUnavailable("away")
+
+
+def at_once(count: int, work: Callable[[int], T]) -> list[T]:
+    """What *work* makes in each of *count* threads, which begin together."""
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> T:
+        barrier.wait(PATIENCE)
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Let processes that have said they are ready go on together; what they say then."""
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
+
+
+# -- the lease --
+
+
+def test_nobody_leads_at_first(store: ScheduleStore) -> None:
+    assert store.look() == Lease()
+    assert (store.rows(), store.row("a"), store.slots("a"), store.pending()) == ([], None, [], [])
+
+
+def test_a_lease_is_taken_renewed_and_given_back(place: SchedulePlace, store: ScheduleStore) -> None:
+    ours = store.take("us", Lease(), "who we are: ü")
+    assert ours == Lease("us", 1, 1, 0, "who we are: ü")
+    other = place.store()
+    assert other.look() == ours
+    renewed = store.renew(ours)
+    assert renewed == ours._replace(beats=2)
+    assert store.renew(ours).beats == 3
+    assert other.look().beats == 3
+    store.resign(ours)
+    assert other.look().holder == ""
+    theirs = other.take("they", other.look())
+    assert (theirs.holder, theirs.generation) == ("they", 2)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "stale", [Lease("us", 1, 0), Lease("us", 0, 1), Lease("who", 1, 1), Lease()], ids=repr
+)
+def test_a_lease_that_has_changed_since_it_was_looked_at_is_not_taken(
+    store: ScheduleStore, stale: Lease
+) -> None:
+    ours = leading(store)
+    assert store.take("they", stale) == ours
+    assert store.look() == ours
+
+
+def test_an_edit_does_not_keep_a_lease_from_being_taken(store: ScheduleStore) -> None:
+    seen = leading(store)
+    assert store.edit("a", b"{}", 0)
+    assert store.take("they", seen).holder == "they"
+
+
+def test_a_lease_that_was_taken_is_another_s(store: ScheduleStore) -> None:
+    old = leading(store)
+    new = leading(store, "they")
+    assert store.renew(old) == new
+    store.resign(old)
+    assert store.look() == new
+    again = leading(store, "us")
+    assert store.renew(old) == again, "a generation of ours that is over"
+    store.resign(old)
+    assert store.look() == again
+
+
+def test_what_was_left_cannot_be_renewed(store: ScheduleStore) -> None:
+    lease = leading(store)
+    store.resign(lease)
+    assert store.renew(lease).holder == ""
+    with pytest.raises(LeaseLost):
+        store.note(lease, {"a": state()})
+
+
+@pytest.mark.parametrize("successor", ["they", "us"])
+def test_an_old_generation_is_kept_out(
+    place: SchedulePlace, store: ScheduleStore, broker: Broker, successor: str
+) -> None:
+    old = leading(store)
+    with suppress(BrokerUnavailable):
+        store.fire(old, [firing("pending")], Away())
+    before = store.rows(), store.pending()
+    leading(store, successor)
+    with pytest.raises(LeaseLost):
+        store.note(old, {"a": state()})
+    with pytest.raises(LeaseLost):
+        store.fire(old, [firing("a")], broker.sender)
+    if not place.one_process:  # where nothing is pending
+        with pytest.raises(LeaseLost):
+            store.sent(old, [("pending", DUE)])
+    assert (store.rows(), store.pending()) == before
+    assert (store.slots("a"), sent(broker)) == ([], 0)
+
+
+def test_one_of_many_threads_takes_the_lease(place: SchedulePlace) -> None:
+    stores = [place.store() for _ in range(8)]
+    for round_ in range(5):
+        seen = stores[0].look()
+        found = at_once(8, lambda number: stores[number].take(f"w{number}", seen))  # noqa: B023
+        assert len(set(found)) == 1
+        assert found[0].generation == round_ + 1
+    for each in stores:
+        each.close()
+
+
+RACING = """
+seen = Lease()
+print("ready", flush=True)
+sys.stdin.readline()
+lease = store.take(arguments[0], seen)
+print(lease.holder, lease.generation)
+"""
+
+
+def test_one_of_many_processes_takes_the_lease(kind: str, tmp_path: Path, place: SchedulePlace) -> None:
+    """They make the tables, too."""
+    processes = [run_beside(kind, tmp_path, RACING, f"w{number}") for number in range(4)]
+    found = outputs(processes)
+    assert [process.returncode for process in processes] == [0] * 4
+    assert len(set(found)) == 1
+    assert found[0].endswith(" 1")
+
+
+# -- rows --
+
+
+def test_a_row_has_the_edit_and_the_state(place: SchedulePlace, store: ScheduleStore) -> None:
+    lease = leading(store)
+    assert store.edit("a", b'{"fields":{}}', 0)
+    store.note(lease, {"a": state(1, "wrong: ü\n"), "b": State()})
+    other = place.store()
+    row = other.row("a")
+    assert row == Row("a", 1, b'{"fields":{}}', state(1, "wrong: ü\n"))
+    assert other.row("b") == Row("b", 0, None, State())
+    assert sorted(other.rows()) == [row, other.row("b")]
+    assert other.row("c") is None
+    other.close()
+
+
+def test_a_stale_edit_is_refused(store: ScheduleStore) -> None:
+    assert not store.edit("a", b"1", 1)
+    assert store.edit("a", b"1", 0)
+    assert not store.edit("a", b"2", 0)
+    first = store.row("a")
+    assert first is not None
+    assert store.edit("a", b"2", first.version)
+    assert not store.edit("a", b"3", first.version)
+    second = store.row("a")
+    assert second is not None
+    assert (second.edit, second.version > first.version) == (b"2", True)
+
+
+def test_an_edit_keeps_the_state_and_a_note_keeps_the_edit(store: ScheduleStore) -> None:
+    lease = leading(store)
+    store.note(lease, {"a": state(1)})
+    assert store.edit("a", b"1", 0)
+    store.note(lease, {"a": state(2)})
+    row = store.row("a")
+    assert row is not None
+    assert (row.edit, row.state) == (b"1", state(2))
+    assert store.edit("a", b"2", row.version)
+    row = store.row("a")
+    assert row is not None
+    assert (row.edit, row.state) == (b"2", state(2))
+    assert store.edit("a", None, row.version)
+    row = store.row("a")
+    assert row is not None
+    assert (row.edit, row.state) == (None, state(2))
+
+
+def test_an_edit_before_any_state_has_none(store: ScheduleStore) -> None:
+    assert store.edit("a", b"1", 0)
+    assert store.row("a") == Row("a", 1, b"1", None)
+
+
+def test_rows_after_a_version_are_those_that_were_edited_later(store: ScheduleStore) -> None:
+    lease = leading(store)
+    for name in ("a", "b", "c"):
+        assert store.edit(name, b"1", 0)
+    version = store.look().version
+    assert store.rows(version) == []
+    store.note(lease, {"a": state(), "d": state()})
+    assert store.rows(version) == [], "a note is no edit"
+    row = store.row("b")
+    assert row is not None
+    assert store.edit("b", b"2", row.version)
+    row = store.row("c")
+    assert row is not None
+    assert store.edit("c", None, row.version)
+    assert {row.name: row.edit for row in store.rows(version)} == {"b": b"2", "c": None}
+    assert store.look().version > version
+    assert store.rows(store.look().version) == []
+    assert {row.name for row in store.rows()} == {"a", "b", "c", "d"}
+
+
+def test_one_of_many_edits_of_the_same_version_is_taken(place: SchedulePlace, store: ScheduleStore) -> None:
+    stores = [place.store() for _ in range(6)]
+    known = 0
+    for _ in range(4):
+        done = at_once(6, lambda number: stores[number].edit("a", b"%d" % number, known))  # noqa: B023
+        assert sum(done) == 1
+        row = store.row("a")
+        assert row is not None
+        assert row.edit == b"%d" % done.index(True)
+        known = row.version
+    for each in stores:
+        each.close()
+
+
+def test_edits_of_many_threads_all_get_versions_of_their_own(
+    place: SchedulePlace, store: ScheduleStore
+) -> None:
+    stores = [place.store() for _ in range(6)]
+    assert all(at_once(6, lambda number: stores[number].edit(f"e{number}", b"1", 0)))
+    assert sorted(row.version for row in store.rows()) == [1, 2, 3, 4, 5, 6]
+    for each in stores:
+        each.close()
+
+
+def test_instants_are_exact_to_the_microsecond(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    for due in (0.0, 0.000001, 1_700_000_000.123457, 4_102_444_800.999999):
+        store.note(lease, {"a": State("s", due, due, due)})
+        row = store.row("a")
+        assert row is not None
+        assert row.state == State("s", due, due, due)
+        assert store.fire(lease, [firing("a", due)], broker.sender)
+        assert store.slots("a")[0].due == due
+
+
+def test_text_that_no_database_takes_is_kept_somehow(store: ScheduleStore) -> None:
+    """As an error of somebody's code, which may say anything."""
+    lease = leading(store)
+    store.note(lease, {"a": state(1, "a\0b \ud800 ü")})
+    row = store.row("a")
+    assert row is not None
+    assert row.state is not None
+    assert row.state.error is not None
+    assert row.state.error.startswith("a")
+    assert row.state.error.endswith("ü")
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 10_000], ids=["none", "nul", "lone", "long"])
+def test_a_name_that_none_can_have_is_not_there(store: ScheduleStore, name: str) -> None:
+    assert store.row(name) is None
+    assert store.slots(name) == []
+
+
+# -- slots --
+
+
+def test_a_slot_is_taken_once(store: ScheduleStore, broker: Broker, clock: FakeClock) -> None:
+    lease = leading(store)
+    one, other = firing("a", DUE, 1, count=2), firing("b", DUE, 2)
+    assert store.fire(lease, [one, other], broker.sender) == [one, other]
+    assert sent(broker) == 3
+    later = firing("a", DUE + 1, 3)
+    assert store.fire(lease, [firing("a", DUE, 4), later], broker.sender) == [later]
+    assert sent(broker) == 4
+    assert store.slots("a") == [
+        Slot("a", DUE + 1, clock.now(), "task-3", SENT),
+        Slot("a", DUE, clock.now(), "task-1", SENT),
+    ]
+    assert store.fire(lease, [firing("a", DUE), firing("a", DUE + 1)], broker.sender) == []
+    assert sent(broker) == 4
+    assert store.pending() == []
+
+
+def test_of_two_firings_of_one_due_time_one_is_made(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    made = store.fire(lease, [firing("a", DUE, 1), firing("a", DUE, 2)], broker.sender)
+    assert [each.task_id for each in made] == ["task-1"]
+    assert sent(broker) == 1
+    assert [slot.task_id for slot in store.slots("a")] == ["task-1"]
+
+
+def test_firing_keeps_the_states(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    assert store.edit("a", b"1", 0)
+    store.fire(lease, [firing("a", DUE, 1), firing("a", DUE + 1, 2)], broker.sender)
+    row = store.row("a")
+    assert row is not None
+    assert (row.edit, row.state) == (b"1", state(2))
+    store.fire(lease, [firing("a", DUE, 3)], broker.sender)
+    row = store.row("a")
+    assert row is not None
+    assert row.state == state(3), "also where the slot was taken"
+
+
+def test_nothing_at_all_can_be_fired_noted_and_sent(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    assert store.fire(lease, [], broker.sender) == []
+    store.note(lease, {})
+    store.sent(lease, [])
+    assert store.sweep(DUE) == 0
+
+
+def test_many_calls_at_once(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    firings = [firing(f"entry {number % 700}", DUE + number) for number in range(2100)]
+    assert store.fire(lease, firings, broker.sender) == firings
+    assert sent(broker) == 2100
+    assert store.fire(lease, firings, broker.sender) == []
+    assert len(store.slots("entry 3")) == 3
+    assert len(store.rows()) == 700
+
+
+def test_one_of_many_threads_makes_a_call(place: SchedulePlace, store: ScheduleStore) -> None:
+    lease = leading(store)
+    stores, brokers = [place.store() for _ in range(6)], [place.broker() for _ in range(6)]
+    made = at_once(
+        6,
+        lambda number: stores[number].fire(
+            lease, [firing("a", DUE, number), firing("b", DUE, number)], brokers[number].sender
+        ),
+    )
+    assert sorted(each.name for some in made for each in some) == ["a", "b"]
+    assert sent(brokers[0]) == 2
+    for each in (*stores, *brokers):
+        each.close()
+
+
+FIRING = """
+lease = store.look()
+print("ready", flush=True)
+sys.stdin.readline()
+made = [store.fire(lease, [firing("a", DUE + number)], broker.sender) for number in range(20)]
+print(sum(map(len, made)))
+"""
+
+
+def test_one_of_many_processes_makes_a_call(
+    kind: str, tmp_path: Path, store: ScheduleStore, broker: Broker
+) -> None:
+    leading(store)
+    processes = [run_beside(kind, tmp_path, FIRING) for _ in range(3)]
+    assert sum(map(int, outputs(processes))) == 20
+    assert sent(broker) == 20
+    assert len(store.slots("a")) == 20
+
+
+def test_it_says_whether_messages_are_there_with_the_slots(
+    place: SchedulePlace, store: ScheduleStore, broker: Broker
+) -> None:
+    assert store.is_with(broker.sender) is place.together
+    assert not store.is_with(Away())
+
+
+def test_a_broker_that_is_away_leaves_pending_slots_or_none(
+    place: SchedulePlace, store: ScheduleStore, broker: Broker, clock: FakeClock
+) -> None:
+    lease = leading(store)
+    with pytest.raises(BrokerUnavailable):
+        store.fire(lease, [firing("a"), firing("b", DUE + 1, 2)], Away())
+    if place.one_process:
+        assert (store.pending(), store.slots("a")) == ([], [])
+        assert len(store.fire(lease, [firing("a")], broker.sender)) == 1
+        return
+    pending = [
+        Slot("a", DUE, clock.now(), "task-1", PENDING),
+        Slot("b", DUE + 1, clock.now(), "task-2", PENDING),
+    ]
+    assert sorted(store.pending()) == pending
+    assert store.slots("a") == pending[:1]
+    assert store.fire(lease, [firing("a")], broker.sender) == []
+    store.sent(lease, [("a", DUE), ("nobody", DUE)])
+    assert store.pending() == pending[1:]
+    assert [slot.outcome for slot in store.slots("a")] == [SENT]
+    store.sent(lease, [("b", DUE + 1)])
+    assert store.pending() == []
+
+
+def test_the_newest_slots_come_first(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    dues = [DUE + number for number in (3, 1, 4, 0, 2, 10)]
+    store.fire(lease, [firing("a", due) for due in dues], broker.sender)
+    store.fire(lease, [firing("b", DUE + 20)], broker.sender)
+    assert [slot.due for slot in store.slots("a")] == sorted(dues, reverse=True)
+    assert [slot.due for slot in store.slots("a", 2)] == [DUE + 10, DUE + 4]
+    assert store.slots("a", 0) == []
+
+
+def test_old_slots_are_swept_in_portions(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    store.fire(lease, [firing(f"e{number % 3}", DUE + number) for number in range(900)], broker.sender)
+    assert store.sweep(DUE) == 0
+    counts = []
+    while count := store.sweep(DUE + 850):
+        counts.append(count)
+    assert sum(counts) == 850
+    assert max(counts) <= 1000
+    left = sorted(slot.due for name in ("e0", "e1", "e2") for slot in store.slots(name, 1000))
+    assert left == [DUE + number for number in range(850, 900)]
+    assert len(store.fire(lease, [firing("e0", DUE)], broker.sender)) == 1, "it is forgotten"
+
+
+def test_pending_slots_are_not_swept(kept: SchedulePlace, store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    with suppress(BrokerUnavailable):
+        store.fire(lease, [firing("a", DUE + number) for number in range(1200)], Away())
+    store.fire(lease, [firing("a", DUE + 5000)], broker.sender)
+    assert store.sweep(DUE + 10_000) == 1, "what is pending does not stand in the way"
+    assert store.sweep(DUE + 10_000) == 0
+    assert len(store.pending()) == 1200
+    store.sent(lease, [(slot.name, slot.due) for slot in store.pending()])
+    while store.sweep(DUE + 10_000):
+        pass
+    assert store.slots("a") == []
+
+
+# -- what is kept apart --
+
+
+def test_names_are_kept_apart(place: SchedulePlace, store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    for number, name in enumerate(NAMES):
+        assert store.edit(name, b"%d" % number, 0), name
+    store.note(lease, {name: state(number) for number, name in enumerate(NAMES)})
+    made = store.fire(lease, [firing(name, DUE, number) for number, name in enumerate(NAMES)], broker.sender)
+    assert [each.name for each in made] == list(NAMES)
+    found = {row.name: (row.edit, row.state) for row in store.rows()}
+    assert found == {name: (b"%d" % number, state(number)) for number, name in enumerate(NAMES)}
+    for number, name in enumerate(NAMES):
+        row = store.row(name)
+        assert row is not None
+        assert (row.name, row.edit) == (name, b"%d" % number)
+        assert [(slot.name, slot.task_id) for slot in store.slots(name)] == [(name, f"task-{number}")]
+    assert store.sweep(DUE + 1) == len(NAMES)
+    assert [name for name in NAMES if store.slots(name)] == []
+
+
+def test_pending_slots_have_their_names(kept: SchedulePlace, store: ScheduleStore) -> None:
+    lease = leading(store)
+    with suppress(BrokerUnavailable):
+        store.fire(lease, [firing(name, DUE, number) for number, name in enumerate(NAMES)], Away())
+    pending = store.pending()
+    assert {(slot.name, slot.task_id) for slot in pending} == {
+        (name, f"task-{number}") for number, name in enumerate(NAMES)
+    }
+    for name in NAMES:
+        store.sent(lease, [(name, DUE)])
+        assert name not in {slot.name for slot in store.pending()}
+    assert store.pending() == []
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("proj", "Proj"), ("a", "a.slots"), ("a.b", "a%2Eb"), ("ä", "a"), ("a%", "a%25")],
+)
+def test_scopes_are_kept_apart(place: SchedulePlace, broker: Broker, one: str, two: str) -> None:
+    ours, theirs = place.store(scope=one), place.store(scope=two)
+    lease = leading(ours)
+    assert theirs.look() == Lease()
+    assert ours.edit("lease", b"1", 0)
+    assert ours.edit("a", b"1", 0)
+    ours.fire(lease, [firing(name) for name in ("a", "lease", "states", "dues")], broker.sender)
+    with suppress(BrokerUnavailable):
+        ours.fire(lease, [firing("a", DUE + 1)], Away())
+    assert (theirs.look(), theirs.rows(), theirs.pending()) == (Lease(), [], [])
+    assert theirs.slots("a") == []
+    assert theirs.sweep(DUE + 100) == 0
+    mine = leading(theirs, "they")
+    with pytest.raises(LeaseLost):
+        theirs.note(lease, {"a": state()})
+    assert [each.name for each in theirs.fire(mine, [firing("a")], broker.sender)] == ["a"]
+    assert theirs.edit("a", b"2", 0)
+    row = ours.row("a")
+    assert row is not None
+    assert row.edit == b"1"
+    for each in (ours, theirs):
+        each.close()
+
+
+# -- damage --
+
+
+@pytest.mark.parametrize("how", ["empty", "lose"])
+def test_a_store_that_is_emptied_goes_on(
+    kept: SchedulePlace, store: ScheduleStore, broker: Broker, how: str
+) -> None:
+    lease = leading(store)
+    assert store.edit("a", b"1", 0)
+    store.fire(lease, [firing("a")], broker.sender)
+    getattr(kept, how)()
+    for _ in range(2):  # the first may tell of it
+        with suppress(BackendError):
+            assert store.look() == Lease()
+    assert store.renew(lease).holder == ""
+    with pytest.raises(LeaseLost):
+        store.note(lease, {"a": state()})
+    assert store.rows() == []
+    new = leading(store, "they")
+    with pytest.raises(LeaseLost):
+        store.fire(lease, [firing("a")], broker.sender)
+    assert store.edit("a", b"2", 0)
+    assert len(store.fire(new, [firing("a")], broker.sender)) == 1
+    assert [row.edit for row in store.rows()] == [b"2"]
+
+
+@pytest.mark.parametrize("how", ["empty", "lose"])
+def test_an_edit_of_an_emptied_store(kept: SchedulePlace, store: ScheduleStore, how: str) -> None:
+    assert store.edit("a", b"1", 0)
+    getattr(kept, how)()
+    if how == "lose":
+        with suppress(BackendError):
+            store.row("a")
+    assert store.edit("a", b"2", 0)
+    row = store.row("a")
+    assert row is not None
+    assert store.look().version == row.version > 0
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff\x00", b"[]", b'{"fields": 1}', b'"' + b"x" * 1000 + b'"'])
+def test_a_damaged_edit_spoils_no_other(kept: SchedulePlace, store: ScheduleStore, text: bytes) -> None:
+    good = b'{"fields":{"task":"t","schedule":{"every":5}},"added":true}'
+    assert store.edit("a", good, 0)
+    assert store.edit("b", good, 0)
+    kept.spoil_edit("a", text)
+    rows = store.rows()
+    assert {row.name: row.edit for row in rows} == {"a": text, "b": good}
+    found = catalog({}, rows)
+    assert found["a"].entry is None
+    assert found["a"].error is not None
+    assert found["b"].entry is not None
+
+
+@pytest.mark.parametrize("last_due", [2**62, -(2**62), 10**18])
+def test_an_instant_that_is_none_is_as_no_state(
+    kept: SchedulePlace, store: ScheduleStore, last_due: int
+) -> None:
+    store.note(leading(store), {"a": state(), "b": state()})
+    kept.spoil_state("a", last_due)
+    found = {row.name: row.state for row in store.rows()}
+    assert found == {"a": None, "b": state()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{", b"null", b"[]", b"{}", b"7", b"\xff", b"[" * 100_000, b'["s",0,null,null,null,0]'),
+        *(b'["s",1e999,null,null,null,0,null]', b'["s",NaN,null,null,null,0,null]'),
+        *(b'["s","x",null,null,null,0,null]', b'["s",0,"x",null,null,0,null]'),
+        *(b'["s",0,null,[],null,0,null]', b'["s",0,null,null,null,1e999,null]'),
+    ],
+)
+def test_nonsense_in_the_place_of_a_state_on_redis(tmp_path: Path, text: bytes) -> None:
+    place = RedisSchedulePlace(tmp_path)
+    store = place.store()
+    try:
+        store.note(leading(store), {"a": state(), "b": state()})
+        place.redis.client.hset(place.key("states"), "a", text)
+        assert {row.name: row.state for row in store.rows()} == {"a": None, "b": state()}
+        row = store.row("a")
+        assert row is None or row.state is None
+    finally:
+        store.close()
+        place.clear()
+
+
+def test_nonsense_elsewhere_on_redis(tmp_path: Path) -> None:
+    place = RedisSchedulePlace(tmp_path)
+    store, broker = place.store(), place.broker()
+    client = place.redis.client
+    try:
+        lease = leading(store)
+        store.fire(lease, [firing("a")], broker.sender)
+        with suppress(BrokerUnavailable):
+            store.fire(lease, [firing("a", DUE + 1)], Away())
+        nonsense = {b"x": b"[1,2]", b"5": b"{", b"6": b"[1]", b"7": b'["x",""]', b"8": b"\xff"}
+        client.hset(place.key("slots.a"), mapping=nonsense)
+        client.zadd(place.key("pending"), {b"nonsense": 1, b"5 a": 5, b"6 nobody": 6, b"9 \xff": 7})
+        client.zadd(place.key("dues"), {b"nonsense": 1, b"5 a": 5})
+        client.hset(place.key("states"), b"\xff\xfe", json.dumps(state()))
+        client.zadd(place.key("versions"), {b"\xff\xfd": 5})
+        assert [slot.due for slot in store.slots("a")] == [DUE + 1, DUE]
+        assert [slot.due for slot in store.pending()] == [DUE + 1]
+        assert [row.name for row in store.rows()] == ["a"]
+        while store.sweep(DUE + 10):
+            pass
+        assert [slot.due for slot in store.pending()] == [DUE + 1]
+        client.hset(place.key("lease"), mapping={"generation": "x", "beats": "", "version": "nonsense"})
+        assert store.look() == Lease("us", 0, 0, 0, "about us")
+        assert leading(store, "they").generation == 1
+    finally:
+        store.close()
+        broker.close()
+        place.clear()
+
+
+# -- crashes and forks --
+
+CRASHING = """
+lease = leading(store, "first")
+store.fire(lease, [firing("a", DUE, 1, count=2), firing("b", DUE, 2)], broker.sender)
+print("alive")
+"""
+
+
+def test_a_crash_at(
+    kind: str, tmp_path: Path, place: SchedulePlace, store: ScheduleStore, broker: Broker, point: str
+) -> None:
+    hit = tmp_path / "hit"
+    other = run_beside(kind, tmp_path, CRASHING, crash_at=f"{point}@{hit}")
+    said, _ = other.communicate(timeout=PATIENCE)
+    assert (other.returncode, said, hit.exists()) == (-signal.SIGKILL, "", True)
+    slots = [slot for name in ("a", "b") for slot in store.slots(name)]
+    assert len(slots) in (0, 2)
+    assert [row.state is not None for row in store.rows()] == [True] * len(slots)
+    lease = leading(store, "second")
+    if place.together:
+        assert sent(broker) == (3 if slots else 0)
+        assert [slot.outcome for slot in slots] == [SENT] * len(slots)
+        assert store.pending() == []
+    else:
+        assert sent(broker) == (3 if point == "entries-sent" else 0)
+        on_redis_or_later = point != "slots-taken"
+        assert sorted(store.pending()) == slots
+        assert bool(slots) is on_redis_or_later
+        store.sent(lease, [(slot.name, slot.due) for slot in slots])
+        assert store.pending() == []
+    made = store.fire(lease, [firing("a", DUE, 1, count=2), firing("b", DUE, 2)], broker.sender)
+    assert len(made) == 2 - len(slots)
+
+
+FORKING = """
+import os
+lease = leading(store, "parent")
+store.fire(lease, [firing("a")], broker.sender)
+child = os.fork()
+if not child:
+    try:
+        for _ in range(100):
+            assert store.look().holder == "parent"
+            assert store.row("a").name == "a"
+        assert store.edit("child", b"1", 0)
+        assert len(store.fire(lease, [firing("b")], broker.sender)) == 1
+        store.close()
+    finally:
+        os._exit(0 if store.row("child") else 1)
+ended = 0
+while not ended:
+    assert store.renew(lease).holder == "parent"
+    store.note(lease, {"p": state()})
+    ended, status = os.waitpid(child, os.WNOHANG)
+assert status == 0
+assert store.renew(lease).holder == "parent"
+assert len(store.fire(lease, [firing("c")], broker.sender)) == 1
+assert sorted(row.name for row in store.rows()) == ["a", "b", "c", "child", "p"]
+print("done")
+"""
+
+
+def test_a_forked_child_has_connections_of_its_own(
+    kind: str, tmp_path: Path, place: SchedulePlace, broker: Broker
+) -> None:
+    other = run_beside(kind, tmp_path, FORKING)
+    said, _ = other.communicate(timeout=PATIENCE)
+    assert (other.returncode, said) == (0, "done\n")
+    assert sent(broker) == 3
+
+
+def test_a_store_can_be_used_after_it_was_closed(store: ScheduleStore) -> None:
+    leading(store)
+    store.close()
+    store.close()
+    assert store.look().holder == "us"

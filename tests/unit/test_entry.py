@@ -1,0 +1,242 @@
+"""Entries: what each field may be, and what is said of what it may not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker import QWorker
+from qworker.beat import crontab, schedule
+from qworker.beat.entry import FIELDS, Entry, read_entry
+from qworker.errors import InvalidSchedule
+
+NOW = datetime(2026, 11, 23, 12, 30, tzinfo=UTC)
+ODD: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        0.5,
+        10**400,
+        float("nan"),
+        float("inf"),
+        "",
+        " ",
+        "x",
+        "nan",
+        "\0",
+        "\ud800",
+    ),
+    *(
+        b"x",
+        b"\xff",
+        [],
+        [1],
+        {},
+        {1: 2},
+        {"a": object()},
+        object(),
+        int,
+        print,
+        timedelta.max,
+        timedelta(-1),
+    ),
+    *(datetime.max, datetime.min, datetime.max.replace(tzinfo=timezone(-timedelta(hours=23)))),
+    *(
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=23))),
+        "9999-12-31T23:59:59-23:00",
+        set(),
+        range(3),
+    ),
+]
+
+
+def entry(**fields: Any) -> Entry:
+    return Entry(**{"name": "a", "task": "t", "schedule": 60, **fields})
+
+
+def test_what_an_entry_is_by_default() -> None:
+    found = read_entry("a", {"task": "t", "schedule": 60})
+    assert found == entry()
+    assert (found.args, found.kwargs, found.options) == ((), {}, {})
+    assert (found.enabled, found.start, found.end, found.max_runs, found.expires) == (True,) + (None,) * 4
+    assert (found.jitter, found.catch_up, found.overlap) == (0.0, "latest", "allow")
+    assert found.schedule == schedule(60)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "becomes"),
+    [
+        ("args", [1, 2], (1, 2)),
+        ("kwargs", None, {}),
+        ("options", {"queue": "q"}, {"queue": "q"}),
+        ("schedule", "0 4 * * *", crontab.from_text("0 4 * * *")),
+        ("start", "2027-01-01T02:00:00+02:00", datetime(2027, 1, 1, tzinfo=UTC)),
+        ("end", NOW, NOW),
+        ("end", None, None),
+        ("max_runs", 3, 3),
+        ("expires", timedelta(minutes=1), 60.0),
+        ("expires", None, None),
+        ("jitter", 5, 5.0),
+        ("catch_up", "skip", "skip"),
+        ("catch_up", 1000, 1000),
+        ("overlap", "replace", "replace"),
+        ("enabled", False, False),
+    ],
+)
+def test_what_fields_may_be(field: str, value: Any, becomes: Any) -> None:
+    found = getattr(entry(**{field: value}), field)
+    assert found == becomes
+    assert type(found) is type(becomes)
+
+
+def test_a_task_may_be_given_itself() -> None:
+    app = QWorker("proj", broker="memory://", set_as_current=False)
+
+    @app.task(name="proj.report")
+    def report() -> None: ...
+
+    assert entry(task=report).task == "proj.report"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("name", "", "name=''"),
+        ("name", " a", "without spaces"),
+        ("name", "a\n", "without spaces"),
+        ("name", "a\0b", "cannot be printed"),
+        ("name", "\ud800", "cannot be printed"),
+        ("name", "x" * 256, "255 characters"),
+        ("name", 7, "name=7"),
+        ("task", "", "the name of a task"),
+        ("task", None, "the name of a task"),
+        ("schedule", "0 4 * *", "five fields"),
+        ("schedule", None, "no schedule"),
+        ("args", "ab", "a list or tuple"),
+        ("args", {"a": 1}, "a list or tuple"),
+        ("args", 7, "a list or tuple"),
+        ("kwargs", [1], "names as keys"),
+        ("kwargs", {1: 2}, "names as keys"),
+        ("options", "queue", "names as keys"),
+        ("enabled", 1, "neither True nor False"),
+        ("enabled", None, "neither True nor False"),
+        ("start", "tomorrow", "no instant"),
+        ("start", datetime(2027, 1, 1), "with a time zone"),
+        ("end", 5, "no instant"),
+        ("end", "9999-12-31T23:59:59-23:00", "end of the calendar"),
+        ("start", "0001-01-01T00:00:00+23:00", "end of the calendar"),
+        ("max_runs", 0, "from 1 on"),
+        ("max_runs", 1.5, "from 1 on"),
+        ("max_runs", True, "from 1 on"),
+        ("expires", -1, "no number of seconds"),
+        ("expires", "soon", "no number of seconds"),
+        ("jitter", None, "no number of seconds"),
+        ("jitter", float("nan"), "no number of seconds"),
+        ("jitter", float("inf"), "no number of seconds"),
+        ("jitter", True, "no number of seconds"),
+        ("jitter", 10**400, "no number of seconds"),
+        ("catch_up", 0, "up to 1,000"),
+        ("catch_up", 1001, "up to 1,000"),
+        ("catch_up", True, "up to 1,000"),
+        ("catch_up", "last", "up to 1,000"),
+        ("overlap", "forbid", "allow, skip, replace"),
+    ],
+)
+def test_what_fields_may_not_be(field: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidSchedule) as caught:
+        entry(**{field: value})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("entry ")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS | {"name"}))
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+def test_nothing_else_is_raised_for_anything(field: str, value: Any) -> None:
+    with suppress(InvalidSchedule):
+        found = entry(**{field: value})
+        for instant in (NOW, datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 1, 1, tzinfo=UTC)):
+            found.next(instant)
+            found.previous(instant)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(FIELDS)),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        ),
+    )
+)
+def test_nothing_else_is_raised_for_plain_data(fields: dict[str, Any]) -> None:
+    with suppress(InvalidSchedule):
+        entry(**fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"schedule": 5}, "has no task"),
+        ({"task": "t"}, "has no schedule"),
+        ({"task": "t", "schedule": 5, "arg": 1}, "there is no 'arg'; did you mean args"),
+        ({"task": "t", "schedule": 5, 7: 1}, "there is no 7"),
+        ({"task": "t", "schedule": 5, "name": "b"}, "there is no 'name'"),
+        ("t", "it takes a dict with task and schedule"),
+        (None, "it takes a dict with task and schedule"),
+        ([("task", "t")], "it takes a dict with task and schedule"),
+    ],
+)
+def test_what_no_description_of_an_entry_is(given: Any, said: str) -> None:
+    with pytest.raises(InvalidSchedule, match="entry 'a'") as caught:
+        read_entry("a", given)
+    assert said in str(caught.value)
+
+
+def test_celerys_relative_counts_from_1970() -> None:
+    found = read_entry("a", {"task": "t", "schedule": 60, "relative": True})
+    assert found.schedule == schedule(60, relative=True)
+    assert read_entry(
+        "a", {"task": "t", "schedule": "@daily", "relative": True}
+    ).schedule == crontab.from_text("@daily")
+
+
+def test_an_entry_that_is_one_gets_the_name_that_it_stands_under() -> None:
+    one = entry()
+    assert read_entry("a", one) is one
+    assert read_entry("b", one).name == "b"
+
+
+def test_a_change_is_checked_and_leaves_the_entry_as_it_was() -> None:
+    one = entry(args=(1,))
+    assert one.changed({"args": [2], "enabled": False}) == entry(args=(2,), enabled=False)
+    assert one.args == (1,)
+    with pytest.raises(InvalidSchedule, match="there is no 'nmae'"):
+        one.changed({"nmae": "x"})
+    with pytest.raises(InvalidSchedule, match="there is no 'name'"):
+        one.changed({"name": "x"})
+    with pytest.raises(InvalidSchedule, match="max_runs=0"):
+        one.changed({"max_runs": 0})
+
+
+def test_start_and_end_are_due_times_themselves() -> None:
+    start, end = datetime(2026, 11, 23, 13, tzinfo=UTC), datetime(2026, 11, 23, 15, tzinfo=UTC)
+    found = entry(schedule="0 * * * *", start=start, end=end)
+    assert found.next(NOW - timedelta(days=1)) == start
+    assert found.next(start) == start + timedelta(hours=1)
+    assert found.next(end - timedelta(minutes=1)) == end
+    assert found.next(end) is None
+    assert found.previous(NOW + timedelta(days=1)) == end
+    assert found.previous(end) == end - timedelta(hours=1)
+    assert found.previous(start + timedelta(minutes=1)) == start
+    assert found.previous(start) is None
+    assert entry(start=datetime.min.replace(tzinfo=UTC)).next(datetime.min.replace(tzinfo=UTC)) is not None
