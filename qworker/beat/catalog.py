@@ -88,11 +88,25 @@ def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def catalog(base: Mapping[str, tuple[str, Any]], rows: Iterable[Row]) -> dict[str, Listed]:
-    """Return every entry of *base* and *rows*, by its name."""
+def catalog(
+    base: Mapping[str, tuple[str, Any]], rows: Iterable[Row], plain: Mapping[str, Listed] | None = None
+) -> dict[str, Listed]:
+    """Return every entry of *base* and *rows*, by its name.
+
+    plain: the same without any rows, where that was made already.
+    """
     known = {row.name: row for row in rows}
-    names = [*base, *(name for name, row in known.items() if name not in base and row.edit is not None)]
-    return {name: listed(name, base.get(name), known.get(name)) for name in names}
+    found: dict[str, Listed] = {}
+    for name, given in base.items():
+        row = known.get(name)
+        if plain is not None and (row is None or row.edit is None):
+            found[name] = plain[name]._replace(state=row and row.state)
+        else:
+            found[name] = listed(name, given, row)
+    for name, row in known.items():
+        if name not in base and row.edit is not None:
+            found[name] = listed(name, None, row)
+    return found
 
 
 def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
@@ -115,10 +129,13 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
         return Listed(name, None, source, error=str(error), state=state)
 
 
-def about(base: Mapping[str, tuple[str, Any]]) -> str:
+def about(plain: Mapping[str, Listed]) -> str:
     """Return JSON by which a process with other entries in its settings and code, or of another version, is
-    told: ``qworker``, the version, and ``entries``, a hash."""
-    described = {name: _told(listed(name, given, None)) for name, given in base.items()}
+    told: ``qworker``, the version, and ``entries``, a hash.
+
+    plain: the entries as settings and code have them: ``catalog(base, ())``.
+    """
+    described = {name: _told(each) for name, each in plain.items()}
     text = json.dumps(described, sort_keys=True)
     return json.dumps(
         {"qworker": __version__, "entries": hashlib.sha256(text.encode()).hexdigest()[:16]}, sort_keys=True

@@ -44,7 +44,8 @@ class SQLitePlace:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._handle = Handle(database)
+        # A power cut may take the last moments, slots and messages alike: then they are called again.
+        self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:
         try:

@@ -66,8 +66,9 @@ class Beat(ThreadComponent):
         self._embedded = embedded
         self._scope = app.conf.beat_scope or app.main or "default"
         self._base = base_of(app)
+        self._plain = catalog(self._base, ())
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.leadership = Leadership(self.store, holder[-255:], about(self._base))
+        self.leadership = Leadership(self.store, holder[-255:], about(self._plain))
         timezone = app.conf.timezone
         self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
         self._agenda: Agenda | None = None  # while we lead, as all below
@@ -132,7 +133,7 @@ class Beat(ThreadComponent):
         lease = self.leadership.lease
         assert lease is not None
         rows = self.store.rows()
-        self._listed = catalog(self._base, rows)
+        self._listed = catalog(self._base, rows, self._plain)
         agenda = Agenda(self._zone)
         fresh = agenda.update(self._listed.values(), self.clock.now())
         self.store.note(lease, fresh)
@@ -180,10 +181,11 @@ class Beat(ThreadComponent):
             return
         try:
             living = self._living(found)
+            numbered = not self.store.is_with(self.app.broker.sender)
             firings: list[Firing] = []
             states_of: dict[str, State] = {}
             for each in found:
-                made, state = self._firings(each, now, each.name in living)
+                made, state = self._firings(each, now, each.name in living, numbered)
                 firings += made
                 states_of[each.name] = state
             if firings:
@@ -203,15 +205,15 @@ class Beat(ThreadComponent):
         for each in found:
             agenda.plan(each.name, each.entry, states_of[each.name])
 
-    def _firings(self, due: Due, now: float, lives: bool) -> tuple[list[Firing], State]:
-        """The calls that are made for *due*, and what becomes of the entry's state."""
+    def _firings(self, due: Due, now: float, lives: bool, numbered: bool) -> tuple[list[Firing], State]:
+        """The calls that are made for *due*, and what becomes of the entry's state. lives: the call before
+        has not ended. numbered: see ``messages()``."""
         name, entry, state, dues, upto = due
         state = state._replace(last_due=upto)
         if lives and entry.overlap != REPLACE:
             return [], state
         replaced = state.task_id if lives else None
         made: list[Firing] = []
-        numbered = not self.store.is_with(self.app.broker.sender)
         for each in dues:
             task_id = id_of(self._scope, name, each)
             try:

@@ -88,7 +88,7 @@ def facts(choice: AppChoice) -> Iterator[Fact]:
         yield Fact("warning", f"nobody looks after the schedules ({number}, kept in {where})", _START)
         return
     yield Fact("ok", f"{lease.holder} looks after the schedules ({number}, kept in {where})")
-    yield from _differences(lease, about(base))
+    yield from _differences(lease, about(catalog(base, ())))
 
 
 def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:

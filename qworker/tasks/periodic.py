@@ -36,7 +36,7 @@ def add_periodic_task(
     """
     call = sig if isinstance(sig, Signature) else Signature(getattr(sig, "name", sig), app=app)
     fields = {key: options.pop(key) for key in FIELDS & options.keys()}
-    entry = name or repr(call)[:255]
+    entry = name or repr(call)[:255].strip()
     app.periodic_tasks[entry] = {
         "task": call.task,
         "schedule": schedule,

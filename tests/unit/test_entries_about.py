@@ -10,7 +10,7 @@ import pytest
 
 from qworker import __version__
 from qworker.beat import crontab
-from qworker.beat.catalog import SETTINGS, about
+from qworker.beat.catalog import SETTINGS, about, catalog
 
 
 class Own:
@@ -21,7 +21,7 @@ class Own:
 
 
 def said(**entry: Any) -> str:
-    return about({"a": (SETTINGS, {"task": "tasks.add", "schedule": 5, **entry})})
+    return about(catalog({"a": (SETTINGS, {"task": "tasks.add", "schedule": 5, **entry})}, ()))
 
 
 def test_the_version_is_said() -> None:
