@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.acceptance.brokers import Broken, RemoteSite
-from tests.acceptance.harness import TASKS, Site
+from tests.acceptance.harness import REPOSITORY, TASKS, Site
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -39,6 +40,8 @@ EVERY = {"often": 0.2, "sometimes": 0.5, "seldom": 1.3}
 SCHEDULE = {
     name: {"task": "periodic", "schedule": seconds, "catch_up": 1000} for name, seconds in EVERY.items()
 }
+TOGETHER, APART = ("entries-published",), ("slots-pending", "entries-sent")
+"""The steps of a call after its slot is taken, with messages in the same store and elsewhere."""
 TAKEOVER = 4.0
 """Seconds within which another process is to have taken over, on a machine that does much else; see the
 benchmarks for what it takes."""
@@ -57,13 +60,13 @@ class Run(NamedTuple):
 class BeatProcess:
     """One ``qworker beat`` of *site*."""
 
-    def __init__(self, site: Site, number: int) -> None:
+    def __init__(self, site: Site, number: int, crash_at: str = "") -> None:
         self.log_path = site.path / f"beat.{number}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "qworker", "beat", "-A", TASKS],
                 cwd=site.path,
-                env=site.environment(),
+                env={**site.environment(), "QWORKER_CRASH_AT": crash_at},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -105,9 +108,9 @@ class Beats:
         self._count = 0
         self.running: list[BeatProcess] = []
 
-    def start(self) -> BeatProcess:
+    def start(self, crash_at: str = "") -> BeatProcess:
         self._count += 1
-        self.running.append(BeatProcess(self._site, self._count))
+        self.running.append(BeatProcess(self._site, self._count, crash_at))
         return self.running[-1]
 
     def leader(self) -> BeatProcess:
@@ -229,6 +232,33 @@ def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], 
     last.stop()
     found = reckon(site)
     assert {name: len(every) > 3 for name, every in found.items()} == dict.fromkeys(EVERY, True), harms
+
+
+def test_there_are_points() -> None:
+    sources = (REPOSITORY / "qworker" / "beat").glob("*.py")
+    found = {name for path in sources for name in re.findall(r'crash_point\("([^"]+)"\)', path.read_text())}
+    assert found == {"slots-taken", *TOGETHER, *APART}
+
+
+def test_a_crash_at_each_step_leaves_each_due_time_called_once(
+    site: RemoteSite, servers: list[Broken], beats: Beats
+) -> None:
+    """Where messages are kept elsewhere, one that was sent twice runs once."""
+    worker = site.start()
+    for point in ("slots-taken", *(APART if len(servers) > 1 else TOGETHER)):
+        hit = site.path / f"hit-{point}"
+        crashing = beats.start(f"{point}@{hit}")
+        site.until(hit.exists, f"the crash at {point}")
+        crashing.process.wait(20)
+        beats.running.clear()
+        seen = len(runs(site))
+        following = beats.start()
+        site.until(lambda seen=seen: len(runs(site)) > seen + 3, "the next to go on")  # type: ignore[misc]
+        assert following.end() == 0
+        beats.running.clear()
+    site.drained()
+    worker.stop()
+    assert len(runs(site)) == sum(map(len, reckon(site).values()))
 
 
 def test_another_takes_over_from_one_that_is_killed(site: RemoteSite, beats: Beats) -> None:
