@@ -12,13 +12,13 @@ from __future__ import annotations
 import heapq
 import logging
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
 from qworker.beat.catalog import Listed
-from qworker.beat.entry import LATEST, SKIP, Entry
+from qworker.beat.entry import SKIP, Entry
 from qworker.beat.kinds import told
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
@@ -179,11 +179,3 @@ def anchored(entry: Entry, state: State) -> Entry:
     if type(entry.schedule) is not schedule or entry.schedule.anchor is not None:
         return entry
     return entry.changed({"schedule": entry.schedule.anchored(datetime.fromtimestamp(state.since, UTC))})
-
-
-def of_names(listed: Mapping[str, Listed], names: Iterable[str]) -> list[Listed]:
-    """Those of *listed* that are among *names*."""
-    return [listed[name] for name in names if name in listed]
-
-
-__all__ = ["LATEST", "Agenda", "Due", "anchored", "share"]

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from qworker.beat.agenda import anchored
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER
-from qworker.beat.catalog import HAND, Edit, Listed, base_of, catalog, listed, read_edit
+from qworker.beat.catalog import Edit, Listed, base_of, catalog, listed, read_edit
 from qworker.beat.entry import Entry, read_entry
 from qworker.beat.kinds import told
 from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
@@ -246,6 +246,3 @@ def _written(entry: Entry, names: set[str]) -> dict[str, Any]:
     written = write_fields({name: getattr(entry, name) for name in sorted(names)})
     read_fields(written)
     return written
-
-
-__all__ = ["HAND", "Schedules", "preview"]

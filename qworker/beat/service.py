@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -26,7 +26,7 @@ from qworker.beat.calls import id_of, messages
 from qworker.beat.catalog import Listed, about, base_of, catalog, listed
 from qworker.beat.entry import ALLOW, REPLACE
 from qworker.beat.leadership import Leadership
-from qworker.beat.store import LOOK_SECONDS, Firing, Row, ScheduleStore, Slot, State
+from qworker.beat.store import LOOK_SECONDS, Firing, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
@@ -161,8 +161,8 @@ class Beat(ThreadComponent):
         self._tell_of_errors(changed)
         self._version = lease.version
 
-    def _tell_of_errors(self, every: object) -> None:
-        for each in every:  # type: ignore[attr-defined]
+    def _tell_of_errors(self, every: Iterable[Listed]) -> None:
+        for each in every:
             if each.error is not None:
                 logger.error(
                     "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
@@ -298,6 +298,3 @@ class Beat(ThreadComponent):
         except QWorkerError as error:
             logger.debug("the lease of the schedules runs out by itself: %s", error)
         self.store.close()
-
-
-__all__ = ["Beat", "Row"]
