@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qworker import errors, signals, states
     from qworker.app import QWorker
-    from qworker.canvas.chain import chain
-    from qworker.canvas.chord import chord
-    from qworker.canvas.graph import graph
-    from qworker.canvas.group import group
+    from qworker.canvas.chains import chain
+    from qworker.canvas.chords import chord
+    from qworker.canvas.graphs import graph
+    from qworker.canvas.groups import group
     from qworker.canvas.mapping import chunks, xmap, xstarmap
-    from qworker.canvas.signature import Signature, maybe_signature, signature
-    from qworker.canvas.signature import signature as subtask
+    from qworker.canvas.signatures import Signature, maybe_signature, signature
+    from qworker.canvas.signatures import signature as subtask
     from qworker.context import Context, current_app, current_task
     from qworker.errors import (
         ConfigurationError,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overlo
 from qworker import signals
 from qworker.backends import Backend
 from qworker.backends.stores import Stores
-from qworker.canvas.signature import Signature, signature
+from qworker.canvas.signatures import Signature, signature
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings, absent, configuring
 from qworker.conf.absent import refuse
@@ -29,12 +29,11 @@ from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
-from qworker.publishing import connections, workflows
+from qworker.publishing import connections
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
-from qworker.results.group_result import GroupResults, ResultSet
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
 from qworker.tasks import periodic, registry
@@ -51,6 +50,7 @@ from qworker.transports.lease import Broker
 if TYPE_CHECKING:
     from qworker.beat.api import Schedules
     from qworker.message.signing import Signer
+    from qworker.results.group_result import GroupResults, ResultSet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -270,15 +270,34 @@ class QWorker:
         calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, or a
         workflow, for each.
         """
-        return workflows.send_many(self, calls, options)
+        from qworker.publishing.workflows import send_many
 
-    send_workflow = workflows.send_workflow
+        return send_many(self, calls, options)
+
+    def send_workflow(
+        self,
+        signature: Signature,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a workflow; return its result. args, kwargs, options: of this call; see the kinds of workflow.
+
+        While ``task_always_eager`` is on, it is run here and now. Raises PublishError for what cannot be
+        published, BrokerUnavailable as apply_async does, and NotSupported for a chord when results are kept
+        where no join can be.
+        """
+        from qworker.publishing.workflows import send_workflow
+
+        return send_workflow(self, signature, args, kwargs, options)
 
     @property
     def shared_canvas(self) -> bool:
         """Whether joins are written in the format that only workers of qworker know; see
         ``canvas_format``."""
-        return workflows.shares_joins(self)
+        from qworker.publishing.workflows import shares_joins
+
+        return shares_joins(self)
 
     def signature(
         self,
@@ -306,10 +325,14 @@ class QWorker:
     @property
     def GroupResult(self) -> GroupResults:
         """Makes a GroupResult of this app, or restores one: ``app.GroupResult.restore(id)``."""
+        from qworker.results.group_result import GroupResults
+
         return GroupResults(self)
 
     def ResultSet(self, results: Iterable[Any]) -> ResultSet[Any]:
         """Return the handle of several calls, to wait for all of them."""
+        from qworker.results.group_result import ResultSet
+
         return ResultSet(results, self)
 
     add_periodic_task = periodic.add_periodic_task

@@ -1,25 +1,44 @@
 """Canvas: calls that are not made yet, and how they are joined.
 
-Modules, in reading order: ``signature`` (one call), ``group`` (calls beside each other), ``chord`` (a
-group, and what gets its values), ``chain`` (one call after another), ``mapping`` (one call for many items),
-``graph`` (calls of which each may wait for several others), ``stamping`` (headers that calls carry along),
+Modules, in reading order: ``signatures`` (one call), ``groups`` (calls beside each other), ``chords`` (a
+group, and what gets its values), ``chains`` (one call after another), ``mapping`` (one call for many items),
+``graphs`` (calls of which each may wait for several others), ``stamping`` (headers that calls carry along),
 ``plan`` (what a workflow publishes now, and which joins it opens), ``join_body`` (what follows a join, and
 how it gets the values of the members), ``membership`` (of which joins a call is a part).
 """
 
 from __future__ import annotations
 
-from qworker.canvas.chain import chain
-from qworker.canvas.chord import chord
-from qworker.canvas.graph import graph
-from qworker.canvas.group import group
-from qworker.canvas.mapping import chunks, xmap, xstarmap
-from qworker.canvas.signature import Signature, maybe_signature, signature
-from qworker.canvas.stamping import StampingVisitor
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-subtask = signature
-maybe_subtask = maybe_signature
+if TYPE_CHECKING:
+    from qworker.canvas.chains import chain
+    from qworker.canvas.chords import chord
+    from qworker.canvas.graphs import graph
+    from qworker.canvas.groups import group
+    from qworker.canvas.mapping import chunks, xmap, xstarmap
+    from qworker.canvas.signatures import Signature, maybe_signature, signature
+    from qworker.canvas.signatures import maybe_signature as maybe_subtask
+    from qworker.canvas.signatures import signature as subtask
+    from qworker.canvas.stamping import StampingVisitor
 
+_MODULE_OF = {
+    "Signature": "signatures",
+    "signature": "signatures",
+    "subtask": "signatures",
+    "maybe_signature": "signatures",
+    "maybe_subtask": "signatures",
+    "group": "groups",
+    "chord": "chords",
+    "chain": "chains",
+    "chunks": "mapping",
+    "xmap": "mapping",
+    "xstarmap": "mapping",
+    "graph": "graphs",
+    "StampingVisitor": "stamping",
+}
+"""A worker that runs no workflows does without most of them."""
 __all__ = [
     "Signature",
     "StampingVisitor",
@@ -29,8 +48,21 @@ __all__ = [
     "graph",
     "group",
     "maybe_signature",
+    "maybe_subtask",
     "signature",
     "subtask",
     "xmap",
     "xstarmap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'qworker.canvas' has no attribute {name!r}")
+    value = getattr(import_module(f"qworker.canvas.{_MODULE_OF[name]}"), name.replace("subtask", "signature"))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

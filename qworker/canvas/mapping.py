@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qworker.canvas.group import group
-from qworker.canvas.signature import KINDS, Signature, maybe_signature
+from qworker.canvas.groups import group
+from qworker.canvas.signatures import Signature, maybe_signature
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -105,6 +105,3 @@ class chunks(Signature):
     ) -> GroupResult[Any]:
         """Make the calls of *task* with *it*, *n* items in each message."""
         return cls(task, it, n, app=app)()
-
-
-KINDS.update(xmap=xmap, xstarmap=xstarmap, chunks=chunks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from qworker.canvas.signature import Signature, listed
+from qworker.canvas.signatures import Signature, listed
 from qworker.transports.lease import Part
 
 HEADER = "qworker_joins"

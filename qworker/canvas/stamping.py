@@ -1,6 +1,6 @@
 """Stamping: headers that a workflow's calls carry with them, for whoever looks at its tasks later.
 
-Comes from:  ``signature.stamp()``, with names and values, or a visitor that says them for each call; and the
+Comes from:  ``Signature.stamp()``, with names and values, or a visitor that says them for each call; and the
              stamps of a task, for what follows it.
 Goes to:     options of the signatures, as Celery has them: each stamp by its name, and ``stamped_headers``,
              which lists the names.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qworker.canvas.signature import Signature
+    from qworker.canvas.signatures import Signature
 
 NAMES = "stamped_headers"
 """The option that lists the names of the stamps. A call that has it has been stamped, if only with none."""

@@ -33,7 +33,6 @@ from qworker.errors import (
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.publishing import bodies
-from qworker.results.group_result import GroupResult
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
@@ -198,6 +197,8 @@ class Joiner(ThreadComponent):
     def _values_of_chord(self, join: Finished) -> list[Any]:
         """The values of a chord in Celery's format. A client of Celery's whose header has groups in it counts
         each of their members, and stores of which results the header is made: its body gets these."""
+        from qworker.results.group_result import GroupResult
+
         header = GroupResult.restore(join.id, app=self._app)
         values = [self._joins.read_chord_part(part) for part in join.parts]
         if not isinstance(header, GroupResult):
@@ -208,7 +209,7 @@ class Joiner(ThreadComponent):
 
 def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
     """The value of *result*, of a group a list, out of those that are *known* by the ids of their calls."""
-    if isinstance(result, GroupResult):
+    if not result._is_single:
         return [_shaped(each, known) for each in result.results]
     if result.id not in known:
         raise ResultNotFound(f"{result.id} stands in the saved header, and is no member that has ended")

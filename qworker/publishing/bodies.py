@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
 from qworker.canvas.membership import FAILED, PUBLICATION, first_calls, publication
+from qworker.canvas.signatures import is_workflow
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError
 from qworker.publishing.transactions import holding_back
-from qworker.publishing.workflows import is_workflow
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:

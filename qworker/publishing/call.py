@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.canvas.signature import Signature, listed, signatures
+from qworker.canvas.signatures import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.membership import HEADER
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.message.kombu_json import dumps
 from qworker.message.protocol import NO_EMBED_JSON, HeaderTemplate
 from qworker.message.reading import MAX_HEADERS, NO_EMBED, valid_id

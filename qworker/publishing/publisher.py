@@ -17,7 +17,7 @@ from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.backends.joins import Join
 from qworker.canvas.plan import SEGMENT, Plan, plan
-from qworker.canvas.signature import KINDS, Signature
+from qworker.canvas.signatures import Signature, is_workflow
 from qworker.context import current_context
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
 from qworker.publishing.call import read_call
@@ -33,18 +33,11 @@ _BROKERS_OF_CELERY = _OF_REDIS | {"amqp", "amqps", "pyamqp", "sqs", "kombu"}
 def send_workflow(
     app: QWorker,
     signature: Signature,
-    args: Iterable[Any] | None = (),
-    kwargs: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    args: Iterable[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any] | None,
 ) -> Any:
-    """Call a workflow; return its result.
-
-    - args, kwargs, options: of this call; see the kinds of workflow.
-
-    While ``task_always_eager`` is on, it is run here and now. Raises PublishError for what cannot be
-    published, BrokerUnavailable as apply_async does, and NotSupported for a chord when results are kept
-    where no join can be.
-    """
+    """Call a workflow; return its result. See ``QWorker.send_workflow``."""
     if app.conf.task_always_eager:
         return signature.apply(args, kwargs, **(options or {}))
     (result,) = _called(app, [planned(app, signature, args, kwargs, options)])
@@ -107,11 +100,6 @@ def _signature(app: QWorker, item: Any) -> Signature:
         return item
     _, name, args, kwargs, options = read_call(app, None, item)
     return Signature(name, args, kwargs, options, app=app)
-
-
-def is_workflow(item: Any) -> bool:
-    """Tell whether *item* is a chain, group, chord or graph."""
-    return isinstance(item, Signature) and item["subtask_type"] in KINDS
 
 
 def started(app: QWorker, plans: list[Plan]) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qworker import states
 from qworker.backends.result_watcher import final
 from qworker.message.exceptions import exception_of
-from qworker.results.gathering import Roll
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found
@@ -83,6 +82,8 @@ def then_all(
     Celery's sake. Raises TypeError for what cannot be called.
     """
     kept, chained = _promise(callback, on_error)
+    from qworker.results.gathering import Roll
+
     roll = Roll(results._singles())
     backend = results.backend if roll.missing else None
     found = final(backend.read_many(roll.ids())) if backend is not None else {}

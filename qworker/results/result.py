@@ -20,7 +20,6 @@ from qworker.errors import NotAvailable, ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.results import callbacks, tree
 from qworker.results.awaiting import ended
-from qworker.results.group_result import GroupResult, result_described
 from qworker.results.tree import described, forget_line, ids_of_line, tree_of
 from qworker.results.waiting import (
     HINT_AFTER,
@@ -34,6 +33,7 @@ from qworker.results.waiting import (
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.results.group_result import GroupResult
 
 R = TypeVar("R")
 
@@ -368,4 +368,6 @@ class AsyncResult(Generic[R]):
 def result_from_tuple(value: Any, app: QWorker | None = None) -> Any:
     """Make the AsyncResult or GroupResult that ``as_tuple()`` described. Raises ValueError for anything
     else."""
+    from qworker.results.group_result import result_described
+
     return result_described(value, app, AsyncResult)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from qworker import states
 from qworker.errors import IncompleteStream
-from qworker.results import outline
-from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
 if TYPE_CHECKING:
     from qworker.backends.base import Meta
+    from qworker.results.dependencies import DependencyGraph, GraphFormatter
     from qworker.results.graph_result import GraphResult
     from qworker.results.group_result import GroupResult
     from qworker.results.result import AsyncResult
@@ -71,6 +70,8 @@ def build_graph(
 ) -> DependencyGraph[Node]:
     """Return the tree as a graph of results, each with those that came of it. intermediate: as for
     iterdeps(). formatter: how to_dot() draws it."""
+    from qworker.results.dependencies import DependencyGraph, GraphFormatter
+
     graph: DependencyGraph[Node] = DependencyGraph(
         formatter=formatter or GraphFormatter(root=result.id, shape="oval")
     )
@@ -242,6 +243,8 @@ def forget_line(result: Node | ResultSet[Any]) -> None:
     backend = result.backend
     backend.forget_many({single.id: None for single in stored})
     if result.parent is not None and backend.supports_locks:
+        from qworker.results import outline
+
         for before in line(result):
             if before is result or not before._is_single:
                 outline.forget(backend, before.id)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.graph import TASK as GRAPH
-from qworker.canvas.mapping import chunks
-from qworker.canvas.signature import signature
-from qworker.tasks.chord_unlock import CHORD_UNLOCK, make_chord_unlock
+from qworker.canvas.signatures import GRAPH, signature
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.definition import make_task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.tasks.registry import TaskRegistry
+    from qworker.tasks.task import Task
 
+CHORD_UNLOCK = "celery.chord_unlock"
 
 STAND_IN = "celery.accumulate"
 """In whose name the calls are told that came with a task which nobody knows here."""
@@ -39,6 +38,8 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
         return [_value(call(*item)) for item in it]
 
     def parts(task: Mapping[str, Any], it: Iterable[Any], n: int) -> Any:
+        from qworker.canvas.mapping import chunks
+
         return chunks.apply_chunks(signature(task, app=app), it, n, app).as_tuple()
 
     def accumulate(*args: Any, **kwargs: Any) -> Any:
@@ -47,6 +48,11 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
 
     def gathered(**values: Any) -> dict[str, Any]:
         return values
+
+    def unlock(self: Task[..., Any], *args: Any, **kwargs: Any) -> None:
+        from qworker.tasks.chord_unlock import unlock_chord
+
+        unlock_chord(self, *args, **kwargs)
 
     for name, function in (
         ("celery.map", xmap),
@@ -58,7 +64,9 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
         if name not in registry:
             registry.register(make_task(app, function, name=name))
     if CHORD_UNLOCK not in registry:
-        registry.register(make_chord_unlock(app))
+        registry.register(
+            make_task(app, unlock, name=CHORD_UNLOCK, bind=True, max_retries=None, ignore_result=True)
+        )
 
 
 def _value(returned: Any) -> Any:

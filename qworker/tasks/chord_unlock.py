@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.signature import signature
+from qworker.canvas.signatures import signature
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -31,7 +31,6 @@ from qworker.results.group_result import ResultSet
 from qworker.results.result import result_from_tuple
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
-from qworker.tasks.definition import make_task
 from qworker.transports.lease import Part
 
 if TYPE_CHECKING:
@@ -40,50 +39,46 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHORD_UNLOCK = "celery.chord_unlock"
 _AWAY = (BackendError, BrokerUnavailable)
 
 
-def make_chord_unlock(app: QWorker) -> Task[..., Any]:
-    """The task, for *app*."""
-
-    def chord_unlock(
-        self: Task[..., Any],
-        group_id: str,
-        callback: Mapping[str, Any],
-        interval: float | None = None,
-        max_retries: int | None = None,
-        result: Any = None,
-        **more: Any,
-    ) -> None:
-        pause = app.conf.result_chord_retry_interval if interval is None else interval
-        members = [result_from_tuple(each, app) for each in result]
-        ids = list(_ids(members))
+def unlock_chord(
+    task: Task[..., Any],
+    group_id: str,
+    callback: Mapping[str, Any],
+    interval: float | None = None,
+    max_retries: int | None = None,
+    result: Any = None,
+    **more: Any,
+) -> None:
+    """Run as *task*, ``celery.chord_unlock``, whose arguments Celery says."""
+    app = task.app
+    pause = app.conf.result_chord_retry_interval if interval is None else interval
+    members = [result_from_tuple(each, app) for each in result]
+    ids = list(_ids(members))
+    try:
+        found = app.backend.read_many(ids)
+    except BackendError as error:
+        task.retry(exc=error, countdown=pause, max_retries=max_retries)
+    if not all(_ended(found.get(task_id)) for task_id in ids):
         try:
-            found = app.backend.read_many(ids)
-        except BackendError as error:
-            self.retry(exc=error, countdown=pause, max_retries=max_retries)
-        if not all(_ended(found.get(task_id)) for task_id in ids):
+            task.retry(countdown=pause, max_retries=max_retries)
+        except (MaxRetriesExceeded, PublishError) as error:  # nobody would look again
+            _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
+            raise
+    why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
+    try:
+        if why is None:
+            values = [_value(each, found) for each in members]
             try:
-                self.retry(countdown=pause, max_retries=max_retries)
-            except (MaxRetriesExceeded, PublishError) as error:  # nobody would look again
-                _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
-                raise
-        why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
-        try:
-            if why is None:
-                values = [_value(each, found) for each in members]
-                try:
-                    followup.follow(app, self.request, callback, (values,))
-                except (PublishError, TypeError) as error:
-                    why = f"Callback error: {safe_repr(error)}"
-            if why is not None:
-                logger.error("chord %s fails: %s", group_id, why, extra={"event": "join-failed"})
-                _fail(app, callback, why)
-        except _AWAY as error:
-            self.retry(exc=error, countdown=pause, max_retries=max_retries)
-
-    return make_task(app, chord_unlock, name=CHORD_UNLOCK, bind=True, max_retries=None, ignore_result=True)
+                followup.follow(app, task.request, callback, (values,))
+            except (PublishError, TypeError) as error:
+                why = f"Callback error: {safe_repr(error)}"
+        if why is not None:
+            logger.error("chord %s fails: %s", group_id, why, extra={"event": "join-failed"})
+            _fail(app, callback, why)
+    except _AWAY as error:
+        task.retry(exc=error, countdown=pause, max_retries=max_retries)
 
 
 def _ids(members: list[Any]) -> Iterator[str]:

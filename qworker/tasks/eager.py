@@ -13,7 +13,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
-from qworker.canvas.signature import signatures
+from qworker.canvas.signatures import signatures
 from qworker.context import Context, current_context, pop, push
 from qworker.errors import Reject, Replaced, Retry
 from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, publication
-from qworker.canvas.signature import Signature, listed, signature
+from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context
 from qworker.errors import ChordError, NotSupported, PublishError, QWorkerError
@@ -24,7 +24,6 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
-from qworker.publishing.workflows import planned, start
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.outcome import Fields, Followed
 from qworker.tasks.unsent import is_away
@@ -142,6 +141,8 @@ def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Ma
     if errback["subtask_type"] is not None:
         if errback.id is not None:  # all of its calls are to be the same, too
             errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
+        from qworker.publishing.workflows import planned, start
+
         made = planned(app, errback, (call.id,))
         for each in made.calls:
             each["options"]["headers"] = {**(each["options"].get("headers") or {}), **marks}
@@ -226,6 +227,8 @@ def follow(
             _tidy(app, context, following)
             following.apply_async(args)
             return
+        from qworker.publishing.workflows import planned, start
+
         made = planned(app, following, args)
         for each in made.calls:
             _tidy(app, context, each)

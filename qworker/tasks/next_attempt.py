@@ -11,7 +11,7 @@ import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.errors import MaxRetriesExceeded, Retry
 from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional

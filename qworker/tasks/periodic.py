@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

@@ -15,12 +15,12 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qworker.backends.joins import Joins
-from qworker.canvas.chain import chain
-from qworker.canvas.group import with_callback
+from qworker.canvas.chains import chain
+from qworker.canvas.groups import with_callback
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import HEADER, parts_of
 from qworker.canvas.plan import last_call
-from qworker.canvas.signature import Signature, check, listed, maybe_signature
+from qworker.canvas.signatures import Signature, check, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced

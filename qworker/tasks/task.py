@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from qworker.canvas.mapping import chunks, xmap, xstarmap
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.conf import absent
 from qworker.conf.absent import refuse
 from qworker.context import Context, context_of, current_context, get_current_app, is_entered, pop, push
@@ -24,12 +23,13 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
-from qworker.tasks import next_attempt, replacement
+from qworker.tasks import next_attempt
 from qworker.tasks.eager import EagerResult, apply_eagerly
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.backends.base import Backend
+    from qworker.canvas.mapping import chunks, xmap, xstarmap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -266,14 +266,20 @@ class Task(Generic[P, R]):
 
     def map(self, it: Iterable[Any]) -> xmap:
         """Return a call that runs ``task(item)`` for each item of *it*, in one message; not made yet."""
+        from qworker.canvas.mapping import xmap
+
         return xmap(self.s(), it, app=self.app)
 
     def starmap(self, it: Iterable[Any]) -> xstarmap:
         """Return a call that runs ``task(*item)`` for each item of *it*, in one message; not made yet."""
+        from qworker.canvas.mapping import xstarmap
+
         return xstarmap(self.s(), it, app=self.app)
 
     def chunks(self, it: Iterable[Any], n: int) -> chunks:
         """Return a group of calls like starmap(), of *n* items each; not made yet."""
+        from qworker.canvas.mapping import chunks
+
         return chunks(self.s(), it, n, app=self.app)
 
     # -- from inside --
@@ -323,10 +329,14 @@ class Task(Generic[P, R]):
         already, PublishError as apply_async does, and Reject when it cannot be sent for now, as retry() does.
         Say ``return self.replace(sig)``.
         """
+        from qworker.tasks import replacement
+
         return self.on_replace(replacement.replacement(self, sig))
 
     def on_replace(self, sig: Any) -> Any:
         """Called by replace() with what is to be sent; an override returns ``super().on_replace(sig)``."""
+        from qworker.tasks import replacement
+
         return replacement.replace(self, sig)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
@@ -338,6 +348,8 @@ class Task(Generic[P, R]):
         Returns its result, or the signature if *lazy*. Raises NotInChord where there is no chord,
         PublishError and BrokerUnavailable as apply_async does, and NotSupported where results keep no chords.
         """
+        from qworker.tasks import replacement
+
         return replacement.add_to_chord(self, sig, lazy)
 
     def autoretry_countdown(self, context: Context) -> float:

@@ -10,10 +10,10 @@ import pytest
 
 from qworker import chain, graph, group
 from qworker.backends.joins import Join
-from qworker.canvas.chord import chord
+from qworker.canvas.chords import chord
 from qworker.canvas.membership import HEADER
 from qworker.canvas.plan import SEGMENT
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, Site
 from tests.acceptance.ledger import STARTED, messages_run

@@ -18,7 +18,7 @@ import pytest
 
 from qworker import chain, chord, graph, group
 from qworker.canvas.plan import SEGMENT
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.errors import QWorkerError
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.ledger import messages_run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.errors import ChordError
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 

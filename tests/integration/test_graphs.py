@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qworker import GraphResult, Ignore, QWorker, chord, graph, group
-from qworker.canvas.graph import MAX_DEPENDANTS
+from qworker.canvas.graphs import MAX_DEPENDANTS
 from qworker.canvas.plan import plan
-from qworker.canvas.signature import signature
+from qworker.canvas.signatures import signature
 from qworker.clock import SYSTEM_CLOCK
 from qworker.errors import ChordError, NotSupported, PublishError, TaskRevokedError
 from qworker.testing import FakeClock, MemoryStore, StepWorker

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from qworker import QWorker, chain, chord, group, signature
 from qworker.backends.joins import Join
 from qworker.canvas.membership import HEADER, PUBLICATION
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.errors import QWorkerError
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Envelope

@@ -13,7 +13,7 @@ from qworker import QWorker, Reject
 from qworker.backends.joins import Finished, Join, Joins
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import HEADER
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.components.joiner import RETRY_SECONDS, Joiner
 from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError
 from qworker.naming import task_id

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, chain, chord, group
-from qworker.canvas.signature import Signature
+from qworker.canvas.signatures import Signature
 from qworker.publishing import bodies
 from qworker.testing import FakeClock, StepWorker
 from tests.servers import prefix_of, require

@@ -66,10 +66,29 @@ def test_a_worker_on_the_embedded_broker_has_nothing_of_servers_and_signatures(t
         "'decimal', 'dateutil', 'zoneinfo', 'redis', 'amqp'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    assert _printed(code, tmp_path) == "[]"
+
+
+def test_a_worker_starts_without_what_workflows_need(tmp_path: Path) -> None:
+    rooms = ("canvas.chains", "canvas.groups", "canvas.plan", "publishing.workflows", "results.group_result")
+    code = (
+        "import sys; from qworker import QWorker; from qworker.worker import Worker\n"
+        "worker = Worker(QWorker('x'), concurrency=1); worker.start(); worker.stop()\n"
+        f"print([room for room in {rooms} if 'qworker.' + room in sys.modules])\n"
+        "from qworker import chain, group, signature\n"
+        f"print([room for room in {rooms} if 'qworker.' + room in sys.modules])"
     )
-    assert done.stdout.strip() == "[]"
+    assert _printed(code, tmp_path).splitlines() == [
+        "[]",
+        str(["canvas.chains", "canvas.groups", "results.group_result"]),
+    ]
+
+
+def _printed(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
 
 # -- configuration --

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qworker import QWorker, Signature, chain, chord, group, maybe_signature, signature
 from qworker.canvas.membership import HEADER, first_calls
 from qworker.canvas.plan import plan
-from qworker.canvas.signature import MAX_NESTING
+from qworker.canvas.signatures import MAX_NESTING
 from qworker.errors import NotSupported, PublishError
 from qworker.publishing.plain_calls import MemberCalls
 from qworker.signals import before_task_publish

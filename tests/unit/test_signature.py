@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import Task
-from qworker.canvas.signature import Signature, signatures
+from qworker.canvas.signatures import Signature, signatures
 from qworker.errors import NotAvailable
 from tests.support.stores import make_app
 

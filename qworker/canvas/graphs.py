@@ -17,10 +17,10 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.group import OF_THE_GROUP
+from qworker.canvas.groups import OF_THE_GROUP
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import MOST
-from qworker.canvas.signature import KINDS, Frozen, Signature, member, signature
+from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signature
 from qworker.errors import PublishError
 from qworker.naming import near
 from qworker.naming import task_id as new_id
@@ -31,8 +31,6 @@ from qworker.safe_repr import safe_repr
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
-TASK = "qworker.graph"
-"""The name of graphs, and of the task that returns the values of the nodes to what follows a graph."""
 MAX_DEPENDANTS = MOST - 1
 """So many nodes may wait for one: its message names them all, and what waits for the whole graph."""
 MAX_NAME = 100
@@ -82,7 +80,7 @@ class graph(Signature):
         _refuse_circles(wanted)
         fields = {"nodes": members, "after": wanted, "always": _always(members, always)}
         known = app or next((each._app for each in members.values() if each._app is not None), None)
-        super().__init__(TASK, (), fields, options, app=known)
+        super().__init__(GRAPH, (), fields, options, app=known)
         self["subtask_type"] = "graph"
 
     @classmethod
@@ -195,7 +193,7 @@ class graph(Signature):
         result = GraphResult(identity, results, None, self._app)
         if not joined:
             return Frozen(copy, result, result)
-        gathering = (self.gathered or Signature(TASK, app=self._app)).frozen(id, True, ids)
+        gathering = (self.gathered or Signature(GRAPH, app=self._app)).frozen(id, True, ids)
         copy["kwargs"]["gathered"] = gathering.step
         gathering.last.parent = result
         return Frozen(copy, result, gathering.last)
@@ -257,9 +255,6 @@ class graph(Signature):
 
     def __repr__(self) -> str:
         return f"graph({self.nodes!r:.1000}, after={dict(self.after)!r:.1000})"
-
-
-KINDS["graph"] = graph
 
 
 def _named(nodes: Any) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.group import OF_THE_GROUP, app_of, group, with_callback
-from qworker.canvas.signature import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
+from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback
+from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.errors import PublishError
 from qworker.naming import task_id as new_id
 
@@ -232,9 +232,6 @@ class chord(Signature):
 
     def __repr__(self) -> str:
         return f"chord({self.tasks!r:.1000}, {self.body!r})"
-
-
-KINDS["chord"] = chord
 
 
 def _beside(header: Any, app: QWorker | None) -> Any:

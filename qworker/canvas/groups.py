@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.signature import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
+from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.context import get_current_app
 from qworker.errors import PublishError
 from qworker.naming import task_id as new_id
@@ -206,9 +206,6 @@ class group(Several):
 
     def __repr__(self) -> str:
         return f"group({self.tasks!r:.1000})"
-
-
-KINDS["group"] = group
 
 
 def members_of(tasks: tuple[Any, ...], app: QWorker | None) -> list[Any]:

@@ -5,14 +5,15 @@ Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is wh
 Thread:      any.
 
 A workflow (chain, group, chord) is a signature too, whose members stand in its kwargs. Each kind is in a
-module of its own, which enters it in KINDS.
+module of its own, which KINDS loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from qworker import canvas
 from qworker.canvas import stamping
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 64
 """How deep workflows may stand in each other. A chain in a chain is one chain, and counts once."""
+GRAPH = "qworker.graph"
+"""The name of graphs, and of the task that returns the values of the nodes to what follows a graph."""
 
 
 class Frozen(NamedTuple):
@@ -54,7 +57,7 @@ class Signature(dict[str, Any]):
 
     __slots__ = ("_app",)
 
-    TYPES: ClassVar[dict[str, Any]]
+    TYPES: ClassVar[Mapping[str, Any]]
 
     def __init__(
         self,
@@ -384,8 +387,27 @@ class Signature(dict[str, Any]):
         return made(dict(self), self._app)
 
 
-KINDS: dict[str, Any] = {}
-"""The class for each subtask_type; each module enters its own."""
+class _Kinds(Mapping[str, Any]):
+    """The class for each subtask_type; its module is loaded when one is met."""
+
+    _names = ("chain", "group", "chord", "graph", "xmap", "xstarmap", "chunks")
+
+    def __getitem__(self, kind: str) -> Any:
+        if kind not in self._names:
+            raise KeyError(kind)
+        return getattr(canvas, kind)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+KINDS = _Kinds()
 
 Signature.TYPES = KINDS
 
@@ -423,9 +445,15 @@ def maybe_signature(value: Any, app: QWorker | None = None, clone: bool = False)
     return value
 
 
+def is_workflow(item: Any) -> bool:
+    """Tell whether *item* is a chain, group, chord, graph or mapping."""
+    return isinstance(item, Signature) and item["subtask_type"] in KINDS
+
+
 def made(fields: Mapping[str, Any], app: QWorker | None) -> Any:
     """Make the signature of *fields*, which have been checked."""
-    return KINDS.get(fields.get("subtask_type") or "", Signature).of_fields(fields, app)
+    kind = fields.get("subtask_type")
+    return (KINDS[kind] if kind is not None and kind in KINDS else Signature).of_fields(fields, app)
 
 
 def member(value: Any, app: QWorker | None) -> Any:
@@ -468,7 +496,7 @@ def check(value: Any) -> None:
                 if following := options.get("chain"):
                     waiting.append((following, depth + 1, "a call in a chain"))
             kind = fields.get("subtask_type")
-            if kind not in KINDS:
+            if kind is None or kind not in KINDS:
                 continue
             kwargs = fields.get("kwargs") or {}
             if kind == "graph":

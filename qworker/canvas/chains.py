@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.chord import chord
-from qworker.canvas.group import Several, group, members_of, with_callback, with_options
-from qworker.canvas.signature import KINDS, Frozen, Signature, listed, maybe_signature, member
+from qworker.canvas.chords import chord
+from qworker.canvas.groups import Several, group, members_of, with_callback, with_options
+from qworker.canvas.signatures import Frozen, Signature, listed, maybe_signature, member
 from qworker.errors import PublishError
 from qworker.naming import task_id as new_id
 
@@ -192,9 +192,6 @@ class chain(Several):
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.tasks)) if self.tasks else "chain()"
-
-
-KINDS["chain"] = chain
 
 
 def spliced(tasks: Iterable[Any]) -> Iterator[Any]:
