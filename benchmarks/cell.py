@@ -95,6 +95,8 @@ class Cell:
             **self.peer.environment,
             **self.extra,
             "PYTHONPATH": str(ROOT),
+            # Compiled code is kept, wherever it is switched off: pip has compiled the peers, and nobody us.
+            "PYTHONDONTWRITEBYTECODE": "",
             "BENCHMARK_WORKLOAD": self.workload,
             "BENCHMARK_DIRECTORY": str(self.directory),
             "BENCHMARK_RECORDS": str(self.records),
