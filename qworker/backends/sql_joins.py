@@ -71,6 +71,19 @@ class SQLSession:
     def do_many(self, statement: str, rows: Sequence[Row]) -> None:
         self._execute(statement, list(rows))
 
+    def transact(self, work: Callable[[SQLSession], T]) -> T:
+        """What *work* makes of this, in one transaction."""
+        for statement in BEGIN[self.connection.dialect.name]:
+            self.do(statement)
+        try:
+            found = work(self)
+            self.do("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # its connection may be the trouble; what is wrong, it has said
+                self.do("ROLLBACK")
+            raise
+        return found
+
 
 class SQLJoins(Joins):
     """url: of the result store; where the broker's leads to the same database, bodies are sent there."""
@@ -94,21 +107,7 @@ class SQLJoins(Joins):
         return self._database.run(lambda connection: work(SQLSession(connection)))
 
     def _transact(self, work: Callable[[SQLSession], T]) -> T:
-        """What *work* makes of a connection, in one transaction."""
-
-        def whole(session: SQLSession) -> T:
-            for statement in BEGIN[self._dialect]:
-                session.do(statement)
-            try:
-                found = work(session)
-                session.do("COMMIT")
-            except BaseException:
-                with suppress(Exception):  # its connection may be the trouble; what is wrong, it has said
-                    session.do("ROLLBACK")
-                raise
-            return found
-
-        return self._run(whole)
+        return self._run(lambda session: session.transact(work))
 
     def _none_yet(self) -> bool:
         """Whether nobody has opened a join here."""

@@ -4,8 +4,8 @@ Comes from:  the service, at each of its turns.
 Goes to:     the schedule store's lease.
 Thread:      beat.
 
-See ``store.py`` for how the lease works. Who has not renewed it for LEASE_SECONDS on its own clock must not
-rely on it, and asks first.
+See ``store.py`` for how the lease works. Who leads need not be sure of it: each step of the store looks
+whether the lease is still ours.
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ class Leadership:
             logger.info(
                 "leads the schedules now, after %s", found.holder or "nobody", extra={"event": "beat-leads"}
             )
-
-    def is_sure(self, now: float) -> bool:
-        """Tell whether nobody can have taken the lease from us yet."""
-        return self.lease is not None and now - self._renewed_at < LEASE_SECONDS
 
     def rest(self, now: float) -> float:
         """Seconds until the lease is to be renewed."""

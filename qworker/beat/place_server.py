@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import exc as sa_errors
@@ -44,23 +43,25 @@ class ServerPlace:
         self._pid = os.getpid()
         name = self._engine.dialect.name
         self.dialect = FAMILIES.get(name, name)
-        self._begin = BEGIN.get(name)
-        if self._begin is None:
+        if name not in BEGIN:
             raise ConfigurationError(
                 f"schedules cannot be kept by {name}: PostgreSQL, MySQL, MariaDB, SQLite and Redis can"
             )
 
     def transact(self, work: Callable[[Any], T]) -> T:
+        return apart(lambda: self._try(lambda session: session.transact(work)))
+
+    def read(self, work: Callable[[Any], T]) -> T:
         return apart(lambda: self._try(work))
 
-    def _try(self, work: Callable[[Any], T]) -> T:
+    def _try(self, work: Callable[[SQLSession], T]) -> T:
         if self._pid != os.getpid():
             self._engine.dispose(close=False)  # the connections are the parent's
             self._pid = os.getpid()
         for attempt in range(1, TRIES + 1):
             try:
                 with self._engine.connect() as connection:
-                    return self._once(SQLSession(connection), work)
+                    return work(SQLSession(connection))
             except sa_errors.DBAPIError as error:
                 if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
                     spelling = POSTGRESQL if self.dialect == "postgresql" else MYSQL
@@ -70,18 +71,6 @@ class ServerPlace:
             except sa_errors.SQLAlchemyError as error:
                 raise BackendError(f"the schedule store {mask_urls(self._url)}: {error}") from error
         raise AssertionError("unreachable: the last try returns or raises")
-
-    def _once(self, session: SQLSession, work: Callable[[Any], T]) -> T:
-        for statement in self._begin or ():
-            session.do(statement)
-        try:
-            found = work(session)
-            session.do("COMMIT")
-        except BaseException:
-            with suppress(Exception):  # its connection may be the trouble; what is wrong, it has said
-                session.do("ROLLBACK")
-            raise
-        return found
 
     def pusher(self, sender: Sender) -> Pusher | None:
         place = place_of(self._url)

@@ -48,8 +48,16 @@ class SQLitePlace:
         self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:
+        return self._explained(self._handle.write, work)
+
+    def read(self, work: Callable[[Any], T]) -> T:
+        return self._explained(self._handle.run, work)
+
+    def _explained(
+        self, run: Callable[[Callable[[sqlite3.Connection], T]], T], work: Callable[[Any], T]
+    ) -> T:
         try:
-            return self._handle.write(lambda connection: work(SQLiteSession(connection)))
+            return run(lambda connection: work(SQLiteSession(connection)))
         except (BrokerUnavailable, ConfigurationError, sqlite3.Error) as error:
             let_pass(error)
             raise BackendError(f"the schedule store: {error}") from error

@@ -67,6 +67,10 @@ class Place(Protocol):
         """What *work* makes of a Session, in one transaction. Raises BackendError."""
         ...
 
+    def read(self, work: Callable[[Any], T]) -> T:
+        """The same of one that changes nothing, and stands in nobody's way."""
+        ...
+
     def pusher(self, sender: Sender) -> Pusher | None:
         """What publishes by *sender* within a transaction; None where it publishes elsewhere."""
         ...
@@ -154,12 +158,22 @@ class SQLScheduleStore(ScheduleStore):
             self._there = False  # the tables may have gone
             raise
 
+    def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        """The rows of *query*; none where there are no tables yet: who only looks makes none."""
+        try:
+            return self._place.read(lambda session: session.ask(query, values))
+        except BackendError as error:
+            were_there, self._there = self._there, False
+            if were_there or not _are_missing(error):
+                raise
+            return []
+
     def _prepare(self) -> None:
         """Make the tables, where they are not there, and the row of the lease."""
         try:
             self._place.transact(self._probe)
         except BackendError as error:
-            if not any(name in str(error) for name in TABLES):
+            if not _are_missing(error):
                 raise
             for name, table in TABLES.items():
                 statements = [table.format(**TYPES[self._place.dialect])]
@@ -179,13 +193,13 @@ class SQLScheduleStore(ScheduleStore):
     # -- the lease --
 
     def look(self) -> Lease:
-        return self._transact(self._lease)
+        return _leases(self._read(LEASE, (self._scope,)))
 
     def _lease(self, session: Session, locking: str = "") -> Lease:
-        for row in session.ask(LEASE + locking, (self._scope,)):
-            return Lease(str(row[0]), int(row[1]), int(row[2]), int(row[3]), str(row[4]))
-        session.do(self._begin, (self._scope,))  # somebody has emptied the table
-        return Lease()
+        found = session.ask(LEASE + locking, (self._scope,))
+        if not found:
+            session.do(self._begin, (self._scope,))  # somebody has emptied the table
+        return _leases(found)
 
     def take(self, holder: str, known: Lease, about: str = "") -> Lease:
         def work(session: Session) -> Lease:
@@ -216,12 +230,12 @@ class SQLScheduleStore(ScheduleStore):
 
     def rows(self, after: int = -1) -> list[Row]:
         query, values = f"{ROWS} AND version > %s", (self._scope, after)
-        return [_row(found) for found in self._transact(lambda session: session.ask(query, values))]
+        return [_row(found) for found in self._read(query, values)]
 
     def row(self, name: str) -> Row | None:
         if not is_sayable(name):
             return None
-        found = self._transact(lambda session: session.ask(f"{ROWS} AND name = %s", (self._scope, name)))
+        found = self._read(f"{ROWS} AND name = %s", (self._scope, name))
         return _row(found[0]) if found else None
 
     def edit(self, name: str, edit: bytes | None, known: int) -> bool:
@@ -309,7 +323,7 @@ class SQLScheduleStore(ScheduleStore):
 
     def pending(self) -> list[Slot]:
         query = f"{SLOTS} AND pending = 1 {OF_ALL}"
-        return [_slot(row) for row in self._transact(lambda session: session.ask(query, (self._scope,)))]
+        return [_slot(row) for row in self._read(query, (self._scope,))]
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
         statement = "UPDATE qworker_slot SET pending = 0 WHERE scope = %s AND name = %s AND due = %s"
@@ -325,7 +339,7 @@ class SQLScheduleStore(ScheduleStore):
         if not is_sayable(name):
             return []
         query = f"{SLOTS} AND name = %s ORDER BY due DESC LIMIT {int(most)}"
-        return [_slot(row) for row in self._transact(lambda session: session.ask(query, (self._scope, name)))]
+        return [_slot(row) for row in self._read(query, (self._scope, name))]
 
     def sweep(self, before: float) -> int:
         query = (
@@ -347,6 +361,18 @@ class SQLScheduleStore(ScheduleStore):
 
     def close(self) -> None:
         self._place.close()
+
+
+def _are_missing(error: BackendError) -> bool:
+    """Whether *error* speaks of our tables: it is what a database says when they are not there."""
+    return any(name in str(error) for name in TABLES)
+
+
+def _leases(rows: Sequence[Any]) -> Lease:
+    """The lease in what LEASE has found."""
+    for row in rows:
+        return Lease(str(row[0]), int(row[1]), int(row[2]), int(row[3]), str(row[4]))
+    return Lease()
 
 
 def _do(session: Session, statements: Iterable[str]) -> None:

@@ -73,6 +73,10 @@ class SchedulePlace:
         """Lose also the tables, where there are some."""
         self.empty()
 
+    def is_lost(self) -> bool:
+        """Whether all is as lose() leaves it."""
+        raise NotImplementedError
+
     def spoil_edit(self, name: str, text: bytes) -> None:
         """Write nonsense in the place of an edit."""
         raise NotImplementedError
@@ -119,6 +123,11 @@ class SQLiteAlonePlace(SchedulePlace):
         for table in TABLES:
             self._do(f"DROP TABLE {table}")
 
+    def is_lost(self) -> bool:
+        with closing(sqlite3.connect(self.directory / self.file)) as connection:
+            names = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'qworker_%'")
+            return not {name for (name,) in names} & set(TABLES)
+
     def spoil_edit(self, name: str, text: bytes) -> None:
         self._do("UPDATE qworker_entry SET edit = ? WHERE name = ?", text, name)
 
@@ -158,6 +167,14 @@ class ServerPlace(SchedulePlace):
     def lose(self) -> None:
         for table in TABLES:
             self.place.execute(f"DROP TABLE {table}")
+
+    def is_lost(self) -> bool:
+        return not any(map(self._has, TABLES))
+
+    def _has(self, table: str) -> bool:
+        here = "current_schema()" if self.kind is PostgreSQLPlace else "database()"
+        query = f"SELECT 1 FROM information_schema.tables WHERE table_schema = {here} AND table_name = %s"
+        return bool(self.place._ask(query, table))
 
     def spoil_edit(self, name: str, text: bytes) -> None:
         self.place._ask("UPDATE qworker_entry SET edit = %s WHERE name = %s", text, name)
@@ -220,6 +237,9 @@ class RedisSchedulePlace(SchedulePlace):
 
     def empty(self) -> None:
         self.redis.lose()
+
+    def is_lost(self) -> bool:
+        return not self.redis.client.keys(f"{self.redis.prefix}*")
 
     def key(self, name: str) -> str:
         return f"{self.redis.prefix}qworker.beat.{SCOPE}.{name}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,13 @@ from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore,
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Envelope, Sender
-from tests.contract.schedule_places import SCHEDULE_PLACES, RedisSchedulePlace, SchedulePlace, run_beside
+from tests.contract.schedule_places import (
+    SCHEDULE_PLACES,
+    RedisSchedulePlace,
+    SchedulePlace,
+    SQLiteAlonePlace,
+    run_beside,
+)
 from tests.support.messages import message
 from tests.support.waiting import PATIENCE
 
@@ -143,6 +150,36 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 def test_nobody_leads_at_first(store: ScheduleStore) -> None:
     assert store.look() == Lease()
     assert (store.rows(), store.row("a"), store.slots("a"), store.pending()) == ([], None, [], [])
+
+
+def test_who_only_looks_changes_nothing(kept: SchedulePlace, store: ScheduleStore) -> None:
+    """Not even tables are made, where there are some: `qworker doctor` and who waits to take over look."""
+    leading(store)
+    kept.lose()
+    other = kept.store()
+    assert (other.look(), other.rows(), other.row("a"), other.pending(), other.slots("a")) == (
+        Lease(),
+        [],
+        None,
+        [],
+        [],
+    )
+    assert kept.is_lost()
+    leading(other)
+    assert not kept.is_lost()
+    other.close()
+
+
+def test_who_only_looks_waits_for_nobody_who_writes(tmp_path: Path, clock: FakeClock) -> None:
+    """Every process that could take over looks four times a second."""
+    place = SQLiteAlonePlace(tmp_path)
+    store = place.store(clock)
+    lease = leading(store)
+    with closing(sqlite3.connect(tmp_path / place.file, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert store.look() == lease
+        assert store.rows() == []
+    store.close()
 
 
 def test_a_lease_is_taken_renewed_and_given_back(place: SchedulePlace, store: ScheduleStore) -> None:

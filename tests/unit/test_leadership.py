@@ -40,10 +40,7 @@ def waited(who: Leadership, start: float, most: float = 10.0) -> float:
 def test_the_first_leads_at_once(store: MemoryScheduleStore, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one = Leadership(store, "one", "about one")
-    assert not one.is_sure(0.0)
     assert one.step(0.0) == Lease("one", 1, 1, 0, "about one")
-    assert one.is_sure(LEASE_SECONDS - 0.01)
-    assert not one.is_sure(LEASE_SECONDS)
     assert logged(caplog) == ["beat-leads"]
 
 
@@ -195,5 +192,3 @@ def test_two_never_lead_at_once(turns: list[tuple[int, str, float]]) -> None:
         assert after.generation >= generation
         generation = after.generation
         assert sum(leads(store, each) for each in some) <= 1
-        sure = [each for offset, each in enumerate(some) if each.is_sure(now + offset * 1000)]
-        assert len(sure) <= 1
