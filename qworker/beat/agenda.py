@@ -59,6 +59,8 @@ class Agenda:
         self._plans: dict[str, _Plan] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._count = 0
+        self.wrong: dict[str, str] = {}
+        """Why entries are not called whose schedule fails, by their names."""
 
     def __len__(self) -> int:
         """How many entries will be due some time."""
@@ -69,7 +71,7 @@ class Agenda:
         anew."""
         fresh: dict[str, State] = {}
         for each in listed:
-            self._plans.pop(each.name, None)
+            self.drop([each.name])
             if each.entry is None and not each.removed:
                 continue
             state = each.state or State()
@@ -85,6 +87,7 @@ class Agenda:
         """Forget entries."""
         for name in names:
             self._plans.pop(name, None)
+            self.wrong.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State) -> float | None:
         """Note when *entry* is due next; return that, None for never, as where its schedule fails."""
@@ -94,7 +97,7 @@ class Agenda:
         try:
             found = entry.next(self._instant(_base(state)))
         except InvalidSchedule as error:
-            _tell(name, error)
+            self._tell(name, error)
             return None
         if found is None:
             return None
@@ -115,15 +118,20 @@ class Agenda:
         return None
 
     def due(self, now: float, most: int) -> list[Due]:
-        """Take out the entries that are due, *most* of them. Plan them again afterwards."""
+        """Take out the entries that are due, until *most* calls are to be made of them, or more for the last
+        entry's sake. Plan them again afterwards."""
         found: list[Due] = []
-        while len(found) < most and (at := self.next()) is not None and at <= now:
+        calls = 0
+        while calls < most and (at := self.next()) is not None and at <= now:
             _, _, name = heapq.heappop(self._heap)
             plan = self._plans.pop(name)
             try:
-                found.append(self._choose(name, plan, now))
+                due = self._choose(name, plan, now)
             except InvalidSchedule as error:
-                _tell(name, error)
+                self._tell(name, error)
+                continue
+            found.append(due)
+            calls += max(1, len(due.dues))
         return found
 
     def _choose(self, name: str, plan: _Plan, now: float) -> Due:
@@ -149,6 +157,10 @@ class Agenda:
             dues.append(due)
         return Due(name, entry, state, tuple(reversed(dues)), upto)
 
+    def _tell(self, name: str, error: InvalidSchedule) -> None:
+        self.wrong[name] = str(error)
+        logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+
     def _instant(self, seconds: float) -> datetime:
         return datetime.fromtimestamp(seconds, self._zone)
 
@@ -156,10 +168,6 @@ class Agenda:
 def share(name: str, due: float) -> float:
     """From 0 to 1, the same for the same due time whoever asks."""
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
-
-
-def _tell(name: str, error: InvalidSchedule) -> None:
-    logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
 
 
 def _seen(entry: Entry | None) -> str:

@@ -15,8 +15,9 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC
+from itertools import islice
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
-"""Entries that are called in one step of the store."""
+"""Calls that are made in one step of the store; the last entry of a step may have as many more to catch up
+with."""
+MOST_TOLD = 20
+"""Entries of which health tells what is wrong."""
 RETRY_SECONDS = 0.25
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 0.5
@@ -75,6 +79,11 @@ class Beat(ThreadComponent):
         self._version = -1
         self._sweep_at = 0.0
         self._listed: dict[str, Listed] = {}
+        self._errors: dict[str, str] = {}
+        """Why entries are not called, by their names, for all that is known but by the agenda."""
+        for each in self._plain.values():
+            self._note_error(each.name, each.error)
+        self._problems = tuple(self._wrong())  # replaced as a whole: others read it
         self._away = False
         self._unsure = False
         """Slots were taken of which it is not known whether the broker has the messages."""
@@ -101,6 +110,7 @@ class Beat(ThreadComponent):
                 self._away = True
                 logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
             return RETRY_SECONDS
+        self._problems = tuple(self._wrong())
         if self._away:
             self._away = False
             logger.info("the schedules go on", extra={"event": "beat-goes-on"})
@@ -126,6 +136,16 @@ class Beat(ThreadComponent):
         rest = math.inf if due is None else due - self.clock.now()
         return max(0.0, min(rest, self.leadership.rest(self.clock.monotonic()), LONGEST_REST))
 
+    def problems(self) -> Sequence[str]:
+        """Which entries are not called, and why, for all that this process knows of them."""
+        return self._problems
+
+    def _wrong(self) -> Iterator[str]:
+        """The first MOST_TOLD of them."""
+        told = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
+        for name in islice(told, MOST_TOLD):
+            yield f"the entry {name} is not called: {told[name]:.500}"
+
     # -- entries --
 
     def _load(self) -> None:
@@ -134,6 +154,7 @@ class Beat(ThreadComponent):
         assert lease is not None
         rows = self.store.rows()
         self._listed = catalog(self._base, rows, self._plain)
+        self._errors.clear()
         agenda = Agenda(self._zone)
         fresh = agenda.update(self._listed.values(), self.clock.now())
         self.store.note(lease, fresh)
@@ -153,6 +174,7 @@ class Beat(ThreadComponent):
             if given is None and row.edit is None:
                 self._listed.pop(row.name, None)
                 agenda.drop([row.name])
+                self._note_error(row.name, None)
                 forgotten[row.name] = State()  # whoever adds one of that name again begins anew
             else:
                 self._listed[row.name] = found = listed(row.name, given, row)
@@ -163,10 +185,17 @@ class Beat(ThreadComponent):
 
     def _tell_of_errors(self, every: Iterable[Listed]) -> None:
         for each in every:
+            self._note_error(each.name, each.error or (each.state and each.state.error))
             if each.error is not None:
                 logger.error(
                     "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
                 )
+
+    def _note_error(self, name: str, error: str | None) -> None:
+        if error is None:
+            self._errors.pop(name, None)
+        else:
+            self._errors[name] = error
 
     # -- calls --
 
@@ -184,7 +213,10 @@ class Beat(ThreadComponent):
             numbered = not self.store.is_with(self.app.broker.sender)
             firings: list[Firing] = []
             states_of: dict[str, State] = {}
+            replaced: dict[str, str] = {}
             for each in found:
+                if each.name in living and each.entry.overlap == REPLACE and each.state.task_id is not None:
+                    replaced[each.name] = each.state.task_id
                 made, state = self._firings(each, now, each.name in living, numbered)
                 firings += made
                 states_of[each.name] = state
@@ -195,6 +227,7 @@ class Beat(ThreadComponent):
                 self.fired += len(free)
                 self._tell(free)
                 done = {each.name for each in firings}
+                self._revoke([task_id for name, task_id in replaced.items() if name in done])
             else:
                 done = set()
             self.store.note(lease, {name: state for name, state in states_of.items() if name not in done})
@@ -204,6 +237,7 @@ class Beat(ThreadComponent):
             raise
         for each in found:
             agenda.plan(each.name, each.entry, states_of[each.name])
+            self._note_error(each.name, states_of[each.name].error)
 
     def _firings(self, due: Due, now: float, lives: bool, numbered: bool) -> tuple[list[Firing], State]:
         """The calls that are made for *due*, and what becomes of the entry's state. lives: the call before
@@ -212,7 +246,6 @@ class Beat(ThreadComponent):
         state = state._replace(last_due=upto)
         if lives and entry.overlap != REPLACE:
             return [], state
-        replaced = state.task_id if lives else None
         made: list[Firing] = []
         for each in dues:
             task_id = id_of(self._scope, name, each)
@@ -231,9 +264,12 @@ class Beat(ThreadComponent):
                 return made, state._replace(error=text[:1000])
             state = state._replace(last_run=now, task_id=task_id, runs=state.runs + 1, error=None)
             made.append(Firing(name, each, task_id, envelopes, state))
-        if replaced is not None and made:
-            self.app.control.revoke(replaced, terminate=True)
         return made, state
+
+    def _revoke(self, ids: list[str]) -> None:
+        """Revoke the calls that were replaced. Not before it is sure that what replaces them is called."""
+        if ids:
+            self.app.control.revoke(ids, terminate=True)
 
     def _living(self, found: list[Due]) -> set[str]:
         """Those entries whose call before has not ended, of those that ask for it."""

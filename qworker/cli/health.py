@@ -74,8 +74,8 @@ def _ask(address: str, path: str, timeout: float) -> Check:
         connection.request("GET", path)
         answer = connection.getresponse()
         status = json.loads(answer.read(65536))
-        reasons = "; ".join(status["reasons"]) or f"{status['worker']} is {status['phase']}"
-        return Check("status port", answer.status == 200, reasons)
+        reasons = status["reasons"] or [f"{status['worker']} is {status['phase']}"]
+        return Check("status port", answer.status == 200, "; ".join([*reasons, *status.get("problems", ())]))
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         return Check("status port", False, f"no worker answers on {address}: {error}")
     finally:

@@ -114,8 +114,9 @@ class Assembly:
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks)
         # And who watches.
+        others = [make(on_crash) for make in besides]
         self.health = Health(
-            registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener
+            registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener, others
         )
         self.http: HttpStatus | None = None
         if address is not None and counters is not None:
@@ -127,7 +128,6 @@ class Assembly:
             self.http = HttpStatus(address, self.health, metrics)
 
         self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
-        others = [make(on_crash) for make in besides]
         http, writer, joiner = self.http or ABSENT, self.writer or ABSENT, self.joiner or ABSENT
         self.start_order: tuple[Component, ...] = (
             http,  # first: a probe is told that the worker is starting

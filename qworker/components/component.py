@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from qworker.clock import Clock
 
@@ -33,6 +33,11 @@ class Component:
     def stop(self, deadline: float = 0.0) -> None:
         """End, and give up by the monotonic *deadline* what is not done then. A thread is told to end; join()
         waits for it. Called again, the later deadline counts, which may be an earlier time."""
+
+    def problems(self) -> Sequence[str]:
+        """What is wrong with what it looks after, and would not be mended by starting again; for who asks for
+        the worker's health. Any thread."""
+        return ()
 
     def join(self, seconds: float) -> bool:
         """Wait up to *seconds* for the thread to end; True when it has, or there is none."""

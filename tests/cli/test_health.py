@@ -112,6 +112,25 @@ def test_it_asks_the_status_port_of_a_worker(tasks, run, shell, environment, mon
     assert shell("health", "--pidfile", "w.pid").returncode == 1
 
 
+def test_it_tells_of_entries_that_are_wrong(tasks, run, environment, monkeypatch):
+    """No reason to start the worker again: it would not mend them."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", address)
+    monkeypatch.setenv("QWORKER_BEAT_SCHEDULE", '{"bad": {"task": "t", "schedule": "never"}}')
+    command = [sys.executable, "-m", "qworker", "start", "-c", "1", "--beat", "-l", "CRITICAL"]
+    settings = {name: os.environ[name] for name in ("QWORKER_WORKER_HTTP_ADDRESS", "QWORKER_BEAT_SCHEDULE")}
+    worker = subprocess.Popen(command, env={**environment, **settings})
+    try:
+        until(lambda: "the entry bad is not called: " in run("health").stdout)
+        assert run("health").exit_code == run("health", "--live").exit_code == 0
+        assert run("beat", "remove", "bad").exit_code == 0
+        until(lambda: "the entry bad" not in run("health").stdout)
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
+
+
 @pytest.mark.parametrize("wrong", ["localhost", "8080", "host:port", "h:99999", "::1:80"])
 def test_an_address_that_is_none_is_refused(tasks, run, monkeypatch, wrong):
     monkeypatch.setenv("QWORKER_WORKER_HTTP_ADDRESS", wrong)

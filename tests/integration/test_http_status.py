@@ -82,6 +82,7 @@ def test_a_worker_that_consumes_is_alive_and_ready(watched: Watched) -> None:
         "reasons": [],
         "worker": watched.worker.hostname,
         "phase": "running",
+        "problems": [],
     }
     assert watched.get("/")[0] == 404
     assert watched.get("/readyz", "HEAD") == (200, "")

@@ -87,6 +87,16 @@ def test_no_more_than_was_asked_for_is_taken_the_earliest_first() -> None:
     assert len(take(agenda, START + 100, 100)) == 7
 
 
+def test_what_is_missed_is_caught_up_with_in_portions() -> None:
+    """A thousand entries that missed a thousand due times each are a million calls."""
+    agenda = agenda_of(*(entry(f"e{number}", catch_up=1000) for number in range(50)))
+    portions = []
+    while found := agenda.due(FIRST + 30 * DAY, 1000):
+        portions.append(sum(len(each.dues) for each in found))
+    assert sum(portions) == 50 * 721
+    assert max(portions) < 1000 + 721
+
+
 def test_an_entry_is_not_due_again_until_it_is_planned_again() -> None:
     agenda = agenda_of(entry())
     (found,) = agenda.due(FIRST, 10)

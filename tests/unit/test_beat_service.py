@@ -72,6 +72,19 @@ class Kept(MemoryScheduleStore):
             raise BackendError("away")
 
 
+class Deaf(Kept):
+    """deaf: so many answers of fire() are lost from now on."""
+
+    deaf = 0
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
+        free = super().fire(lease, firings, sender)
+        if self.deaf:
+            self.deaf -= 1
+            raise BackendError("no answer")
+        return free
+
+
 class Apart(Kept):
     """As a store beside its broker: a slot is taken first, and pending until the message is sent."""
 
@@ -83,6 +96,19 @@ class Apart(Kept):
             sender.push([envelope for each in free for envelope in each.envelopes])
             self.sent(lease, [(each.name, each.due) for each in free])
         return free
+
+
+class Failing(Schedule):
+    """One of somebody's own, with a fault."""
+
+    def next(self, after: datetime) -> datetime | None:
+        raise RuntimeError("no time")
+
+    def previous(self, before: datetime) -> datetime | None:
+        raise RuntimeError("no time")
+
+    def words(self) -> str:
+        return "never"
 
 
 class Bench:
@@ -441,6 +467,46 @@ def test_one_that_is_added_again_begins_anew() -> None:
     assert len(bench.calls) == 2
 
 
+# -- problems --
+
+
+def test_who_leads_tells_which_entries_are_wrong() -> None:
+    bench = Bench({"a": hourly(), "b": {"task": "proj.report", "schedule": "never"}})
+    follower = bench.another()
+    assert [text.partition(" is")[0] for text in follower.problems()] == ["the entry b"]
+    bench.turn()
+    follower.step(bench.clock.monotonic())
+    (problem,) = bench.beat.problems()
+    assert "the entry b is not called" in problem
+    bench.schedules.add("c", "proj.report", "@hourly", options={"routing": 1})
+    bench.schedules.remove("b")
+    bench.at(FIRST)
+    (problem,) = bench.beat.problems()
+    assert "the entry c is not called" in problem
+    assert "routing" in problem
+    bench.schedules.remove("c")
+    bench.run(1.0)
+    assert bench.beat.problems() == ()
+    assert len(follower.problems()) == 1, "what was changed by hand is known to who leads"
+
+
+def test_a_schedule_that_fails_is_a_problem_until_it_is_another() -> None:
+    bench = Bench({"a": {"task": "proj.report", "schedule": Failing()}})
+    bench.turn()
+    bench.turn()
+    assert ["no time" in text for text in bench.beat.problems()] == [True]
+    bench.schedules.set("a", schedule="@hourly")
+    bench.run(1.0)
+    assert bench.beat.problems() == ()
+
+
+def test_of_many_problems_the_first_are_told() -> None:
+    bench = Bench({f"e{number:03}": {"task": "t", "schedule": "never"} for number in range(500)})
+    bench.turn()
+    assert len(bench.beat.problems()) == 20
+    assert max(map(len, bench.beat.problems())) < 600
+
+
 # -- overlap --
 
 
@@ -454,6 +520,29 @@ def test_while_the_call_before_lives(overlap: str, called: int) -> None:
     state = bench.schedules["a"].state
     assert state is not None
     assert state.last_due == FIRST + HOUR
+
+
+def test_what_is_replaced_is_revoked_when_its_replacement_is_sure() -> None:
+    """Else nothing would run while the store is away."""
+    bench = Bench({"a": hourly(overlap="replace")})
+    bench.at(FIRST)
+    bench.store.away = True
+    bench.at(FIRST + HOUR)
+    assert (len(bench.calls), bench.broker.revoked) == (1, [])
+    bench.store.away = False
+    bench.run(LEASE_SECONDS)
+    assert len(bench.calls) == 2
+    assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
+
+
+def test_a_replacement_whose_answer_was_lost_revokes_what_it_replaces() -> None:
+    bench = Bench({"a": hourly(overlap="replace")}, Deaf)
+    bench.at(FIRST)
+    assert isinstance(bench.store, Deaf)
+    bench.store.deaf = 1
+    bench.at(FIRST + HOUR + 1)
+    assert len(bench.calls) == 2
+    assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
 
 
 @pytest.mark.parametrize("status", ["SUCCESS", "FAILURE", "REVOKED", "STARTED", "RETRY"])

@@ -9,9 +9,10 @@ Thread:      look() on the main thread; the questions on any: they read single a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from qworker.components.component import Component
 from qworker.components.listener import Listener
 from qworker.components.pool.contract import TaskPool
 from qworker.conf import mask_urls
@@ -27,7 +28,7 @@ RUNNING = "running"
 
 class Health:
     """hostname, phase: of the worker; "running" is the phase in which it consumes. stall_seconds: see
-    ``worker_stall_seconds``."""
+    ``worker_stall_seconds``. others: what else is asked for its problems."""
 
     def __init__(
         self,
@@ -36,9 +37,11 @@ class Health:
         phase: Callable[[], str],
         pool: TaskPool,
         listener: Listener,
+        others: Sequence[Component] = (),
     ) -> None:
         self.hostname = hostname
         self.pool, self.listener = pool, listener
+        self._others = tuple(others)
         self._phase = phase
         self._stall_seconds = stall_seconds
         self._clock = listener.clock
@@ -115,4 +118,5 @@ class Health:
             "reasons": reasons,
             "worker": self.hostname,
             "phase": self._phase(),
+            "problems": [mask_urls(text) for part in self._others for text in part.problems()],
         }
