@@ -42,13 +42,13 @@ def script(directory: Path, name: str) -> str:
 
 
 @contextlib.contextmanager
-def worker(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``qworker start``, with nothing said about the app; stopped gently, and its exit code and log looked
-    at."""
+def worker(directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``qworker start`` with *options*, and nothing said about the app; stopped gently, and its exit code and
+    log looked at."""
     log = directory / "worker.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "qworker", "start"],
+            [sys.executable, "-m", "qworker", "start", *options],
             cwd=directory,
             env=environment(),
             stdout=out,
@@ -96,6 +96,20 @@ def test_thumbnails(example: Path) -> None:
     assert len(made) == 22
     assert "index.html" in made
     assert not [name for name in made if name.endswith(".part")]
+
+
+def test_folder_watch(example: Path) -> None:
+    (example / "history").mkdir()
+    (example / "history" / "2026-01-31.csv").write_text("")
+    with worker(example, "--beat"):
+        out = script(example, "watch.py")
+    assert re.search(r"^tasks\.measure +every second$", out, re.MULTILINE)
+    assert re.search(r"^tasks\.tidy +at 03:30 every day$", out, re.MULTILINE)
+    assert re.search(r",inbox,1500$", out, re.MULTILINE)
+    assert out.endswith("days forgotten: ['2026-01-31']\n")
+    days = (example / "history").iterdir()
+    history = [line.split(",") for day in days for line in day.read_text().splitlines()]
+    assert len({(due, folder) for due, folder, _ in history}) == len(history)
 
 
 def test_async_checker(example: Path) -> None:
