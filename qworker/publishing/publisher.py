@@ -161,6 +161,27 @@ class Publisher:
             if result is not None:
                 result.ignored, result._queue = sent.ignored, sent._queue
 
+    def publish_next(self, call: Signature) -> bool:
+        """Publish *call*, which has its id, as what follows the task that runs here. False when it has other
+        options than calls in workflows have, or its task asks for more: then ``apply_async`` makes it.
+
+        Raises what apply_async does.
+        """
+        context = current_context()
+        if context is None or before_task_publish.receivers or after_task_publish.receivers:
+            return False
+        member = MemberCalls(self._plain_member, context.root_id, context.id).envelope(call)
+        if member is None:
+            return False
+        envelope, plain = member
+        self._push((envelope,), call["task"])
+        if self.app.tasks[call["task"]].trail:
+            result: AsyncResult[Any] = AsyncResult(
+                call["options"]["task_id"], self.app, None, plain.queue, plain.ignored
+            )
+            context.children.append(result)
+        return True
+
     def plain_envelope(
         self,
         name: str,

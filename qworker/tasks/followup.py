@@ -225,7 +225,9 @@ def follow(
     try:
         if following["subtask_type"] is None:
             _tidy(app, context, following)
-            following.apply_async(args)
+            following.add(args)
+            if following.id is None or not app.publisher.publish_next(following):
+                following.apply_async()
             return
         from qworker.publishing.workflows import planned, start
 

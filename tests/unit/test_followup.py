@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Signature, Task, chain, group
+from qworker import QWorker, Signature, Task, chain, group, signals
 from qworker.canvas.membership import PUBLICATION
-from qworker.context import Context
+from qworker.context import Context, pop, push
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -498,3 +498,58 @@ def test_who_tells_that_a_chord_has_failed_once_more_makes_the_same_calls(
     first = told(1)
     assert len(set(first)) == 4
     assert told(2) == first
+
+
+NEXT = {"task": "five", "args": [2], "kwargs": {"y": 1}, "subtask_type": None, "immutable": False}
+SETTLED = {"task_id": "the-next"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({}, {}),
+        ({}, {"chain": [{**NEXT, "options": {"task_id": "the-last"}}]}),
+        ({"immutable": True}, {}),
+        ({"options": {**SETTLED, "group_id": "g", "group_index": 3, "root_id": "another"}}, {}),
+        ({"options": {**SETTLED, "chord": {**NEXT, "options": {}}}}, {}),
+        ({"options": {**SETTLED, "headers": {"a": 1}}}, {}),
+        ({"options": {**SETTLED, "queue": "z", "priority": 3, "of a producer": 4, "eta": None}}, {}),
+    ],
+)
+def test_what_follows_is_the_same_call_by_the_short_way(
+    changes: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """There is a short way for the next of a chain, which who observes what is published does not get."""
+    app, store, _ = make_app()
+
+    @app.task(name="five", typing=False)
+    def five() -> int:
+        return 5
+
+    def published() -> tuple[Any, ...]:
+        context = Context(id="first", task="five", root_id="root")
+        token = push(context, five)
+        try:
+            followup.follow(app, context, {**NEXT, "options": SETTLED, **changes}, (1,), **more)
+        finally:
+            pop(token)
+        envelope = store.sent.pop().envelope
+        return (
+            json.loads(envelope.headers),
+            envelope.properties,
+            envelope.body,
+            envelope.queue,
+            envelope.priority,
+            [child.id for child in context.children],
+        )
+
+    def observer(**_: Any) -> None:
+        pass
+
+    short = published()
+    signals.before_task_publish.connect(observer)
+    try:
+        assert published() == short
+    finally:
+        signals.before_task_publish.disconnect(observer)
+    assert short[-1] == ["the-next"]
