@@ -4,7 +4,7 @@ none."""
 import datetime
 from typing import Any
 
-from celery import Celery, chain, chord, group
+from celery import Celery, canvas
 
 from benchmarks import bodies
 from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
@@ -31,7 +31,7 @@ TASKS = {
     name: app.task(name=name, ignore_result=name not in bodies.IN_WORKFLOWS)(getattr(bodies, name))
     for name in {*bodies.TASKS, *bodies.IN_WORKFLOWS}
 }
-workflow = workflows(TASKS, chain, chord, group)
+workflow = workflows(TASKS, canvas)
 
 
 def prepare() -> None:

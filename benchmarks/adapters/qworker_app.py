@@ -14,7 +14,7 @@ from benchmarks import bodies
 from benchmarks.adapters import own_database
 from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
 from benchmarks.adapters.workflows import workflows
-from qworker import QWorker, chain, chord, group
+from qworker import QWorker, canvas
 
 QUEUES = [f"lane{number}" for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0")))]
 """More queues than the usual one, for measuring what they cost."""
@@ -51,7 +51,7 @@ TASKS = {
     name: app.task(name=name, ignore_result=name not in bodies.IN_WORKFLOWS)(getattr(bodies, name))
     for name in {*bodies.TASKS, *bodies.IN_WORKFLOWS}
 }
-workflow = workflows(TASKS, chain, chord, group)
+workflow = workflows(TASKS, canvas)
 
 
 def prepare() -> None:
