@@ -76,6 +76,31 @@ def beat(run):
     return invoke
 
 
+PYPROJECT = """
+    [tool.qworker.beat_schedule.often]
+    task = "tasks.add"
+    schedule = 2.5
+    args = [1, 2]
+
+    [tool.qworker.beat_schedule.nightly]
+    task = "tasks.add"
+    schedule = "30 4 * * mon-fri"
+    expires = 3600
+    start = 2027-01-01T00:00:00+01:00
+    options = {queue = "night"}
+"""
+
+
+def test_entries_of_pyproject(tasks, project, run):
+    project(**{"tasks.py": EMPTY, "pyproject.toml": PYPROJECT})
+    listed = {each["name"]: each for each in json.loads(run("beat", "list", "--json").stdout)["entries"]}
+    often, nightly = listed["often"], listed["nightly"]
+    assert (often["when"], often["source"]) == ("every 2.5 seconds", "settings")
+    assert nightly["next_due"].startswith("2027-01-01T")
+    shown = json.loads(run("beat", "show", "nightly", "--json").stdout)
+    assert (shown["fields"]["expires"], shown["fields"]["options"]) == (3600.0, {"queue": "night"})
+
+
 @pytest.fixture
 def entry(beat):
     """An entry as `show --json` has it."""
