@@ -242,8 +242,9 @@ class Beat(ThreadComponent):
     def _firings(self, due: Due, now: float, lives: bool, numbered: bool) -> tuple[list[Firing], State]:
         """The calls that are made for *due*, and what becomes of the entry's state. lives: the call before
         has not ended. numbered: see ``messages()``."""
-        name, entry, state, dues, upto = due
-        state = state._replace(last_due=upto)
+        name, entry, before, dues, upto = due
+        seen, since, _, last_run, last_id, runs, error = before
+        state = State(seen, since, upto, last_run, last_id, runs, error)
         if lives and entry.overlap != REPLACE:
             return [], state
         made: list[Firing] = []
@@ -253,16 +254,18 @@ class Beat(ThreadComponent):
                 envelopes = messages(self.app, entry, each, task_id, numbered)
             except (BackendError, BrokerUnavailable):
                 raise
-            except Exception as error:  # noqa: BLE001 - one entry that cannot be called stops no other
+            except Exception as raised:  # noqa: BLE001 - one entry that cannot be called stops no other
                 text = (
-                    f"{type(error).__name__}: {error}" if not isinstance(error, QWorkerError) else str(error)
+                    f"{type(raised).__name__}: {raised}"
+                    if not isinstance(raised, QWorkerError)
+                    else str(raised)
                 )
                 if state.error != text:
                     logger.error(
                         "the entry %s cannot be called: %s", name, text, extra={"event": "entry-failed"}
                     )
                 return made, state._replace(error=text[:1000])
-            state = state._replace(last_run=now, task_id=task_id, runs=state.runs + 1, error=None)
+            state = State(seen, since, upto, now, task_id, state.runs + 1, None)
             made.append(Firing(name, each, task_id, envelopes, state))
         return made, state
 

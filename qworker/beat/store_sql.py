@@ -115,6 +115,9 @@ IGNORING = {
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "mysql": ("INSERT IGNORE INTO", ""),
 }
+SLOT = ("scope", "name", "due", "at", "task_id", "pending")
+TEXTS = frozenset(["scope", "name", "task_id", "seen", "error"])
+"""Columns of text; the others are numbers."""
 STATE = ("seen", "since", "last_due", "last_run", "task_id", "runs", "error")
 LEASE = "SELECT holder, generation, beats, version, about FROM qworker_beat WHERE scope = %s"
 TAKE = """UPDATE qworker_beat SET holder = %s, generation = generation + 1, beats = beats + 1, about = %s
@@ -136,16 +139,17 @@ class SQLScheduleStore(ScheduleStore):
         self._clock = clock
         self._there = False
         self._locking = "" if place.dialect == "sqlite" else " FOR UPDATE"
+        self._in_arrays = place.dialect == "postgresql"
         insert, ignoring = IGNORING[place.dialect]
         self._begin = (
             f"{insert} qworker_beat (scope, holder, generation, beats, version, about) "
             f"VALUES (%s, '', 0, 0, 0, '') {ignoring}"
         )
         self._slot = (
-            f"{insert} qworker_slot (scope, name, due, at, task_id, pending) VALUES (%s, %s, %s, %s, %s, %s) "
+            f"{insert} qworker_slot ({', '.join(SLOT)}) {_many(SLOT) if self._in_arrays else _one(SLOT)} "
             f"{ignoring}"
         )
-        self._note_one = _upsert(place.dialect, ("version", *STATE), STATE)
+        self._note_one = _upsert(place.dialect, ("version", *STATE), STATE, self._in_arrays)
         self._edit_one = _upsert(place.dialect, ("version", "edit", "runs"), ("version", "edit"))
 
     def _transact(self, work: Callable[[Session], T]) -> T:
@@ -262,7 +266,15 @@ class SQLScheduleStore(ScheduleStore):
 
     def _note(self, session: Session, states: Mapping[str, State]) -> None:
         rows = [(self._scope, name, 0, *_stored(state)) for name, state in sorted(states.items())]
-        session.do_many(self._note_one, rows)
+        self._insert(session, self._note_one, rows)
+
+    def _insert(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
+        """Run *statement*, which inserts, for all of *rows*. PostgreSQL gets them in one step, as arrays of
+        what each column has."""
+        if not self._in_arrays:
+            session.do_many(statement, rows)
+        elif rows:
+            session.do(statement, [list(values) for values in zip(*rows, strict=True)])
 
     # -- slots --
 
@@ -277,7 +289,8 @@ class SQLScheduleStore(ScheduleStore):
             free = [each for each in firings if (each.name, micro(each.due)) not in taken]
             now, pending = micro(self._clock.now()), int(push is None)
             if free:
-                session.do_many(
+                self._insert(
+                    session,
                     self._slot,
                     [
                         (self._scope, each.name, micro(each.due), now, each.task_id, pending)
@@ -380,10 +393,20 @@ def _do(session: Session, statements: Iterable[str]) -> None:
         session.do(statement)
 
 
-def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str]) -> str:
-    """Insert an entry with *columns*, or change some of them where it is there."""
-    marks = ", ".join(["%s"] * (2 + len(columns)))
-    insert = f"INSERT INTO qworker_entry (scope, name, {', '.join(columns)}) VALUES ({marks})"
+def _one(columns: Sequence[str]) -> str:
+    return f"VALUES ({_places(columns)})"
+
+
+def _many(columns: Sequence[str]) -> str:
+    arrays = (f"CAST(%s AS {'text' if name in TEXTS else 'bigint'}[])" for name in columns)
+    return f"SELECT * FROM unnest({', '.join(arrays)})"
+
+
+def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str], in_arrays: bool = False) -> str:
+    """Insert entries with *columns*, or change some of them where they are there."""
+    columns = ("scope", "name", *columns)
+    values = _many(columns) if in_arrays else _one(columns)
+    insert = f"INSERT INTO qworker_entry ({', '.join(columns)}) {values}"
     if dialect == "mysql":
         return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in changed)}"
     updates = ", ".join(f"{name} = excluded.{name}" for name in changed)
@@ -407,12 +430,14 @@ def _slot(found: Sequence[Any]) -> Slot:
 
 
 def _stored(state: State) -> tuple[Any, ...]:
-    return state._replace(
-        seen=_plain(state.seen),
-        error=None if state.error is None else _plain(state.error),
-        since=micro(state.since),
-        last_due=None if state.last_due is None else micro(state.last_due),
-        last_run=None if state.last_run is None else micro(state.last_run),
+    return (
+        _plain(state.seen),
+        micro(state.since),
+        None if state.last_due is None else micro(state.last_due),
+        None if state.last_run is None else micro(state.last_run),
+        state.task_id,
+        state.runs,
+        None if state.error is None else _plain(state.error),
     )
 
 
