@@ -121,6 +121,8 @@ class Context:
     ended: tuple[str, Any]
     added: int = 0
     """How many calls the task has added to its chord."""
+    _body: bytes | None = None
+    """That of the message, as it came; None where it is compressed, or there is none."""
     _entered_by: Any = None
     """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
 
@@ -141,6 +143,7 @@ class Context:
         hostname: str | None = None,
         deliveries: int = 1,
         task: Task[..., Any] | None = None,
+        raw: bytes | None = None,
     ) -> Context:
         """Make the request of a received message. Nothing is copied: leave *headers* and *body* alone.
 
@@ -149,11 +152,13 @@ class Context:
         - hostname (text): the name of the worker.
         - deliveries (number): how often the broker has handed it to a worker, this time included.
         - task: what it calls; None finds it by its name.
+        - raw (bytes): what *body* was decoded of, None where it was compressed.
         """
         context = cls.__new__(cls)
         context._headers = headers
         context._embed = body[2]
         context._task = task
+        context._body = raw
         context.id = headers["id"]
         context.args = body[0]
         context.kwargs = body[1]
@@ -211,6 +216,12 @@ def message_headers(context: Context) -> Mapping[str, Any]:
     """Return the headers of the message that *context* was made of, as they came; none outside of a
     worker."""
     return context._headers
+
+
+def untouched_body(context: Context) -> bytes | None:
+    """Return the body of the message as it came, while its chain is as it says; None when it was compressed,
+    there is none, or the task has asked for the chain, which it may have changed."""
+    return None if "chain" in vars(context) else context._body
 
 
 def calls_within(context: Context) -> bool:

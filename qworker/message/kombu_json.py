@@ -67,7 +67,8 @@ def loads(text: str) -> Any:
 
 
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
-_NOT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_NEITHER = bytes(code for code in range(256) if code not in b'[]{}"')
+"""All that is neither a bracket nor a quote."""
 _PAIR = b"\x01\xff"
 
 
@@ -84,7 +85,10 @@ def too_deep(data: bytes, limit: int = MAX_DEPTH) -> bool:
         b"\\" in data
     ):  # a quote behind an even number of backslashes ends its string; one behind an odd number does not
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    nest = b"".join(data.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
+    # A text without brackets is now two quotes. So are the end of one text and the start of the next: these
+    # become one text.
+    nest = data.translate(_STEPS, _NEITHER).replace(b'""', b"")
+    nest = b"".join(nest.split(b'"')[::2])
     if nest.count(b"\x01") * 2 != len(nest):
         return True
     levels = 0

@@ -316,7 +316,8 @@ class HeaderTemplate:
         """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does.
 
         - more: text of further headers, each after a comma.
-        - embed: text of the third part of the body; only where the template is plain.
+        - embed: text of the third part of the body, which nests less than MAX_DEPTH deep; only where the
+          template is plain.
         """
         if not self.is_plain:
             message = replace(
@@ -331,9 +332,9 @@ class HeaderTemplate:
         except Exception as error:  # __json__ and registered encoders are the user's code
             let_pass(error)
             raise explain({"args": args, "kwargs": kwargs}, error) from error
-        body = f"{arguments[:-1]},{embed}]".encode()
-        if len(body) > MAX_DEPTH and too_deep(body):
+        if len(arguments) > MAX_DEPTH and too_deep(arguments.encode()):
             raise explain({"args": args, "kwargs": kwargs}, RecursionError())
+        body = f"{arguments[:-1]},{embed}]".encode()
         quoted = quote(id)
         parent = "" if parent_id is None else f',"parent_id":{quote(parent_id)}'
         head, p1, p2, p3, p4, p5, tail = self._pieces

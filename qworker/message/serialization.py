@@ -70,14 +70,15 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
     return content_type, content_encoding, payload.encode() if isinstance(payload, str) else payload
 
 
-def encode_json(value: Any, parts: Mapping[str, Any]) -> bytes:
-    """Return UTF-8 JSON of `value`. Raises EncodeError, which finds in `parts` (by name) what is no JSON."""
+def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) -> bytes:
+    """Return UTF-8 JSON of `value`, which nests no deeper than `limit`. Raises EncodeError, which finds in
+    `parts` (by name) what is no JSON."""
     try:
         data = dumps(value).encode()
     except Exception as error:  # __json__ and registered encoders are the user's code
         let_pass(error)
         raise explain(parts, error) from error
-    if too_deep(data):
+    if too_deep(data, limit):
         raise explain(parts, RecursionError())
     return data
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.membership import HEADER
 from qworker.canvas.signatures import Signature
-from qworker.message.kombu_json import dumps
+from qworker.message.chain_text import WrittenCalls, embedded
+from qworker.message.kombu_json import MAX_DEPTH, dumps
 from qworker.message.protocol import NO_EMBED_JSON, HeaderTemplate
 from qworker.message.reading import MAX_HEADERS, NO_EMBED, valid_id
 from qworker.message.serialization import encode_json
@@ -128,8 +129,10 @@ class MemberCalls:
 
 
 def _embed(chain: Any, chord: Any) -> str:
+    if chord is None and type(chain) is WrittenCalls:
+        return embedded(chain)
     parts = {"chain": chain, "chord": chord}
-    return encode_json({**NO_EMBED, **parts}, parts).decode()
+    return encode_json({**NO_EMBED, **parts}, parts, MAX_DEPTH - 1).decode()
 
 
 _OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])

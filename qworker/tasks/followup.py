@@ -18,8 +18,9 @@ from qworker import states
 from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
-from qworker.context import Context
+from qworker.context import Context, untouched_body
 from qworker.errors import ChordError, NotSupported, PublishError, QWorkerError
+from qworker.message.chain_text import rest_of_chain
 from qworker.message.exceptions import exception_to_dict
 from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
@@ -44,10 +45,12 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
     """
     for callback in context.callbacks or ():
         follow(app, context, callback, (value,))
+    body = untouched_body(context)
     if context.chain:
         # The chain is kept in reverse: the last comes next, and takes the others along.
-        *rest, following = context.chain
-        follow(app, context, following, (value,), chain=rest or None)
+        chain = context.chain
+        rest = chain[:-1] if body is None else rest_of_chain(body, context.args, context.kwargs, chain)
+        follow(app, context, chain[-1], (value,), chain=rest or None)
 
 
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:

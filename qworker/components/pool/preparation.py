@@ -66,6 +66,7 @@ def prepare(
         hostname=hostname,
         deliveries=leased.deliveries + 1,
         task=task,
+        raw=leased.body if headers.get("compression") is None else None,
     )
     hard, soft = headers["timelimit"] or (None, None)
     return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
