@@ -50,6 +50,9 @@ NAMES = {
     "rq": "rq cron, Redis",
 }
 
+NOISY = 20.0
+"""Percent of a core that other processes, and the servers, may use while a scheduler is idle."""
+
 Points = Mapping[int, float]
 
 
@@ -90,6 +93,13 @@ def document(found: Found) -> str:
         head = ["scheduler", "entries", "median", "longest"]
         parts += ["## A leader is killed: to the next call, s", table(head, lines)]
     parts += ["## Peers", table(["peer", "version"], [[NAMES[name], it] for name, it in found.peers.items()])]
+    noisy = [
+        f"{NAMES[point.peer]}, {point.entries:,}"
+        for point in found.points
+        if point.figures.get("others_cpu", 0.0) > NOISY
+    ]
+    if noisy:
+        parts.append(f"The machine was busy with other work during: {'; '.join(noisy)}.")
     missing = [
         f"- {NAMES[point.peer]}, {point.entries:,} entries: {findings.brief(point.error)}"
         for point in found.points

@@ -7,6 +7,7 @@ process beside the scheduler asks every millisecond how many there are.
 
 import datetime
 import json
+import os
 import sqlite3
 import sys
 import time
@@ -191,9 +192,11 @@ def look_after(cell: Cell, minutes: int) -> Iterator[tuple[str, float]]:
         boundary = _next_minute(seconds + REST)
         _sleep_until(boundary - seconds - REST)
     before = count(QUEUE)
-    used, began = tree.cpu_seconds(), time.monotonic()
+    used, busy, began = tree.cpu_seconds(), _busy_seconds(), time.monotonic()
     time.sleep(seconds)
-    yield "idle_cpu", 100.0 * (tree.cpu_seconds() - used) / (time.monotonic() - began)
+    used, busy, taken = tree.cpu_seconds() - used, _busy_seconds() - busy, time.monotonic() - began
+    yield "idle_cpu", 100.0 * used / taken
+    yield "others_cpu", 100.0 * (busy - used) / taken
     yield "memory", tree.pss_bytes() / 1e6
     if not minutes:
         return
@@ -241,6 +244,12 @@ def take_over(cell: Cell, times: int) -> Iterator[tuple[str, float]]:
         leader.kill()
     yield "takeover", median(seconds)
     yield "takeover_most", max(seconds)
+
+
+def _busy_seconds() -> float:
+    """Processor time that everything on this machine has used so far."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def _next_minute(room: float) -> float:

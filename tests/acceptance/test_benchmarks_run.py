@@ -96,7 +96,7 @@ def test_a_scheduler_is_started_weighed_and_killed(tmp_path: Path) -> None:
     (point,) = json.loads((tmp_path / "schedulers.json").read_text())["points"]
     assert (point["peer"], point["entries"], point["error"]) == ("qworker", 20, None)
     assert set(point["figures"]) == {
-        *("first_start", "start", "idle_cpu", "memory", "takeover", "takeover_most")
+        *("first_start", "start", "idle_cpu", "others_cpu", "memory", "takeover", "takeover_most")
     }
     assert "## A leader is killed" in (tmp_path / "schedulers.md").read_text()
     assert "</svg>" in (tmp_path / "schedulers.svg").read_text()

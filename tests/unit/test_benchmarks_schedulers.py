@@ -46,7 +46,7 @@ def found() -> Found:
     ours = {**figures, "takeover": 1.5, "takeover_most": 2.0}
     points = [
         Scheduled("qworker-redis", 10, ours),
-        Scheduled("qworker-redis", 100, ours),
+        Scheduled("qworker-redis", 100, {**ours, "others_cpu": 90.0}),
         Scheduled("celery-redis", 10, {"start": 0.8, "idle_cpu": 0.0, "memory": 45.0, "late_p99": 50_000.0}),
         Scheduled("celery-redis", 100, {}, "no call within 120 s"),
     ]
@@ -60,6 +60,7 @@ def test_the_report_has_ratios_and_says_what_is_missing() -> None:
     assert "| over 50,000" in text
     assert "| qworker, Redis | 10      | 1.50   | 2.00" in text
     assert "- Celery beat, Redis, 100 entries: no call within 120 s" in text
+    assert "busy with other work during: qworker, Redis, 100." in text
 
 
 def test_the_plot_is_well_formed_and_stays_the_same() -> None:
