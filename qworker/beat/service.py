@@ -17,6 +17,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable
 from datetime import UTC
+from itertools import islice
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
-"""Entries that are called in one step of the store."""
+"""Entries that are called, or taken in, in one step of the store."""
 RETRY_SECONDS = 0.25
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 0.5
@@ -91,7 +92,8 @@ class Beat(ThreadComponent):
             rest = self._turn(now)
         except LeaseLost as error:
             logger.debug("%s", error)
-            self.leadership.lost()
+            if self.leadership.lease is not None:
+                self.leadership.lost()
             self._agenda = None
             return LOOK_SECONDS
         except (BackendError, BrokerUnavailable) as error:
@@ -135,12 +137,19 @@ class Beat(ThreadComponent):
         rows = self.store.rows()
         self._listed = catalog(self._base, rows, self._plain)
         agenda = Agenda(self._zone)
-        fresh = agenda.update(self._listed.values(), self.clock.now())
-        self.store.note(lease, fresh)
+        every = iter(self._listed.values())
+        while some := list(islice(every, MOST_AT_ONCE)):
+            self._go_on_leading()
+            self.store.note(lease, agenda.update(some, self.clock.now()))
         self._tell_of_errors(self._listed.values())
         self._version = lease.version
         self._unsure = True
         self._agenda = agenda
+
+    def _go_on_leading(self) -> None:
+        """Renew the lease, where much is to be done. Raises LeaseLost."""
+        if self.leadership.step(self.clock.monotonic()) is None:
+            raise LeaseLost("somebody else leads the schedules")
 
     def _reload(self) -> None:
         """Take in what was edited."""

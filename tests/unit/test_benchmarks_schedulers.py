@@ -69,11 +69,16 @@ def test_the_plot_is_well_formed_and_stays_the_same() -> None:
     assert drawn == scheduler_page.plot(found())
 
 
-def test_several_runs_make_one_report(tmp_path: Path) -> None:
+def test_of_several_runs_the_least_figures_count(tmp_path: Path) -> None:
     first, second = found(), found()
-    second.points = [Scheduled("qworker-redis", 100, {"start": 9.0})]
+    second.points = [
+        Scheduled("qworker-redis", 100, {"start": 0.1, "memory": 90.0}),
+        Scheduled("celery-redis", 100, {"start": 7.0}),
+    ]
     for name, run in (("a", first), ("b", second)):
         run.save(tmp_path / name)
     whole = schedulers.load([tmp_path / "a", tmp_path / "b"])
-    assert [point.figures.get("start") for point in whole.points] == [0.2, 9.0, 0.8, None]
+    assert [point.figures.get("start") for point in whole.points] == [0.2, 0.1, 0.8, 7.0]
+    assert [point.figures.get("memory") for point in whole.points] == [30.0, 30.0, 45.0, None]
+    assert [point.error for point in whole.points] == [None] * 4
     assert whole.peers == first.peers
