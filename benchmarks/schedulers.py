@@ -93,11 +93,21 @@ class Found:
 
 
 def load(paths: Sequence[Path]) -> Found:
-    """Read what `save` wrote, several runs as one; of a point that several have, the last one counts."""
+    """Read what `save` wrote, several runs as one.
+
+    Of a point that several have, each figure is the least: what a busy machine adds to it is no cost of the
+    scheduler.
+    """
     runs = [json.loads(path.read_text()) for path in paths]
-    points = {(each["peer"], each["entries"]): Scheduled(**each) for run in runs for each in run["points"]}
-    whole = Found(**{**runs[-1], "points": list(points.values())})
+    whole = Found(**{**runs[-1], "points": []})
     whole.peers = {name: version for run in runs for name, version in run["peers"].items()}
+    points: dict[tuple[str, int], Scheduled] = {}
+    for each in (Scheduled(**point) for run in runs for point in run["points"]):
+        known = points.setdefault((each.peer, each.entries), each)
+        figures = each.figures | known.figures
+        least = {name: min(value, each.figures.get(name, value)) for name, value in figures.items()}
+        points[each.peer, each.entries] = replace(each, figures=least, error=known.error and each.error)
+    whole.points = list(points.values())
     return whole
 
 
