@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks import findings
+from benchmarks import findings, formats
 from benchmarks.charts import LINES, STYLE, short
 from benchmarks.judgement import ours
 from benchmarks.markdown import table
@@ -124,7 +124,7 @@ def _rows(found: Found, shown: Shown) -> tuple[list[str], list[list[str]]]:
             return f"over {1e3 * BURST_SECONDS:,.0f}"
         text = f"{value:,.{shown.digits}f}"
         against = of_ours.get(SCHEDULERS[name].group, {}).get(entries)
-        return text if ours(name) or not against else f"{text} ({value / against:.2g}×)"
+        return text if ours(name) or not against else f"{text} ({formats.ratio(value / against)})"
 
     head = ["entries", *(f"{entries:,}" for entries in columns)]
     return head, [[NAMES[name], *(cell(name, entries) for entries in columns)] for name in every]

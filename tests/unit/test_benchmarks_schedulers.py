@@ -56,7 +56,7 @@ def found() -> Found:
 
 def test_the_report_has_ratios_and_says_what_is_missing() -> None:
     text = scheduler_page.document(found())
-    assert "| Celery beat, Redis | 0.80 (4×) | –" in text
+    assert "| Celery beat, Redis | 0.80 (4.00×) | –" in text
     assert "| over 50,000" in text
     assert "| qworker, Redis | 10      | 1.50   | 2.00" in text
     assert "- Celery beat, Redis, 100 entries: no call within 120 s" in text
