@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: list, setup, run, growth, report. Without a command it runs everything: some 40
-minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, schedulers, report. Without a command it runs all
+workloads: some 40 minutes."""
 
 import argparse
 import signal
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, growth, markdown, report, results, run
+from benchmarks import environments, growth, markdown, report, results, run, schedulers
 from benchmarks.growth import CURVES
 from benchmarks.peers import GROUPS, PEERS
+from benchmarks.schedulers import SCHEDULERS
 from benchmarks.workloads import WORKLOADS
 
 
@@ -44,6 +45,13 @@ def _minutes(text: str) -> float:
     if not 0 < value <= 1440:
         raise argparse.ArgumentTypeError("give minutes above 0 and up to a day")
     return value
+
+
+def _numbers(text: str) -> list[int]:
+    values = [int(part.replace("_", "")) for part in text.split(",")]
+    if not all(1 <= value <= 1_000_000 for value in values):
+        raise argparse.ArgumentTypeError("give numbers from 1 to a million")
+    return values
 
 
 def _chosen(options: argparse.Namespace, default: Sequence[str]) -> list[str]:
@@ -122,6 +130,34 @@ def _parser() -> argparse.ArgumentParser:
     grow.add_argument("--out", **out)
     grow.set_defaults(command=_growth)
 
+    look = commands.add_parser("schedulers", help="measure what it costs to look after many entries")
+    look.add_argument(
+        "--peers",
+        type=_names(SCHEDULERS),
+        default=list(SCHEDULERS),
+        metavar="NAME,NAME",
+        help=f"of {', '.join(SCHEDULERS)}",
+    )
+    look.add_argument(
+        "--points",
+        type=_numbers,
+        default=schedulers.POINTS,
+        metavar="N,N",
+        help=f"numbers of entries; default: {','.join(map(str, schedulers.POINTS))}",
+    )
+    look.add_argument(
+        "--bursts", type=int, default=1, metavar="N", help="minutes whose calls are timed; default: 1"
+    )
+    look.add_argument(
+        "--leaders", type=int, default=5, metavar="N", help="how many leaders are killed; default: 5"
+    )
+    look.add_argument("--scale", **{**scale, "help": "0.1 = a tenth of the seconds of idleness; default: 1"})
+    look.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="write the report of earlier runs instead"
+    )
+    look.add_argument("--out", **out)
+    look.set_defaults(command=_schedulers)
+
     again = commands.add_parser("report", help="write one report of earlier runs")
     again.add_argument("results", type=Path, metavar="RESULTS.JSON", nargs="+")
     again.add_argument(
@@ -172,6 +208,22 @@ def _growth(options: argparse.Namespace) -> int:
     for path in report.write(found, options.out):
         print(f"wrote {path}", file=sys.stderr)
     return 1 if any(point.error for point in found.growth) else 0
+
+
+def _schedulers(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.read:
+        found = schedulers.load(options.read)
+    else:
+        found = schedulers.execute(
+            options.peers, options.points, options.bursts, options.leaders, options.scale, options.out
+        )
+    from benchmarks import scheduler_page  # with matplotlib
+
+    for path in scheduler_page.write(found, options.out):
+        print(f"wrote {path}", file=sys.stderr)
+    print(scheduler_page.document(found))
+    return 1 if any(point.error for point in found.points) else 0
 
 
 def _report(options: argparse.Namespace) -> int:

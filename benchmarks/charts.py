@@ -25,7 +25,7 @@ LINES = ("#0b66c4", "#c2410d", "#0b7f5d", "#8b5cf6", "#b58900", "#db2777", "#647
 """One for each peer of a line chart, for light and dark screens alike. None is one of COLOURS, which are
 replaced."""
 _PIXEL = 1 / 72
-_STYLE = {
+STYLE = {
     "font.size": 12.0,
     "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",  # text stays text: smaller, and it can be searched for
@@ -48,7 +48,7 @@ def against_best(rows: Sequence[Row]) -> str:
     shown = [(row, row.ratio, row.best[0]) for row in rows if row.ratio is not None and row.best is not None]
     if not shown:
         return ""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure, axes = _chart(880, 24 * len(shown) + 40)
         axes.set_xscale("log")
         axes.axvline(1.0, color=COLOURS["soft"])
@@ -78,7 +78,7 @@ def peers(metric: Metric, figures: Mapping[str, Spread], bound: float | None) ->
     logarithmic = min(marks) > 0 and max(marks) / min(marks) > WIDE
     note = " (logarithmic scale)" if logarithmic else ""
     caption = f"{metric.title}{f', {metric.unit}' if metric.unit else ''}{note}"
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure, axes = _chart(480, 24 * len(order) + 26)
         colours = [COLOURS["ours" if ours(peer) else "peer"] for peer in order]
         if logarithmic:
@@ -114,7 +114,7 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> st
     Both scales are logarithmic, so a flat line is a cost that stays.
     """
     costs = [cost for points in series.values() for _, cost in points]
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure, axes = _chart(480, 260 + 20 * len(series))
         for colour, (peer, points) in zip(LINES * len(series), series.items(), strict=False):
             words = f"{peer}: {points[0][1]:,.1f} → {points[-1][1]:,.1f} µs"
@@ -124,9 +124,9 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> st
         low, high = math.log10(min(costs)), math.log10(max(costs))
         axes.set_ylim(10 ** math.floor(low - 0.01), 10 ** math.ceil(high + 0.01))
         places = sorted({x for points in series.values() for x, _ in points})
-        axes.set_xticks(places, [_short(x) for x in places])
+        axes.set_xticks(places, [short(x) for x in places])
         axes.set_xticks([], minor=True)
-        axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+        axes.yaxis.set_major_formatter(lambda value, _: short(value))
         axes.set_yticks([], minor=True)
         axes.grid()
         figure.legend(loc="outside lower left", frameon=False)
@@ -165,7 +165,7 @@ def _svg(figure: Figure, label: str) -> str:
     return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(label, quote=True)}"', 1)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """1000 → 1k, 1000000 → 1M."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= size:

@@ -144,9 +144,9 @@ def warnings(results: Results) -> list[str]:
             "took more than 1.5 times its least). Ratios within the run still say something; more rounds "
             "say more."
         )
-    failed = [f"{cell.workload}, {cell.peer}: {_short(cell.error)}" for cell in results.cells if cell.error]
+    failed = [f"{cell.workload}, {cell.peer}: {brief(cell.error)}" for cell in results.cells if cell.error]
     failed += [
-        f"{point.curve} at {point.x:,.0f}, {point.peer}: {_short(point.error)}"
+        f"{point.curve} at {point.x:,.0f}, {point.peer}: {brief(point.error)}"
         for point in results.growth
         if point.error
     ]
@@ -154,7 +154,7 @@ def warnings(results: Results) -> list[str]:
     return found
 
 
-def _short(error: str) -> str:
+def brief(error: str) -> str:
     """The first and the last line of what a peer said; the rest is in the JSON file."""
     said = error.strip().splitlines()
     return f"{said[0]} … {said[-1].strip()}" if len(said) > 2 else " ".join(said)

@@ -6,9 +6,9 @@ from urllib.parse import unquote, urlsplit
 from benchmarks.adapters.services import BROKER, QUEUE, SERVERS
 
 
-def url() -> str:
+def url(server: str = BROKER) -> str:
     """The server's URL with our database in place of the one that it names."""
-    return urlsplit(SERVERS[BROKER])._replace(path=f"/{QUEUE}").geturl()
+    return urlsplit(SERVERS[server])._replace(path=f"/{QUEUE}").geturl()
 
 
 def make() -> None:
@@ -22,27 +22,33 @@ def drop() -> None:
     _execute(f"DROP DATABASE IF EXISTS {QUEUE}" + (" WITH (FORCE)" if BROKER == "PostgreSQL" else ""))
 
 
-def _execute(statement: str) -> None:
-    connection = _connect()
-    try:
-        connection.cursor().execute(statement)
-    finally:
-        connection.close()
-
-
-def _connect() -> Any:
-    if BROKER == "PostgreSQL":
+def connect(where: str) -> Any:
+    """A connection of the server's own client, which commits each statement."""
+    parts = urlsplit(where)
+    if parts.scheme == "postgresql":
         import psycopg
 
-        return psycopg.connect(SERVERS[BROKER], autocommit=True, connect_timeout=5)
+        return psycopg.connect(where, autocommit=True, connect_timeout=5)
     import pymysql
 
-    parts = urlsplit(SERVERS[BROKER])
     return pymysql.connect(
         host=parts.hostname or "127.0.0.1",
         port=parts.port or 3306,
         user=unquote(parts.username or "root"),
         password=unquote(parts.password or ""),
+        database=parts.path.strip("/") or None,
         connect_timeout=5,
         autocommit=True,
     )
+
+
+def _execute(statement: str) -> None:
+    # PostgreSQL connects to a database that is there; MariaDB needs none.
+    server = (
+        SERVERS[BROKER] if BROKER == "PostgreSQL" else urlsplit(SERVERS[BROKER])._replace(path="").geturl()
+    )
+    connection = connect(server)
+    try:
+        connection.cursor().execute(statement)
+    finally:
+        connection.close()

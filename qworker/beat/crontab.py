@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
+from sys import intern
 from typing import Any
 
 from qworker.beat import words
@@ -85,8 +86,11 @@ class crontab(Schedule):
         )
         self.day_of_week = read(DAY_OF_WEEK, day_of_week)
         self.either = either and not starts_with_star(day_of_month) and not starts_with_star(day_of_week)
+        # Thousands of entries share a few texts.
         self._given = tuple(
-            ",".join(map(str, value)) if not isinstance(value, str | int) else str(value).strip().lower()
+            intern(
+                ",".join(map(str, value)) if not isinstance(value, str | int) else str(value).strip().lower()
+            )
             for value in (minute, hour, day_of_month, month_of_year, day_of_week)
         )
         self._follows = (

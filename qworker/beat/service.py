@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
-"""Calls that are made in one step of the store; the last entry of a step may have as many more to catch up
-with."""
+"""Calls that are made in one step of the store, where the last entry may have as many more to catch up with;
+and entries that are taken in."""
 MOST_TOLD = 20
 """Entries of which health tells what is wrong."""
 RETRY_SECONDS = 0.25
@@ -100,7 +100,8 @@ class Beat(ThreadComponent):
             rest = self._turn(now)
         except LeaseLost as error:
             logger.debug("%s", error)
-            self.leadership.lost()
+            if self.leadership.lease is not None:
+                self.leadership.lost()
             self._agenda = None
             return LOOK_SECONDS
         except (BackendError, BrokerUnavailable) as error:
@@ -156,12 +157,19 @@ class Beat(ThreadComponent):
         self._listed = catalog(self._base, rows, self._plain)
         self._errors.clear()
         agenda = Agenda(self._zone)
-        fresh = agenda.update(self._listed.values(), self.clock.now())
-        self.store.note(lease, fresh)
+        every = iter(self._listed.values())
+        while some := list(islice(every, MOST_AT_ONCE)):
+            self._go_on_leading()
+            self.store.note(lease, agenda.update(some, self.clock.now()))
         self._tell_of_errors(self._listed.values())
         self._version = lease.version
         self._unsure = True
         self._agenda = agenda
+
+    def _go_on_leading(self) -> None:
+        """Renew the lease, where much is to be done. Raises LeaseLost."""
+        if self.leadership.step(self.clock.monotonic()) is None:
+            raise LeaseLost("somebody else leads the schedules")
 
     def _reload(self) -> None:
         """Take in what was edited."""

@@ -85,6 +85,23 @@ def test_qworker_on_redis_is_reported_under_redis(tmp_path: Path) -> None:
     assert "| Redis RPOP, 100 at a time" in report
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_a_scheduler_is_started_weighed_and_killed(tmp_path: Path) -> None:
+    """No calls of a minute are timed: the next one may be a minute away."""
+    done = benchmarks(
+        *("schedulers", "--peers", "qworker", "--points", "20", "--bursts", "0", "--leaders", "1"),
+        *("--scale", "0.1", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    (point,) = json.loads((tmp_path / "schedulers.json").read_text())["points"]
+    assert (point["peer"], point["entries"], point["error"]) == ("qworker", 20, None)
+    assert set(point["figures"]) == {
+        *("first_start", "start", "idle_cpu", "others_cpu", "memory", "takeover", "takeover_most")
+    }
+    assert "## A leader is killed" in (tmp_path / "schedulers.md").read_text()
+    assert "</svg>" in (tmp_path / "schedulers.svg").read_text()
+
+
 def test_the_list_names_peers_and_workloads() -> None:
     done = benchmarks("list")
     assert done.returncode == 0

@@ -111,6 +111,22 @@ class Failing(Schedule):
         return "never"
 
 
+class Slow(Kept):
+    """Takes a quarter of a second for each 500 states that it notes. others: have their turns meanwhile."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.others: list[Beat] = []
+
+    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+        for _ in range(0, len(states), 500):
+            self.clock.advance(0.25)
+            for each in self.others:
+                each.step(self.clock.monotonic())
+        super().note(lease, states)
+
+
 class Bench:
     """A beat of an app with *entries* in its settings, on a clock that stands still."""
 
@@ -259,6 +275,19 @@ def test_a_frozen_leader_calls_nothing_twice() -> None:
     dues = [due for _, due in bench.calls]
     assert dues == [START + number for number in range(1, 19)]
     assert bench.beat.leadership.lease is None
+
+
+def test_it_leads_on_while_it_takes_in_more_entries_than_a_lease_lasts() -> None:
+    """Otherwise two that begin take the lead from each other again and again, and nothing is called."""
+    bench = Bench({f"e{number}": hourly() for number in range(6000)}, Slow)
+    assert isinstance(bench.store, Slow)
+    other = bench.another()
+    bench.store.others.append(other)
+    began = bench.clock.now()
+    bench.turn()
+    assert bench.clock.now() - began > LEASE_SECONDS
+    assert bench.beat.leadership.is_sure(bench.clock.monotonic())
+    assert other.leadership.lease is None
 
 
 def test_a_leader_that_is_fenced_in_the_midst_of_a_turn_goes_on_as_a_follower(

@@ -55,6 +55,17 @@ def test_entries_come_from_settings_code_and_tasks() -> None:
     assert (code.task, code.args, code.kwargs, code.schedule) == ("proj.other", (1,), {"b": 2}, schedule(30))
 
 
+def test_entries_share_what_is_the_same() -> None:
+    """There may be a hundred thousand of them."""
+    base = {name: (SETTINGS, {"task": "t", "schedule": crontab(15, 3)}) for name in ("a", "b")}
+    first, second = catalog(base, []).values()
+    assert first.changed is second.changed
+    assert first.entry is not None
+    assert second.entry is not None
+    fields = [each.schedule.__reduce__()[1][0] for each in (first.entry, second.entry)]
+    assert [one is other for one, other in zip(*fields, strict=True)] == [True] * 5
+
+
 def test_settings_go_before_code_and_code_before_tasks() -> None:
     app = app_of(beat_schedule={"proj.report": {"task": "proj.report", "schedule": 1}})
 
