@@ -11,20 +11,18 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.acceptance.beats import Beats, Run, runs
 from tests.acceptance.brokers import Broken, RemoteSite
-from tests.acceptance.harness import REPOSITORY, TASKS, Site
+from tests.acceptance.harness import REPOSITORY
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -45,101 +43,6 @@ TOGETHER, APART = ("entries-published",), ("slots-pending", "entries-sent")
 TAKEOVER = 4.0
 """Seconds within which another process is to have taken over, on a machine that does much else; see the
 benchmarks for what it takes."""
-
-
-class Run(NamedTuple):
-    """late: seconds after the due time."""
-
-    name: str
-    due: datetime
-    id: str
-    tag: int
-    late: float
-
-
-class BeatProcess:
-    """One ``qworker beat`` of *site*."""
-
-    def __init__(self, site: Site, number: int, crash_at: str = "") -> None:
-        self.log_path = site.path / f"beat.{number}.log"
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "qworker", "beat", "-A", TASKS],
-                cwd=site.path,
-                env={**site.environment(), "QWORKER_CRASH_AT": crash_at},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    @property
-    def leads(self) -> bool:
-        """Whether it leads, for all it knows."""
-        told = [line for line in self.log.splitlines() if "leads the schedules" in line]
-        return bool(told) and "now, after" in told[-1]
-
-    @property
-    def follows(self) -> bool:
-        """Whether it waits to take over."""
-        return "leads the schedules; we wait" in self.log
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            return self.process.wait(20)
-        finally:
-            self.process.kill()
-
-
-class Beats:
-    """The processes that look after the schedules of *site*."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._count = 0
-        self.running: list[BeatProcess] = []
-
-    def start(self, crash_at: str = "") -> BeatProcess:
-        self._count += 1
-        self.running.append(BeatProcess(self._site, self._count, crash_at))
-        return self.running[-1]
-
-    def leader(self) -> BeatProcess:
-        found: BeatProcess = self._site.until(
-            lambda: next((each for each in self.running if each.leads), None), "one to lead"
-        )
-        return found
-
-    def all_wait(self) -> bool:
-        """Whether every one but the leader waits to take over."""
-        return all(each.follows or each.leads for each in self.running)
-
-    def kill(self, each: BeatProcess) -> None:
-        self.running.remove(each)
-        each.kill()
-
-    def close(self) -> None:
-        for each in self.running:
-            each.end()
-        self.running.clear()
-
-
-def runs(site: Site) -> list[Run]:
-    path = site.path / "periodic"
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, due, id, tag, late = line.split()
-        found.append(Run(name, datetime.fromisoformat(due), id, int(tag), float(late)))
-    return found
 
 
 @pytest.fixture(params=PLACES)
