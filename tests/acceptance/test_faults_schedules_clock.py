@@ -171,7 +171,8 @@ def test_the_clock_is_set_forward(start: Start, step: float) -> None:
 @pytest.mark.parametrize("step", [HOUR, DAY])
 def test_the_clock_is_set_back(start: Start, step: float) -> None:
     """What was called stays called, and entries are silent until the clock is there again."""
-    clock, schedules = start(NOON + 30 * MINUTE - 2, STEPPED)
+    clock, schedules = start(NOON + 20 * MINUTE + 10, STEPPED)
+    clock.set(NOON + 30 * MINUTE - 1)
     schedules.called("latest", 1)
     clock.step(-step)
     schedules.add("marker", 0.2)  # begins anew, by the clock as it is now
@@ -183,7 +184,8 @@ def test_the_clock_is_set_back(start: Start, step: float) -> None:
     clock.set(NOON + 30 * MINUTE - 0.2)  # which comes again
     schedules.called("second", 2)
     schedules.end()
-    assert gaps(schedules.dues("second")) == [], "each second once"
+    dues = [due for due in schedules.dues("second") if due > NOON + 25 * MINUTE]
+    assert gaps(dues) == [], "each second once"
     for name in ("all", "latest", "skip", "three"):
         assert schedules.dues(name) == [NOON + 30 * MINUTE], name
 
