@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from qworker.beat.kinds import maybe_schedule
-from qworker.beat.schedule import Schedule
+from qworker.beat.schedule import Schedule, since_1970
 from qworker.beat.schedules import schedule
 from qworker.errors import InvalidSchedule
 from qworker.naming import near
@@ -80,26 +80,30 @@ class Entry:
     def next(self, after: datetime) -> datetime | None:
         """Return the first due time later than *after*; None when there is none. Raises InvalidSchedule when
         the schedule, which may be your own, fails."""
+        zone = after.tzinfo
         if self.start is not None and after < self.start:
             after = max(self.start, FIRST) - timedelta(microseconds=1)
-        found = self._asked(self.schedule.next, after)
-        if found is not None and found <= after:
+        found = self._asked(self.schedule.next, after, zone)
+        if found is not None and since_1970(found) <= since_1970(after):
             raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is after {after}")
         return None if found is None or (self.end is not None and found > self.end) else found
 
     def previous(self, before: datetime) -> datetime | None:
         """Return the last due time earlier than *before*; None when there is none. Raises InvalidSchedule as
         next() does."""
+        zone = before.tzinfo
         if self.end is not None and before > self.end:
             before = self.end + timedelta(microseconds=1)
-        found = self._asked(self.schedule.previous, before)
-        if found is not None and found >= before:
+        found = self._asked(self.schedule.previous, before, zone)
+        if found is not None and since_1970(found) >= since_1970(before):
             raise InvalidSchedule(f"entry {self.name!r}: its schedule says {found} is before {before}")
         return None if found is None or (self.start is not None and found < self.start) else found
 
-    def _asked(self, ask: Callable[[datetime], datetime | None], instant: datetime) -> datetime | None:
+    def _asked(
+        self, ask: Callable[[datetime], datetime | None], instant: datetime, zone: tzinfo | None
+    ) -> datetime | None:
         try:
-            found = ask(instant)
+            found = ask(instant.astimezone(zone))
         except OverflowError:  # at the ends of the calendar
             return None
         except Exception as error:

@@ -8,13 +8,15 @@ Thread:      any; SQLAlchemy's pool gives each its connection, and a forked chil
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from sqlalchemy import event
 from sqlalchemy import exc as sa_errors
 
 from qworker.backends.sql_joins import BEGIN, SQLSession
 from qworker.backends.sql_tables import connect
+from qworker.beat.store import LEASE_SECONDS
 from qworker.beat.store_sql import Pusher
 from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
@@ -31,6 +33,25 @@ T = TypeVar("T")
 TRIES = 3
 """How often a transaction is tried when the connection was lost, or another one was in the way."""
 FAMILIES = {"mariadb": "mysql"}
+_IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
+PATIENCE = {
+    "postgresql": f"SET idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}",
+    "mysql": f"SET SESSION wait_timeout = {-(-_IDLE_MILLISECONDS // 1000)}",
+}
+"""What each connection is told, by dialect: who falls silent in the midst of a transaction holds the row of
+the lease, and nobody else could lead before the server has noticed that, which may take hours."""
+
+
+class ServerSession(SQLSession):
+    """As any, but on PostgreSQL many rows are no executemany(): psycopg would begin a pipeline, and who falls
+    silent in the midst of one is busy to PostgreSQL, and not idle."""
+
+    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
+        if self.connection.dialect.name != "postgresql":
+            super().do_many(statement, rows)
+            return
+        for row in rows:
+            self.do(statement, row)
 
 
 class ServerPlace:
@@ -47,6 +68,12 @@ class ServerPlace:
             raise ConfigurationError(
                 f"schedules cannot be kept by {name}: PostgreSQL, MySQL, MariaDB, SQLite and Redis can"
             )
+        event.listen(self._engine, "connect", self._tell)
+
+    def _tell(self, connection: Any, _: Any) -> None:
+        if self.dialect in PATIENCE:
+            with connection.cursor() as cursor:
+                cursor.execute(PATIENCE[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:
         return apart(lambda: self._try(lambda session: session.transact(work)))
@@ -61,7 +88,7 @@ class ServerPlace:
         for attempt in range(1, TRIES + 1):
             try:
                 with self._engine.connect() as connection:
-                    return work(SQLSession(connection))
+                    return work(ServerSession(connection))
             except sa_errors.DBAPIError as error:
                 if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
                     spelling = POSTGRESQL if self.dialect == "postgresql" else MYSQL

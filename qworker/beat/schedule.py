@@ -7,11 +7,13 @@ Thread:      any; a schedule does not change.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from qworker.errors import InvalidSchedule
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Schedule:
@@ -60,6 +62,12 @@ def aware(instant: datetime) -> datetime:
     if instant.utcoffset() is None:
         raise ValueError(f"{instant!r} has no time zone: give it one, as datetime.now(UTC) has")
     return instant
+
+
+def since_1970(instant: datetime) -> timedelta:
+    """Return when *instant* (aware) is, to be compared: of two in the same time zone Python compares what its
+    clock shows, which is another order in an hour that comes twice."""
+    return instant - EPOCH
 
 
 def zone_of(value: tzinfo | str | None) -> tzinfo | None:

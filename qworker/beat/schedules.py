@@ -12,10 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.beat import words
-from qworker.beat.schedule import Schedule, aware
+from qworker.beat.schedule import EPOCH, Schedule, aware, since_1970
 from qworker.errors import InvalidSchedule
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORTEST = timedelta(milliseconds=1)
 LONGEST = timedelta(days=366_000)
 
@@ -97,10 +96,12 @@ class clocked(Schedule):
         self.clocked_time = clocked_time
 
     def next(self, after: datetime) -> datetime | None:
-        return self.clocked_time.astimezone(self.zone(after)) if self.clocked_time > after else None
+        later = since_1970(self.clocked_time) > since_1970(after)
+        return self.clocked_time.astimezone(self.zone(after)) if later else None
 
     def previous(self, before: datetime) -> datetime | None:
-        return self.clocked_time.astimezone(self.zone(before)) if self.clocked_time < before else None
+        earlier = since_1970(self.clocked_time) < since_1970(before)
+        return self.clocked_time.astimezone(self.zone(before)) if earlier else None
 
     def words(self) -> str:
         return f"once, at {self.clocked_time:%Y-%m-%d %H:%M:%S%z}"

@@ -10,8 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 
-from qworker.beat.schedule import Schedule
-from qworker.beat.schedules import EPOCH
+from qworker.beat.schedule import EPOCH, Schedule
 from qworker.errors import ConfigurationError, InvalidSchedule
 
 

@@ -10,6 +10,7 @@ The knobs hold for connections that are open and for those that come:
     proxy.up, proxy.down      the two directions: towards the server, towards the client. Each is a Link:
         .open = False         half-open: nothing more is read or forwarded, the sender's buffers fill up
         .lost = True          what comes is read and thrown away
+        .lose_when(asked)     so as soon as asked() is true, and .hold_when(asked) likewise half-open
         .delay = 0.2          seconds that each piece is late; a link carries on meanwhile, as a long one does
         .rate = 16_000        bytes a second
     proxy.mode = REFUSE       new connections are reset; BLACK_HOLE: accepted, and nothing is ever said; PASS
@@ -26,6 +27,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 PASS, REFUSE, BLACK_HOLE = "pass", "refuse", "black hole"
@@ -36,6 +38,10 @@ _LINGER = struct.pack("ii", 1, 0)
 """For a socket whose close is a reset."""
 Pair = tuple[socket.socket, socket.socket | None]
 """What a client opened, and what was opened to the server for it (None: nothing)."""
+
+
+def _never() -> bool:
+    return False
 
 
 class Link:
@@ -55,9 +61,28 @@ class Link:
         with self._lock:
             self.pieces += 1
 
+    def lose_when(self, asked: Callable[[], bool]) -> None:
+        """Lose what comes from when *asked* is true."""
+        self._loses = asked
+
+    def hold_when(self, asked: Callable[[], bool]) -> None:
+        """Read nothing more from when *asked* is true."""
+        self._holds = asked
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what was read last is thrown away."""
+        return self.lost or self._loses()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is more read."""
+        return self.open and not self._holds()
+
     def heal(self) -> None:
         self.open = True
         self.lost = False
+        self._loses = self._holds = _never
         self.delay = 0.0
         self.rate = 0.0
 
@@ -177,7 +202,7 @@ class Proxy:
         try:
             while pair in self._pairs and not (ended and not late):
                 now = time.monotonic()
-                if not link.open or pair in self._stranded:
+                if not link.is_open or pair in self._stranded:
                     time.sleep(_TICK)
                     continue
                 while late and late[0][0] <= now:
@@ -186,14 +211,14 @@ class Proxy:
                 if ended or not select.select([source], [], [], max(pause, 0.0))[0]:
                     time.sleep(max(pause, 0.0) if ended else 0.0)
                     continue
-                if not link.open or pair in self._stranded:  # since we began to wait
+                if not link.is_open or pair in self._stranded:  # since we began to wait
                     continue
                 data = source.recv(_PIECE)
                 if not data:
                     ended = True
                     continue
                 link.read()  # before it is forwarded: whoever has the answer finds it counted
-                if link.lost:
+                if link.is_lost:
                     continue
                 elif link.delay or late:
                     late.append((time.monotonic() + link.delay, data))

@@ -1,7 +1,8 @@
-"""Schedules while those who look after them are killed and stand still, and while their store is away: every
-due time is called once.
+"""Schedules while those who look after them are killed and stand still, and while their store is away or
+silent: every due time is called once.
 
 ``TEST_QWORKER_BEAT_SECONDS=120`` does harm for so long; ten seconds are the usual.
+``TEST_QWORKER_BEAT_STEPS=40`` loses so many questions and answers, one after the other.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
+import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.acceptance.beats import Beats, Run, runs
 from tests.acceptance.brokers import Broken, RemoteSite
-from tests.acceptance.harness import REPOSITORY, TASKS, Site
+from tests.acceptance.harness import REPOSITORY, Site
+from tests.acceptance.proxy import Proxy
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
 SECONDS = float(os.environ.get("TEST_QWORKER_BEAT_SECONDS", "10"))
+STEPS = int(os.environ.get("TEST_QWORKER_BEAT_STEPS", "5"))
 PLACES: dict[str, tuple[str, ...]] = {
     "sqlite": (),
     "redis": ("redis",),
@@ -42,104 +44,14 @@ SCHEDULE = {
 }
 TOGETHER, APART = ("entries-published",), ("slots-pending", "entries-sent")
 """The steps of a call after its slot is taken, with messages in the same store and elsewhere."""
+LEASE = 2.5
+"""Seconds: longer than a lease."""
+PROMPT = 10.0
+"""Seconds after its due time within which what can be called at once has run; what is only found when all is
+looked through takes a minute."""
 TAKEOVER = 4.0
 """Seconds within which another process is to have taken over, on a machine that does much else; see the
 benchmarks for what it takes."""
-
-
-class Run(NamedTuple):
-    """late: seconds after the due time."""
-
-    name: str
-    due: datetime
-    id: str
-    tag: int
-    late: float
-
-
-class BeatProcess:
-    """One ``qworker beat`` of *site*."""
-
-    def __init__(self, site: Site, number: int, crash_at: str = "") -> None:
-        self.log_path = site.path / f"beat.{number}.log"
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "qworker", "beat", "-A", TASKS],
-                cwd=site.path,
-                env={**site.environment(), "QWORKER_CRASH_AT": crash_at},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    @property
-    def leads(self) -> bool:
-        """Whether it leads, for all it knows."""
-        told = [line for line in self.log.splitlines() if "leads the schedules" in line]
-        return bool(told) and "now, after" in told[-1]
-
-    @property
-    def follows(self) -> bool:
-        """Whether it waits to take over."""
-        return "leads the schedules; we wait" in self.log
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            return self.process.wait(20)
-        finally:
-            self.process.kill()
-
-
-class Beats:
-    """The processes that look after the schedules of *site*."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._count = 0
-        self.running: list[BeatProcess] = []
-
-    def start(self, crash_at: str = "") -> BeatProcess:
-        self._count += 1
-        self.running.append(BeatProcess(self._site, self._count, crash_at))
-        return self.running[-1]
-
-    def leader(self) -> BeatProcess:
-        found: BeatProcess = self._site.until(
-            lambda: next((each for each in self.running if each.leads), None), "one to lead"
-        )
-        return found
-
-    def all_wait(self) -> bool:
-        """Whether every one but the leader waits to take over."""
-        return all(each.follows or each.leads for each in self.running)
-
-    def kill(self, each: BeatProcess) -> None:
-        self.running.remove(each)
-        each.kill()
-
-    def close(self) -> None:
-        for each in self.running:
-            each.end()
-        self.running.clear()
-
-
-def runs(site: Site) -> list[Run]:
-    path = site.path / "periodic"
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, due, id, tag, late = line.split()
-        found.append(Run(name, datetime.fromisoformat(due), id, int(tag), float(late)))
-    return found
 
 
 @pytest.fixture(params=PLACES)
@@ -189,36 +101,72 @@ def reckon(site: RemoteSite) -> dict[str, list[Run]]:
     return by_name
 
 
+def through(servers: Sequence[Broken]) -> dict[str, str]:
+    """The settings of a process that comes to the servers by way of their proxies."""
+    if not servers:
+        return {}
+    store = servers[-1].url
+    results = f"db+{store}" if store.startswith("postgresql") else store
+    return {"broker_url": servers[0].url, "result_backend": results}
+
+
+@contextmanager
+def silence(site: Site, servers: Sequence[Broken], answers: bool = True) -> Iterator[None]:
+    """The store says nothing: its server's connections are open, and nothing comes through; a file is kept
+    from everybody else. What was said meanwhile is heard afterwards; answers=False: it was heard, and no
+    answer ever comes."""
+    if not servers:
+        with closing(sqlite3.connect(site.path / "broker.db", timeout=30, isolation_level=None)) as file:
+            file.execute("BEGIN EXCLUSIVE")
+            yield
+            file.execute("ROLLBACK")
+        return
+    for each in servers:
+        each.proxy.down.open = False
+        each.proxy.up.open = not answers
+    yield
+    for each in servers:
+        if not answers:
+            each.proxy.cut()
+        each.proxy.heal()
+
+
 def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
+    """Two that look after the schedules alone and four workers that do besides, through all kinds of harm."""
     chance = random.Random(sum(map(ord, site.url.partition(":")[0])))
+    given = through(servers)
     for _ in range(2):
-        beats.start()
-    workers = [site.start("-B", name=f"w{number}") for number in range(2)]
+        beats.start(**given)
+    workers = [site.start("-B", "-c", "1", name=f"w{number}", **given) for number in range(4)]
     site.until(lambda: len(runs(site)) > 3, "the first calls")
     harms: dict[str, int] = defaultdict(int)
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         time.sleep(chance.uniform(0.2, 1.0))
-        harm = chance.choice(("beat", "leader", "worker", "freeze", "server"))
+        harm = chance.choice(("beat", "leader", "worker", "freeze", "server", "silence", "lost answers"))
         harms[harm] += 1
-        if harm in ("beat", "leader") and beats.running:
+        if harm in ("beat", "leader"):
             leading = [each for each in beats.running if each.leads]
             beats.kill(leading[0] if harm == "leader" and leading else chance.choice(beats.running))
-            beats.start()
+            beats.start(**given)
         elif harm == "worker":
             number = chance.randrange(len(workers))
             workers[number].kill()
-            workers[number] = site.start("-B", name=f"w{number}", ready=False)
+            workers[number] = site.start("-B", "-c", "1", name=f"w{number}", ready=False, **given)
         elif harm == "freeze":
-            frozen = chance.choice(beats.running)
+            frozen = chance.choice([*beats.running, *workers])
             frozen.process.send_signal(signal.SIGSTOP)
-            time.sleep(2.5)
+            time.sleep(LEASE)
             frozen.process.send_signal(signal.SIGCONT)
-        elif servers:
+        elif harm == "server" and servers:
             server = chance.choice(servers).server
             server.kill()
             time.sleep(chance.uniform(0.0, 1.0))
             server.start()
+        else:
+            broken = [chance.choice(servers)] if servers else []
+            with silence(site, broken, answers=harm != "lost answers"):
+                time.sleep(chance.uniform(1.0, 4.0))
     seen = len(runs(site))
     site.until(lambda: len(runs(site)) > seen + 5, "the calls to go on")
     beats.close()
@@ -231,6 +179,8 @@ def test_every_due_time_is_called_once(site: RemoteSite, servers: list[Broken], 
     site.drained()
     last.stop()
     found = reckon(site)
+    called = sum(map(len, found.values()))
+    print(f"{called} due times called, in {len(runs(site))} runs; {sum(harms.values())} harms: {dict(harms)}")
     assert {name: len(every) > 3 for name, every in found.items()} == dict.fromkeys(EVERY, True), harms
 
 
@@ -296,3 +246,100 @@ def test_one_that_stood_still_calls_nothing_twice(site: RemoteSite, beats: Beats
     site.drained()
     worker.stop()
     assert len(runs(site)) == sum(map(len, reckon(site).values()))
+
+
+# -- a store that one of them does not hear, or that does not hear it --
+
+
+def lose_questions(proxy: Proxy, step: int) -> None:
+    heard = proxy.down.pieces + step  # then nothing is under way: half a question would be another fault
+    proxy.up.lose_when(lambda: proxy.down.pieces >= heard)
+
+
+def lose_answers(proxy: Proxy, step: int) -> None:
+    heard = proxy.down.pieces + step
+    proxy.down.lose_when(lambda: proxy.down.pieces > heard)
+
+
+def hold_questions(proxy: Proxy, step: int) -> None:
+    heard = proxy.down.pieces + step
+    proxy.up.hold_when(lambda: proxy.down.pieces >= heard)
+
+
+def hold_answers(proxy: Proxy, step: int) -> None:
+    heard = proxy.down.pieces + step
+    proxy.down.hold_when(lambda: proxy.down.pieces >= heard)
+
+
+HOLES = {
+    "questions are lost": lose_questions,
+    "answers are lost": lose_answers,
+    "questions come late": hold_questions,
+    "answers come late": hold_answers,
+}
+"""What becomes of what is said, after so many answers: in the midst of a transaction, too."""
+ON_SERVERS = [place for place, kinds in PLACES.items() if kinds]
+
+
+@pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
+@pytest.mark.parametrize("hole", HOLES)
+def test_another_leads_while_the_store_is_silent_for_one(
+    site: RemoteSite, servers: list[Broken], beats: Beats, hole: str
+) -> None:
+    """The first leads on a connection that falls silent, the other's is well. What the first has said may be
+    heard when the other leads already: it changes nothing."""
+    worker = site.start()
+    first = beats.start(**through(servers))
+    for step in range(3, STEPS + 1, 3):
+        site.until(lambda: first.leads, "the first to lead")
+        other = beats.start()
+        site.until(lambda other=other: other.follows, "the other to wait")  # type: ignore[misc]
+        seen = len(runs(site))
+        site.until(lambda seen=seen: len(runs(site)) > seen + 2, "calls")  # type: ignore[misc]
+        for each in servers:
+            HOLES[hole](each.proxy, step)
+        at = time.monotonic()
+        site.until(lambda other=other: other.leads, "the other to lead")  # type: ignore[misc]
+        took = time.monotonic() - at
+        seen = len(runs(site))
+        site.until(lambda seen=seen: len(runs(site)) > seen + 3, "the other to call")  # type: ignore[misc]
+        for each in servers:
+            if "lost" in hole:
+                each.proxy.cut()
+            each.proxy.heal()
+        site.until(lambda: not first.leads, "the first to notice")
+        assert took < TAKEOVER, f"after {step} pieces"
+        assert other.end() == 0
+        beats.running.remove(other)
+    site.until(lambda: first.leads, "the first to lead again")
+    beats.close()
+    site.drained()
+    worker.stop()
+    assert len(runs(site)) == sum(map(len, reckon(site).values()))
+
+
+@pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
+@pytest.mark.parametrize("lose", [lose_questions, lose_answers])
+def test_a_lost_answer_makes_no_second_call(
+    site: RemoteSite, servers: list[Broken], beats: Beats, lose: Callable[[Proxy, int], None]
+) -> None:
+    """At each step of a call and of a renewal in turn the store, or the broker, is not heard, or does not
+    hear; then the connection falls."""
+    worker = site.start()
+    beat = beats.start(**through(servers))
+    site.until(lambda: len(runs(site)) > 2, "calls")
+    for broken in servers:
+        for step in range(1, STEPS + 1):
+            proxy = broken.proxy
+            lose(proxy, step)
+            site.until(lambda proxy=proxy: proxy.up.is_lost or proxy.down.is_lost, "a loss")  # type: ignore[misc]
+            seen = len(runs(site))
+            proxy.cut()
+            proxy.heal()
+            site.until(lambda seen=seen: len(runs(site)) > seen, "calls to go on")  # type: ignore[misc]
+    assert beat.end() == 0
+    site.drained()
+    worker.stop()
+    found = reckon(site)
+    assert max(run.late for every in found.values() for run in every) < PROMPT
+    assert len(runs(site)) == sum(map(len, found.values()))

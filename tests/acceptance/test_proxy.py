@@ -155,6 +155,21 @@ def test_lost_bytes_never_come(proxy: Proxy) -> None:
         assert say(one, b"y") == b"y"
 
 
+def test_bytes_are_lost_or_held_back_from_some_answer_on(proxy: Proxy) -> None:
+    with client(proxy) as one:
+        proxy.up.lose_when(lambda: proxy.down.pieces >= 2)
+        assert say(one, b"x") == say(one, b"x") == b"x"
+        one.sendall(b"lost")
+        assert silent(one)
+        proxy.heal()
+        proxy.up.hold_when(lambda: proxy.down.pieces >= 3)
+        assert say(one, b"y") == b"y"
+        one.sendall(b"late")
+        assert silent(one)
+        proxy.heal()
+        assert read(one, 4) == b"late"
+
+
 def test_refuse_and_black_hole(proxy: Proxy) -> None:
     with client(proxy) as old:
         say(old, b"x")

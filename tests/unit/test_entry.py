@@ -5,17 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import QWorker
-from qworker.beat import crontab, schedule
+from qworker.beat import clocked, crontab, schedule
 from qworker.beat.entry import FIELDS, Entry, read_entry
 from qworker.errors import InvalidSchedule
 
 NOW = datetime(2026, 11, 23, 12, 30, tzinfo=UTC)
+BERLIN = ZoneInfo("Europe/Berlin")
 ODD: list[Any] = [
     *(
         None,
@@ -240,3 +242,42 @@ def test_start_and_end_are_due_times_themselves() -> None:
     assert found.previous(start + timedelta(minutes=1)) == start
     assert found.previous(start) is None
     assert entry(start=datetime.min.replace(tzinfo=UTC)).next(datetime.min.replace(tzinfo=UTC)) is not None
+
+
+@pytest.mark.parametrize("zone", [BERLIN, UTC])
+@pytest.mark.parametrize(
+    "given",
+    ["*/15 * * * *", schedule(900), crontab("*/15", tz=BERLIN), "FREQ=HOURLY;BYMINUTE=0,15,30,45;BYSECOND=0"],
+    ids=repr,
+)
+def test_the_hour_that_comes_twice_is_passed_in_both_directions(given: Any, zone: ZoneInfo) -> None:
+    """Python compares two datetimes of the same zone by what its clock shows."""
+    found, quarter = entry(schedule=given), timedelta(minutes=15)
+    begin, end = datetime(2026, 10, 24, 22, tzinfo=UTC), datetime(2026, 10, 25, 3, tzinfo=UTC)
+    forward, backward = [begin.astimezone(zone)], [end.astimezone(zone)]
+    while forward[-1].timestamp() < end.timestamp():
+        forward += [each for each in [found.next(forward[-1])] if each]
+    while backward[-1].timestamp() > begin.timestamp():
+        backward += [each for each in [found.previous(backward[-1])] if each]
+    assert [each.timestamp() for each in forward] == [each.timestamp() for each in reversed(backward)]
+    if "FREQ" not in str(given):  # a rule counts what comes twice once
+        every = [begin + number * quarter for number in range((end - begin) // quarter + 1)]
+        assert [each.astimezone(UTC) for each in forward] == every
+
+
+def test_an_instant_of_the_hour_that_comes_twice() -> None:
+    once = datetime(2026, 10, 25, 2, 15, tzinfo=BERLIN, fold=1)
+    found, before = entry(schedule=clocked(once)), datetime(2026, 10, 25, 2, 45, tzinfo=BERLIN, fold=0)
+    assert found.next(before) == once
+    assert found.previous(before) is None
+    after = datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)
+    assert found.next(after) is None
+    assert found.previous(after) == once
+
+
+def test_start_and_end_do_not_change_the_time_zone() -> None:
+    start, end = datetime(2026, 11, 23, 8, 30, tzinfo=UTC), datetime(2026, 11, 25, 8, 30, tzinfo=UTC)
+    found = entry(schedule="0 9 * * *", start=start, end=end)
+    first, last = (datetime(2026, 11, day, 9, tzinfo=BERLIN) for day in (24, 25))
+    assert found.next(datetime(2026, 11, 1, tzinfo=BERLIN)) == first
+    assert found.previous(datetime(2026, 12, 1, tzinfo=BERLIN)) == last

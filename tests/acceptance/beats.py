@@ -1,0 +1,131 @@
+"""Beats: processes that look after schedules, seen only from outside, and what became of the due times.
+
+Comes from:  the tests of faults of schedules.
+Goes to:     ``qworker beat``, started on a Site; the file that the task ``periodic`` of fault_tasks.py
+             writes.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from typing import NamedTuple
+
+from tests.acceptance.harness import TASKS, Site
+
+
+class Run(NamedTuple):
+    """late: seconds after the due time."""
+
+    name: str
+    due: datetime
+    id: str
+    tag: int
+    late: float
+
+
+def runs(site: Site) -> list[Run]:
+    """What the calls of entries that have run say of themselves, in that order."""
+    path = site.path / "periodic"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, due, id, tag, late = line.split()
+        found.append(Run(name, datetime.fromisoformat(due), id, int(tag), float(late)))
+    return found
+
+
+class BeatProcess:
+    """One ``qworker beat`` of *site*. environment: of it alone. settings: for the environment, as
+    QWORKER_*."""
+
+    def __init__(
+        self,
+        site: Site,
+        number: int,
+        crash_at: str = "",
+        environment: dict[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        self.log_path = site.path / f"beat.{number}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "qworker", "beat", "-A", TASKS],
+                cwd=site.path,
+                env={
+                    **site.environment(**settings),
+                    "QWORKER_CRASH_AT": crash_at,
+                    **(environment or {}),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, for all it knows."""
+        told = [line for line in self.log.splitlines() if "leads the schedules" in line]
+        return bool(told) and "now, after" in told[-1]
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits to take over."""
+        return "leads the schedules; we wait" in self.log
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+
+
+class Beats:
+    """The processes that look after the schedules of *site*."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._count = 0
+        self.running: list[BeatProcess] = []
+
+    def start(
+        self, crash_at: str = "", environment: dict[str, str] | None = None, **settings: object
+    ) -> BeatProcess:
+        self._count += 1
+        self.running.append(BeatProcess(self._site, self._count, crash_at, environment, **settings))
+        return self.running[-1]
+
+    def leader(self) -> BeatProcess:
+        found: BeatProcess = self._site.until(
+            lambda: next((each for each in self.running if each.leads), None), "one to lead"
+        )
+        return found
+
+    def all_wait(self) -> bool:
+        """Whether every one but the leader waits to take over."""
+        return all(each.follows or each.leads for each in self.running)
+
+    def kill(self, each: BeatProcess) -> None:
+        self.running.remove(each)
+        each.kill()
+
+    def close(self) -> None:
+        for each in self.running:
+            each.end()
+        self.running.clear()
