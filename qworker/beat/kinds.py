@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Any
 
 from qworker.beat.crontab import crontab
@@ -86,11 +87,25 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Schedule]] = {
         given["every"], anchor=_instant(given["anchor"]) if given.get("anchor") else None
     ),
     "at": lambda given: clocked(_instant(given["at"])),
-    "rrule": lambda given: rrule(
-        given["rrule"], _instant(given["start"]) if given.get("start") else None, tz=given.get("tz")
-    ),
+    "rrule": lambda given: _valid(_rule(given["rrule"], given.get("start"), given.get("tz"))),
     "solar": lambda given: solar(given["solar"], given["lat"], given["lon"], tz=given.get("tz")),
 }
+
+
+@lru_cache(1000)
+def _rule(text: str, start: Any, tz: Any) -> rrule | str:
+    """Return the rule, or what is wrong about it: to find that one never comes takes seconds, for which
+    whoever leads does nothing else, and it is read again by each who leads anew."""
+    try:
+        return rrule(text, _instant(start) if start else None, tz=tz)
+    except InvalidSchedule as error:
+        return str(error)
+
+
+def _valid(found: rrule | str) -> rrule:
+    if isinstance(found, str):
+        raise InvalidSchedule(found)
+    return found
 
 
 def _instant(value: Any) -> datetime:

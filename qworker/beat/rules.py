@@ -17,10 +17,13 @@ from typing import Any
 from dateutil import rrule as dateutil_rules
 
 from qworker.beat.schedule import Schedule, aware
-from qworker.beat.wall_clock import FARTHEST, instant_of, is_steady, shown
+from qworker.beat.wall_clock import FARTHEST, instant_of, wall_before
 from qworker.errors import InvalidSchedule
 
+MICROSECOND = timedelta(microseconds=1)
 MOST_CHARACTERS = 4000
+MOST_RULES = 4
+"""In one text. To find that a rule never comes takes seconds."""
 MOST_COUNTED = 10_000
 """Times of a rule with COUNT, which has to be gone through from its beginning."""
 STEPS = {
@@ -76,6 +79,8 @@ class rrule(Schedule):
             raise InvalidSchedule(
                 f"{rule!r:.200} is no rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {error}"
             ) from error
+        if len(found._rrule) > MOST_RULES:
+            raise InvalidSchedule(f"{len(found._rrule)} rules in one are too many: {MOST_RULES} at most")
         self._rules = [_Rule(each) for each in found._rrule]
         self._dates, self._except = list(found._rdate), list(found._exdate)
         if found._exrule:
@@ -91,21 +96,16 @@ class rrule(Schedule):
 
     def next(self, after: datetime) -> datetime | None:
         zone = self.zone(after)
-        begin = shown(after, zone) - (timedelta(0) if is_steady(after, after + FARTHEST, zone) else FARTHEST)
-        while (wall := self._first(begin)) is not None:
-            if (found := instant_of(wall, zone)) > after:
-                return found.astimezone(after.tzinfo if self.tz is None else zone)
-            begin = wall
-        return None
+        wall = self._first(wall_before(after + MICROSECOND, zone) - MICROSECOND)
+        return None if wall is None else self._told(wall, zone, after)
 
     def previous(self, before: datetime) -> datetime | None:
         zone = self.zone(before)
-        end = shown(before, zone) + FARTHEST
-        while (wall := self._last(end)) is not None:
-            if (found := instant_of(wall, zone)) < before:
-                return found.astimezone(before.tzinfo if self.tz is None else zone)
-            end = wall
-        return None
+        wall = self._last(wall_before(before, zone))
+        return None if wall is None else self._told(wall, zone, before)
+
+    def _told(self, wall: datetime, zone: tzinfo, asked: datetime) -> datetime:
+        return instant_of(wall, zone).astimezone(asked.tzinfo if self.tz is None else zone)
 
     def _first(self, after: datetime) -> datetime | None:
         """The first time on the wall after *after* (naive)."""

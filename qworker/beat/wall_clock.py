@@ -41,6 +41,23 @@ def instant_of(wall: datetime, zone: tzinfo) -> datetime:
     return after
 
 
+def wall_before(instant: datetime, zone: tzinfo) -> datetime:
+    """Return the first full second on the wall (naive) whose instant, as instant_of() has it, is *instant* or
+    later: a time on the wall is before it exactly when its instant is before *instant*."""
+    wall = shown(instant, zone)
+    early = wall.replace(microsecond=0)
+    if is_steady(instant - FARTHEST, instant + FARTHEST, zone):
+        return early if wall == early else early + SECOND
+    early, late = early - FARTHEST, early + FARTHEST
+    while late - early > SECOND:
+        middle = early + ((late - early) / 2 // SECOND) * SECOND
+        if instant_of(middle, zone) < instant:
+            early = middle
+        else:
+            late = middle
+    return late
+
+
 def shown(instant: datetime, zone: tzinfo) -> datetime:
     """Return what a clock in *zone* shows at *instant*, naive."""
     return instant.astimezone(zone).replace(tzinfo=None, fold=0)

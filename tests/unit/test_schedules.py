@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -150,10 +150,62 @@ def test_a_rule_has_the_zone_of_its_beginning() -> None:
     assert times(utc, datetime(2026, 7, 1, tzinfo=BERLIN), 1) == [datetime(2026, 7, 1, 9, tzinfo=UTC)]
 
 
+class Asked(tzinfo):
+    """The zone of Berlin, and how often it was asked."""
+
+    count = 0
+
+    def utcoffset(self, instant: datetime | None) -> timedelta | None:
+        self.count += 1
+        return instant and BERLIN.utcoffset(instant)
+
+    def dst(self, instant: datetime | None) -> timedelta | None:
+        return instant and BERLIN.dst(instant)
+
+    def fromutc(self, instant: datetime) -> datetime:
+        self.count += 1
+        return BERLIN.fromutc(instant.replace(tzinfo=BERLIN)).replace(tzinfo=self)
+
+    def tzname(self, instant: datetime | None) -> str:
+        return "Berlin"
+
+
+NIGHTS = [datetime(2026, 3, 29, 1, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)]
+"""Those on which the clock is moved."""
+
+
+@pytest.mark.parametrize("hours", range(-30, 31, 6))
+@pytest.mark.parametrize("night", NIGHTS)
+def test_what_comes_each_second_is_found_without_going_through_a_day(night: datetime, hours: int) -> None:
+    """Also where the clock is moved; what comes twice counts once."""
+    zone, second = Asked(), timedelta(seconds=1)
+    rule, asked = rrule("FREQ=SECONDLY", datetime(2026, 1, 1), tz=zone), night + timedelta(hours=hours)
+    zone.count = 0
+    later, earlier = rule.next(asked), rule.previous(asked)
+    assert later is not None
+    assert earlier is not None
+    again = night == NIGHTS[1] and hours == 0
+    assert later.astimezone(UTC) == asked + (3600 * second if again else second)
+    assert earlier.astimezone(UTC) == asked - second
+    assert zone.count < 500
+
+
+def test_a_rule_that_was_refused_is_not_looked_through_again() -> None:
+    given = {"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=31", "start": "2026-01-01T00:00:00"}
+    said = set()
+    for _ in range(3):
+        with pytest.raises(InvalidSchedule, match="never comes") as told:
+            maybe_schedule(given)
+        said.add(str(told.value))
+    assert len(said) == 1
+    assert maybe_schedule({"rrule": "FREQ=DAILY"}) is maybe_schedule({"rrule": "FREQ=DAILY"})
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("", "no rule"),
+        ("\n".join(["RRULE:FREQ=DAILY"] * 5), "too many"),
         ("FREQ=SOMETIMES", "no rule"),
         ("FREQ=DAILY;BYHOUR=25", "no rule|never comes"),
         ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "never comes"),
