@@ -77,19 +77,6 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
     rrule: lambda each: {"rrule": each.text, "start": each.start.isoformat(), **_zone(each.tz)},
     solar: lambda each: {"solar": each.event, "lat": each.lat, "lon": each.lon, **_zone(each.tz)},
 }
-_READERS: dict[str, Callable[[Mapping[str, Any]], Schedule]] = {
-    "crontab": lambda given: (
-        crontab.from_text(given["crontab"], given.get("tz"))
-        if given.get("either")
-        else crontab.from_string(given["crontab"], given.get("tz"))
-    ),
-    "every": lambda given: schedule(
-        given["every"], anchor=_instant(given["anchor"]) if given.get("anchor") else None
-    ),
-    "at": lambda given: clocked(_instant(given["at"])),
-    "rrule": lambda given: _valid(_rule(given["rrule"], given.get("start"), given.get("tz"))),
-    "solar": lambda given: solar(given["solar"], given["lat"], given["lon"], tz=given.get("tz")),
-}
 
 
 @lru_cache(1000)
@@ -106,6 +93,21 @@ def _valid(found: rrule | str) -> rrule:
     if isinstance(found, str):
         raise InvalidSchedule(found)
     return found
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Schedule]] = {
+    "crontab": lambda given: (
+        crontab.from_text(given["crontab"], given.get("tz"))
+        if given.get("either")
+        else crontab.from_string(given["crontab"], given.get("tz"))
+    ),
+    "every": lambda given: schedule(
+        given["every"], anchor=_instant(given["anchor"]) if given.get("anchor") else None
+    ),
+    "at": lambda given: clocked(_instant(given["at"])),
+    "rrule": lambda given: _valid(_rule(given["rrule"], given.get("start"), given.get("tz"))),
+    "solar": lambda given: solar(given["solar"], given["lat"], given["lon"], tz=given.get("tz")),
+}
 
 
 def _instant(value: Any) -> datetime:

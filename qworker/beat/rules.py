@@ -50,7 +50,7 @@ FILTERS = (
 class rrule(Schedule):
     """A rule of RFC 5545: ``rrule("FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17;BYMINUTE=0;BYSECOND=0", start=...)``.
 
-    - rule (text): one RRULE; or several lines, with DTSTART, RDATE and EXDATE.
+    - rule (text): one RRULE; or several lines, with DTSTART, RDATE, EXDATE and up to four RRULEs.
     - start (datetime): its DTSTART, where the text has none. None: midnight of 1 January 2020. Naive: a time
       on the wall.
     - tz: the time zone whose clocks count; None: that of DTSTART, or else of the instant that next() is asked
