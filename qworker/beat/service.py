@@ -191,7 +191,7 @@ class Beat(ThreadComponent):
             if firings:
                 self._unsure = True
                 free = self.store.fire(lease, firings, self.app.broker.sender)
-                self._unsure = False
+                self._unsure = len(free) < len(firings)  # it may have been us who took the others
                 self.fired += len(free)
                 self._tell(free)
                 done = {each.name for each in firings}

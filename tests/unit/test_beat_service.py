@@ -85,6 +85,17 @@ class Apart(Kept):
         return free
 
 
+class Repeating(Apart):
+    """As a store whose answer to a commit was lost: tried again, it finds every slot taken, and does not
+    send."""
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
+        super().fire(lease, firings, KeepingStore().sender)
+        for each in firings:
+            self.left[each.name, each.due] = Slot(each.name, each.due, 0.0, each.task_id, PENDING)
+        return []
+
+
 class Bench:
     """A beat of an app with *entries* in its settings, on a clock that stands still."""
 
@@ -363,6 +374,12 @@ def test_what_a_leader_has_left_pending_is_sent_by_the_next() -> None:
     bench.run(5, other)
     assert bench.calls == [("a", FIRST)]
     assert bench.store.pending() == []
+
+
+def test_what_was_taken_without_our_knowing_is_sent_at_once() -> None:
+    bench = Bench({"a": hourly()}, kept=Repeating)
+    bench.at(FIRST + 1)
+    assert bench.calls == [("a", FIRST)]
 
 
 def test_a_store_that_was_away_goes_on(caplog: pytest.LogCaptureFixture) -> None:
