@@ -343,3 +343,30 @@ def test_a_lost_answer_makes_no_second_call(
     found = reckon(site)
     assert max(run.late for every in found.values() for run in every) < PROMPT
     assert len(runs(site)) == sum(map(len, found.values()))
+
+
+@pytest.mark.parametrize("servers", ON_SERVERS, indirect=True)
+def test_the_answer_to_a_call_is_lost(site: RemoteSite, servers: list[Broken], beats: Beats) -> None:
+    """What is lost is each time the store's word that a call is made, by which it has been."""
+    worker = site.start()
+    beat = beats.start(**through(servers))
+    site.until(lambda: len(runs(site)) > 2, "calls")
+    site.client.conf.update(beat_scope="faults")
+    store, proxy = site.client.schedules.store, servers[-1].proxy
+
+    def newest() -> float:
+        return max(slot.due for name in EVERY for slot in store.slots(name, 1))
+
+    for _ in range(STEPS):
+        known, seen = newest(), len(runs(site))
+        proxy.down.lose_when(lambda known=known: newest() > known)  # type: ignore[misc]
+        site.until(lambda: proxy.down.is_lost, "a loss")
+        proxy.cut()
+        proxy.heal()
+        site.until(lambda seen=seen: len(runs(site)) > seen + 1, "calls to go on")  # type: ignore[misc]
+    assert beat.end() == 0
+    site.drained()
+    worker.stop()
+    found = reckon(site)
+    assert max(run.late for every in found.values() for run in every) < PROMPT
+    assert len(runs(site)) == sum(map(len, found.values()))

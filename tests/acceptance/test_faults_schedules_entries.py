@@ -20,8 +20,10 @@ from tests.acceptance.beats import BeatProcess, Beats
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.harness import TASKS, Site
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(300)]
 
+PATIENCE = 120.0
+"""Seconds that may pass until something has been read which takes five, when little else is done."""
 SCOPE = "faults"
 """Of the app of fault_tasks.py."""
 GOOD = {"good": {"task": "periodic", "schedule": 0.2, "catch_up": 1000}}
@@ -56,7 +58,7 @@ HOSTILE = {
     "deep": deep(10_000),
     "a deep list": b"[" * 10_000,
     "no text": b"\xff\xfe{\x00}",
-    "a rule that never comes": edit({"rrule": "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"}),
+    "a rule that never comes": edit({"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}),
     "many rules": edit({"rrule": "\n".join(["RRULE:FREQ=HOURLY;BYMONTH=2;BYMONTHDAY=30"] * 80)}),
     "a list for a rule": edit({"rrule": ["FREQ=DAILY"]}),
     "no interval": edit({"every": 0}),
@@ -218,13 +220,17 @@ def test_hostile_entries_are_told_of_once_and_stop_no_other(store: Store, beats:
 def test_what_takes_long_to_read_keeps_nobody_from_leading(store: Store, beats: Beats) -> None:
     """To find that a rule never comes takes longer than a lease. So another leads meanwhile, and reads the
     same; each of them does it once."""
-    site, both = store.site, [beats.start(), beats.start()]
-    site.until(lambda: sum(map(calls, both)) > 3 and beats.all_wait(), "calls")
+    site, three = store.site, [beats.start() for _ in range(3)]
+    site.until(lambda: sum(map(calls, three)) > 3 and beats.all_wait(), "calls")
     store.write("rule", edit({"rrule": "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30"}))
-    site.until(lambda: "the entry rule is not called" in both[0].log + both[1].log, "it to be told of")
-    seen = sum(map(calls, both))
-    site.until(lambda: sum(map(calls, both)) > seen + 10, "calls to go on")
+    site.until(
+        lambda: any("the entry rule is not called" in each.log for each in three),
+        "it to be told of",
+        PATIENCE,
+    )
+    seen = sum(map(calls, three))
+    site.until(lambda: sum(map(calls, three)) > seen + 10, "calls to go on", PATIENCE)
     beats.running.clear()
-    assert [each.end() for each in both] == [0, 0]
+    assert [each.end() for each in three] == [0, 0, 0]
     shows = json.loads(command(site, "show", "good", "--json"))
-    assert shows["runs"] == sum(map(calls, both))
+    assert shows["runs"] == sum(map(calls, three))
