@@ -124,7 +124,7 @@ class Beat(ThreadComponent):
             return LOOK_SECONDS
         if self._agenda is None:
             self._load()
-        elif lease.version != self._version:
+        elif lease.version > self._version:
             self._reload()
         if self._unsure:
             self._send_pending(self.store.pending())
@@ -162,7 +162,7 @@ class Beat(ThreadComponent):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
         self._tell_of_errors(self._listed.values())
-        self._version = lease.version
+        self._version = max([lease.version, *(row.version for row in rows)])
         self._unsure = True
         self._agenda = agenda
 
@@ -177,7 +177,8 @@ class Beat(ThreadComponent):
         assert lease is not None
         assert agenda is not None
         changed, forgotten = [], {}
-        for row in self.store.rows(self._version):
+        rows = self.store.rows(self._version)
+        for row in rows:
             given = self._base.get(row.name)
             if given is None and row.edit is None:
                 self._listed.pop(row.name, None)
@@ -189,7 +190,7 @@ class Beat(ThreadComponent):
                 changed.append(found)
         self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
         self._tell_of_errors(changed)
-        self._version = lease.version
+        self._version = max([lease.version, *(row.version for row in rows)])  # some are newer than the lease
 
     def _tell_of_errors(self, every: Iterable[Listed]) -> None:
         for each in every:

@@ -127,9 +127,12 @@ class RedisStore(Store):
 
         prefix = f"qworker.beat.{SCOPE}."
         with redis.Redis.from_url(self.site.url) as client:
-            version = client.hincrby(f"{prefix}lease", "version", 1)
-            client.hset(f"{prefix}edits", name, edit)
-            client.zadd(f"{prefix}versions", {name: version})
+            version = int(client.hget(f"{prefix}lease", "version") or 0) + 1  # type: ignore[arg-type]
+            with client.pipeline() as together:
+                together.hset(f"{prefix}edits", name, edit)
+                together.zadd(f"{prefix}versions", {name: version})
+                together.hset(f"{prefix}lease", "version", version)
+                together.execute()
 
 
 @pytest.fixture(params=["sqlite", "redis", "postgresql"])

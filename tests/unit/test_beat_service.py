@@ -39,10 +39,15 @@ class Kept(MemoryScheduleStore):
         self.away = False
         self.left: dict[tuple[str, float], Slot] = {}
         self.swept: list[float] = []
+        self.edit_after_renewal: tuple[str, bytes, int] | None = None
 
     def renew(self, lease: Lease) -> Lease:
         self._answer()
-        return super().renew(lease)
+        found = super().renew(lease)
+        if self.edit_after_renewal is not None:
+            super().edit(*self.edit_after_renewal)
+            self.edit_after_renewal = None
+        return found
 
     def look(self) -> Lease:
         self._answer()
@@ -365,6 +370,15 @@ def test_a_wrong_entry_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     assert bench.calls == [("good", FIRST), ("good", FIRST + HOUR)]
     assert logged(caplog).count("entry-wrong") == 3  # what is due after the calendar never is
     assert bench.crashes == []
+
+
+def test_what_is_edited_while_rows_are_read_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench({"good": hourly()})
+    bench.turn()
+    bench.store.edit("one", b"{", 0)
+    bench.store.edit_after_renewal = ("two", b"{", 0)
+    bench.run(3)
+    assert logged(caplog).count("entry-wrong") == 2
 
 
 def test_damaged_rows_stop_no_entry() -> None:
