@@ -122,7 +122,7 @@ def test_it_tells_of_entries_that_are_wrong(tasks, run, environment, monkeypatch
     settings = {name: os.environ[name] for name in ("QWORKER_WORKER_HTTP_ADDRESS", "QWORKER_BEAT_SCHEDULE")}
     worker = subprocess.Popen(command, env={**environment, **settings})
     try:
-        until(lambda: "the entry bad is not called: " in run("health").stdout)
+        until(lambda: "is running; the entry bad is not called: " in run("health").stdout)
         assert run("health").exit_code == run("health", "--live").exit_code == 0
         assert run("beat", "remove", "bad").exit_code == 0
         until(lambda: "the entry bad" not in run("health").stdout)
