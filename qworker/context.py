@@ -220,8 +220,9 @@ def message_headers(context: Context) -> Mapping[str, Any]:
 
 def untouched_body(context: Context) -> bytes | None:
     """Return the body of the message as it came, while its chain is as it says; None when it was compressed,
-    there is none, or the task has asked for the chain, which it may have changed."""
-    return None if "chain" in vars(context) else context._body
+    there is none, it came as something else than bytes, or the task has asked for the chain, which it may
+    have changed."""
+    return None if "chain" in vars(context) or type(context._body) is not bytes else context._body
 
 
 def calls_within(context: Context) -> bool:

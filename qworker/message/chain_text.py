@@ -42,7 +42,8 @@ def rest_of_chain(
     """Return all but the last call of *chain*, with their text where it can be cut out of *body*.
 
     body: JSON of which the others were decoded. The text is known to be theirs when all before and after it
-    is as we write it; else they are without.
+    is as we write it; else they are without. Who embeds more than Celery's four fields may have his own words
+    handed on, which he could have sent himself.
     """
     rest = chain[:-1]
     start = body.find(_START)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker import Task
+from qworker.context import Context, untouched_body
 from qworker.message.chain_text import WrittenCalls, embedded, rest_of_chain
 from qworker.message.kombu_json import dumps, loads
-from qworker.message.reading import NO_EMBED
+from qworker.message.reading import NO_EMBED, Body
 from tests.support.stores import make_app
 from tests.unit.test_followup import run
 
@@ -79,6 +80,15 @@ def test_what_is_written_otherwise_is_written_anew(body: str) -> None:
 def test_arguments_that_are_others_now_do_not_matter_to_the_rest() -> None:
     body = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]).encode()
     assert type(rest_of_chain(body, (2,), {}, CHAIN)) is list
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, bytes.decode])
+def test_a_body_that_is_no_bytes_is_let_alone(kind: Any) -> None:
+    """Some brokers give text."""
+    text = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]).encode()
+    body = Body((1,), {}, {**NO_EMBED, "chain": CHAIN})
+    context = Context.from_message({"id": "a", "task": "t"}, body, raw=kind(text))
+    assert untouched_body(context) == (text if kind is bytes else None)
 
 
 @pytest.mark.parametrize("how", ["leaves", "changes", "empties"])
