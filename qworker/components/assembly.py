@@ -247,9 +247,12 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
 def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
     """None where the result store has no joins."""
     try:
-        return Joiner(app, on_crash, app.backend.joins)
+        joins = app.backend.joins
     except NotSupported:
         return None
+    if app.results_with_broker:
+        return Joiner(app, on_crash, joins, app.broker.admin.may_have_due_joins)
+    return Joiner(app, on_crash, joins)
 
 
 def _forget(*parts: object) -> None:

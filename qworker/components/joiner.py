@@ -54,14 +54,23 @@ PORTION = 1000
 
 
 class Joiner(ThreadComponent):
-    """joins: of the app's result store."""
+    """joins: of the app's result store. may_have_due: whether to look for some there that are due at an instant
+    (epoch seconds). A broker in the same store tells that by its own connection: one of the result store's
+    would cost several MB in each worker that has no workflows."""
 
     name = "joiner"
 
-    def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None], joins: Joins) -> None:
+    def __init__(
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        joins: Joins,
+        may_have_due: Callable[[float], bool] = lambda now: True,
+    ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
         self._joins = joins
+        self._may_have_due = may_have_due
         self._seconds: float = app.conf.worker_lease_seconds
         """So long a claim lasts, as all that a worker holds; and between two looks for what dead workers have
         left, and for what is overdue."""
@@ -79,6 +88,8 @@ class Joiner(ThreadComponent):
 
     def step(self, now: float) -> float | None:
         try:
+            if not self._may_have_due(self._app.clock.now()):
+                return self._seconds
             while claimed := self._joins.claim(BATCH, self._seconds):
                 for join in claimed:
                     self._finish(join)

@@ -308,6 +308,11 @@ class Admin(ABC):
         """Epoch second at which the next delayed message of *queues* falls due; None when none waits, or
         where the broker does not tell (it lacks COUNTS)."""
 
+    def may_have_due_joins(self, now: float) -> bool:
+        """Whether one of the joins beside this broker's results may be claimed at *now* (epoch seconds). True
+        where the broker does not know."""
+        return True
+
     @abstractmethod
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue* (not what is being run); return how many messages that were."""

@@ -18,6 +18,7 @@ from qworker.backends.joins import DONE_SECONDS_FOR_EVER, Finished, Join, Joins
 from qworker.errors import BrokerUnavailable, EncodeError
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Part, Sender
+from qworker.transports.sql.broker import SQLBroker
 from tests.contract.join_places import JOIN_PLACES, JoinPlace, run_beside
 from tests.contract.test_interrupted import Cut, places
 from tests.support.messages import message, names
@@ -117,6 +118,25 @@ def test_a_store_that_never_had_a_join_answers(place: JoinPlace, joins: Joins, c
     assert [join.id for join in backend.joins.claim(10, SECONDS)] == ["a"]
     assert backend.get("task")["result"] == 1  # type: ignore[index]
     backend.close()
+
+
+def test_the_broker_beside_misses_no_join_that_is_due(
+    place: JoinPlace, joins: Joins, broker: Broker, clock: FakeClock
+) -> None:
+    """A worker looks in its result store only when the broker's connection has seen one there."""
+    may_have_due = broker.admin.may_have_due_joins
+    tells = isinstance(broker, SQLBroker)
+    assert may_have_due(clock.now()) is not tells  # there has never been one
+    joins.open([Join("a", 2, BODY, clock.now() + 60.0)])
+    assert may_have_due(clock.now()) is not tells
+    assert may_have_due(clock.now() + 60.0)  # it is overdue then
+    joins.add(parts("a", [0, 1]))
+    assert may_have_due(clock.now())
+    (join,) = joins.claim(10, SECONDS)
+    assert may_have_due(clock.now()) is not tells
+    assert may_have_due(clock.now() + SECONDS)  # the claim has ended
+    assert joins.finish(join, [], broker.sender)
+    assert may_have_due(clock.now()) is not tells
 
 
 def test_a_join_without_members_is_finished_at_once(joins: Joins) -> None:

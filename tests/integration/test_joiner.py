@@ -271,15 +271,15 @@ def test_what_is_overdue_fails(house: House) -> None:
 class Faulty(Joins):
     """Joins of which one is finished, in a store that says *error* at first."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error: Exception | None = error
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
         self.finished: list[Finished] = []
         self.claims = 0
 
     def open(self, joins: Sequence[Join]) -> None:
         raise NotImplementedError
 
-    def grow(self, join: str, by: int = 1) -> int | None:
+    def grow(self, join: str, task_id: str) -> int | None:
         raise NotImplementedError
 
     def add(self, parts: Sequence[Part]) -> None:
@@ -303,6 +303,17 @@ class Faulty(Joins):
 
     def count(self) -> int:
         return 1
+
+
+def test_the_store_is_asked_only_when_the_broker_has_seen_a_join(tmp_path: Path) -> None:
+    joins, house = Faulty(), House(tmp_path)
+    seen = [False, True]
+    joiner = Joiner(house.app, lambda name, error: None, joins, lambda now: seen.pop(0))
+    joiner.step(0.0)
+    assert joins.claims == 0
+    joiner.step(0.0)
+    assert [join.id for join in joins.finished] == ["join"]
+    house.app.close()
 
 
 @pytest.mark.parametrize("error", [BackendError("away"), EncodeError("odd"), ConfigurationError("no rights")])

@@ -55,10 +55,21 @@ class SQLAdmin(Admin):
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._uptime = uptime
+        self._has_joins: Link | None = None  # under the handle's lock
+        """The connection that has seen the tables of joins."""
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         def work(link: Link) -> float | None:
             return earliest([link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues])
+
+        return self._handle.run_locked(work)
+
+    def may_have_due_joins(self, now: float) -> bool:
+        def work(link: Link) -> bool:
+            if self._has_joins is not link and not link.columns(self._results.joins.join):
+                return False  # who opens the first join makes the tables
+            self._has_joins = link
+            return bool(link.ask(f"SELECT 1 FROM {self._results.joins.join} WHERE due <= %s LIMIT 1", (now,)))
 
         return self._handle.run_locked(work)
 

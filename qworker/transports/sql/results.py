@@ -40,7 +40,7 @@ class ResultTable:
         self._expires = expires
         self._columns: tuple[str, ...] = ()
         self._makes_ids = True
-        self._joins = joins
+        self.joins = joins
         self._has_joins = False
 
     def forget_layout(self) -> None:
@@ -54,7 +54,7 @@ class ResultTable:
         if parts and self._has_joins:
             if CRASHING:
                 crash_point("recording-parts")
-            link.record_parts(self._joins, parts)
+            link.record_parts(self.joins, parts)
             if CRASHING:
                 crash_point("parts-recorded")
 
@@ -83,7 +83,7 @@ class ResultTable:
         """Outside of any transaction: have the table there, if *settlements* have rows for it. (MySQL ends a
         transaction in which a table is made; elsewhere the table would go with it.)"""
         if not self._has_joins and any(each.parts for each in settlements if not isinstance(each, Release)):
-            self._has_joins = bool(link.columns(self._joins.part))
+            self._has_joins = bool(link.columns(self.joins.part))
         if self._columns or not any(
             each.row is not None for each in settlements if not isinstance(each, Release)
         ):
