@@ -54,9 +54,9 @@ PORTION = 1000
 
 
 class Joiner(ThreadComponent):
-    """joins: of the app's result store. may_have_due: whether to look for some there that are due at an instant
-    (epoch seconds). A broker in the same store tells that by its own connection: one of the result store's
-    would cost several MB in each worker that has no workflows."""
+    """joins: of the app's result store. may_have_due: whether to look there for some that are due at an epoch
+    second. A broker in the same store tells by its own connection: one of the result store's would cost
+    several MB in each worker that has no workflows."""
 
     name = "joiner"
 

@@ -145,12 +145,17 @@ class Listener(ThreadComponent):
     def _turn(self, now: float) -> float | None:
         if not self._lease.generation:  # the broker was not there yet when we started
             self._lease.register()
+        if self._news:
+            self._news = False
+            self._backlog = self._revocations.pending = True
+        if self._consumer.prefetched:  # no journey to the broker keeps a child from what is here
+            self._fetch()
         self._acks.collect(now)
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
                 self._acks.flush(self._lease.generation)
             elif (
-                not self._news
+                not self._revocations.pending
                 and not self._wants_to_fetch()
                 and now < min(self._housekeeping.due_at, self._lease.renew_at)
             ):
@@ -160,10 +165,7 @@ class Listener(ThreadComponent):
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)
-        if self._news:
-            self._news = False
-            self._backlog = self._revocations.pending = True
-        if self._wants_to_fetch() or self._consumer.prefetched:
+        if self._wants_to_fetch():
             self._fetch()
         if self._revocations.pending:
             self._revocations.read()
@@ -269,7 +271,8 @@ class Listener(ThreadComponent):
 
     def _housekeep(self, now: float) -> None:
         self._backlog = True  # look once in a while: who published may have died before it could notify
-        self._news = self._housekeeping.reclaim(now) or self._news
+        if self._housekeeping.reclaim(now):
+            self._revocations.pending = True
         self._window.reweigh()
         self._give_back_surplus()
         self._housekeeping.sweep(now)

@@ -667,6 +667,36 @@ def test_what_was_claimed_meanwhile_goes_back_if_its_place_was_taken() -> None:
     assert {info.queue: (info.ready, info.leased) for info in store.admin.queues()} == {"celery": (3, 1)}
 
 
+class Order(EagerStore):
+    """Keeps in which order it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def lease(self, *given: Any) -> Claim:
+        self.asked.append("prefetched" if self.taken else "lease")
+        return super().lease(*given)
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        self.asked.append("settle")
+        return super().settle(generation, settlements)
+
+
+def test_what_was_claimed_meanwhile_waits_for_no_journey_to_the_broker() -> None:
+    """As the next of a chain does, which comes with the end of the one before it."""
+    ears = Ears(store=(store := Order()), worker_ack_flush_seconds=0)
+    ears.turns()
+    ears.push(1)
+    ears.turns()
+    (request,) = ears.take()
+    store.asked.clear()
+    ears.push(1)
+    ears.post(request, Ack(request.tag))
+    ears.turn()
+    assert (len(ears.ready), store.asked) == (1, ["prefetched", "settle"])
+
+
 class Revoking(MemoryStore):
     """Somebody revokes as we claim, and the claim does not tell. *answers*: whether revocations can be had
     just then."""
