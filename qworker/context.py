@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from qworker.errors import ConfigurationError
+from qworker.message.chain_text import CarriedChain
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -121,8 +122,6 @@ class Context:
     ended: tuple[str, Any]
     added: int = 0
     """How many calls the task has added to its chord."""
-    _body: bytes | None = None
-    """That of the message, as it came; None where it is compressed, or there is none."""
     _entered_by: Any = None
     """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
 
@@ -143,7 +142,6 @@ class Context:
         hostname: str | None = None,
         deliveries: int = 1,
         task: Task[..., Any] | None = None,
-        raw: bytes | None = None,
     ) -> Context:
         """Make the request of a received message. Nothing is copied: leave *headers* and *body* alone.
 
@@ -152,13 +150,11 @@ class Context:
         - hostname (text): the name of the worker.
         - deliveries (number): how often the broker has handed it to a worker, this time included.
         - task: what it calls; None finds it by its name.
-        - raw (bytes): what *body* was decoded of, None where it was compressed.
         """
         context = cls.__new__(cls)
         context._headers = headers
         context._embed = body[2]
         context._task = task
-        context._body = raw
         context.id = headers["id"]
         context.args = body[0]
         context.kwargs = body[1]
@@ -177,6 +173,8 @@ class Context:
             value = {key: self._headers[key] for key in self._headers.keys() - _PROTOCOL_KEYS} or None
         elif name in _EMBEDDED:
             value = self._embed.get(name)
+            if type(value) is CarriedChain:
+                value = value.read()
         elif name in _LIMITS:
             value = (self.timelimit or (None, None))[_LIMITS[name]]
         elif name in ("reply_to", "correlation_id"):
@@ -218,11 +216,11 @@ def message_headers(context: Context) -> Mapping[str, Any]:
     return context._headers
 
 
-def untouched_body(context: Context) -> bytes | None:
-    """Return the body of the message as it came, while its chain is as it says; None when it was compressed,
-    there is none, it came as something else than bytes, or the task has asked for the chain, which it may
-    have changed."""
-    return None if "chain" in vars(context) or type(context._body) is not bytes else context._body
+def carried_chain(context: Context) -> CarriedChain | None:
+    """Return the chain of the message as it came; None when there is none, it was read as a whole, or the
+    task has asked for it, which may have changed it."""
+    chain = None if "chain" in vars(context) else context._embed.get("chain")
+    return chain if type(chain) is CarriedChain else None
 
 
 def calls_within(context: Context) -> bool:

@@ -113,7 +113,7 @@ class MemberCalls:
                 return None
         chain, chord = options.get("chain"), options.get("chord")
         if chain or chord:
-            if not plain.embeds:
+            if not plain.embeds or (chord and type(chain) is WrittenCalls):
                 return None
             embed = self._embedded(chain, chord)
         args, kwargs, root_id = call["args"], call["kwargs"], options.get("root_id") or self._root_id

@@ -148,7 +148,7 @@ def fail(
         if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
-        follow = followup.doomed(app, context, error, "") if context.chain else ()
+        follow = followup.doomed(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
         return Outcome(kind, None, text, None, row, follow, parts)
     except Exception as problem:
@@ -362,7 +362,7 @@ class Run:
 
     def _doomed(self, error: BaseException, text: str) -> tuple[Followed, ...]:
         """What ends along with the task, which has failed with *error* for good."""
-        if not self.context.chain or self.context.is_eager:
+        if self.context.is_eager:
             return ()
         return followup.doomed(self.app, self.context, exception_to_dict(error), text)
 

@@ -18,9 +18,9 @@ from qworker import states
 from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
-from qworker.context import Context, untouched_body
-from qworker.errors import ChordError, NotSupported, PublishError, QWorkerError
-from qworker.message.chain_text import rest_of_chain
+from qworker.context import Context, carried_chain
+from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
+from qworker.message.chain_text import WrittenCalls
 from qworker.message.exceptions import exception_to_dict
 from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
@@ -45,12 +45,12 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
     """
     for callback in context.callbacks or ():
         follow(app, context, callback, (value,))
-    body = untouched_body(context)
-    if context.chain:
-        # The chain is kept in reverse: the last comes next, and takes the others along.
-        chain = context.chain
-        rest = chain[:-1] if body is None else rest_of_chain(body, context.args, context.kwargs, chain)
-        follow(app, context, chain[-1], (value,), chain=rest or None)
+    # The chain is kept in reverse: the last comes next, and takes the others along.
+    carried = carried_chain(context)
+    if carried is not None:
+        follow(app, context, carried.next, (value,), chain=carried.rest)
+    elif context.chain:
+        follow(app, context, context.chain[-1], (value,), chain=context.chain[:-1] or None)
 
 
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
@@ -117,7 +117,14 @@ def _chord_parts(
 def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
     """The calls of the chain that would have come after the task, which has failed with *error* (as it is
     stored): each fails along with it, so that nobody waits for it."""
-    return ended(app, calls_in(context.chain or (), following=True), error, traceback, context.id)
+    carried = carried_chain(context)
+    try:
+        chain = context.chain or ()
+    except InvalidTaskMessage as damaged:
+        assert carried is not None
+        logger.error("what follows task %s[%s] cannot be read: %s", context.task, context.id, damaged)
+        chain = [carried.next]
+    return ended(app, calls_in(chain, following=True), error, traceback, context.id)
 
 
 def chord_failed(app: QWorker, body: Signature, why: str) -> tuple[list[Envelope], tuple[Followed, ...]]:
@@ -230,8 +237,10 @@ def follow(
             _tidy(app, context, following)
             following.add(args)
             if following.id is None or not app.publisher.publish_next(following):
+                _read_chain(following)
                 following.apply_async()
             return
+        _read_chain(following)
         from qworker.publishing.workflows import planned, start
 
         made = planned(app, following, args)
@@ -242,6 +251,18 @@ def follow(
         raise PublishError(
             f"{following.task}, which follows {context.task}, was not sent: {error}"
         ) from error
+
+
+def _read_chain(call: Signature) -> None:
+    """Have the chain of *call* as calls."""
+    chain = call.options.get("chain")
+    if type(chain) is WrittenCalls:
+        try:
+            call["options"]["chain"] = chain.read()
+        except InvalidTaskMessage as damaged:
+            raise PublishError(
+                f"{call.task} was not sent: what follows it cannot be read: {damaged}"
+            ) from None
 
 
 def _tidy(app: QWorker, context: Context, call: Signature) -> None:

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker import Task
-from qworker.context import Context, untouched_body
-from qworker.message.chain_text import WrittenCalls, embedded, rest_of_chain
-from qworker.message.kombu_json import dumps, loads
-from qworker.message.reading import NO_EMBED, Body
-from tests.support.stores import make_app
-from tests.unit.test_followup import run
+from qworker import QWorker, Task
+from qworker.components.pool.preparation import Prepared, prepare
+from qworker.context import carried_chain
+from qworker.errors import InvalidTaskMessage
+from qworker.message.chain_text import CarriedChain, WrittenCalls, decode_carrier, embedded
+from qworker.message.exceptions import exception_to_dict
+from qworker.message.kombu_json import MAX_DEPTH, dumps
+from qworker.message.protocol import TaskMessage, encode
+from qworker.message.reading import NO_EMBED, Body, decode_body, parse_headers, parse_properties
+from qworker.tasks.execution import execute, fail
+from qworker.tasks.outcome import FAILURE, Outcome
+from qworker.transports.lease import Envelope, Leased
+from tests.support.stores import make_app, read
 
 values = st.recursive(
     st.none()
@@ -29,6 +35,7 @@ values = st.recursive(
 calls = st.fixed_dictionaries(
     {"task": st.text(min_size=1, max_size=5), "args": st.lists(values, max_size=2), "options": values}
 )
+plain_calls = st.lists(values, max_size=2).map(lambda args: {"task": "a.task", "args": args})
 embeds = st.fixed_dictionaries(
     {
         "callbacks": st.none() | st.lists(calls, max_size=1),
@@ -39,20 +46,37 @@ embeds = st.fixed_dictionaries(
 )
 
 
+PROPERTIES = parse_properties(None)
+ACCEPT = frozenset({"json"})
+
+
+def whole(body: Body) -> Body:
+    """*body* with its chain read."""
+    chain = body.embed["chain"]
+    return body._replace(embed={**body.embed, "chain": chain.read()}) if type(chain) is CarriedChain else body
+
+
 @given(st.lists(values, max_size=2), st.dictionaries(st.text(max_size=4), values, max_size=2), embeds)
-def test_the_text_is_that_of_the_calls(
+def test_a_chain_that_is_read_later_is_the_same(
     args: list[Any], kwargs: dict[str, Any], embed: dict[str, Any]
 ) -> None:
-    body = dumps([args, kwargs, {**NO_EMBED, **embed}])
-    read = loads(body)
-    rest = rest_of_chain(body.encode(), tuple(read[0]), read[1], read[2]["chain"])
-    assert list(rest) == embed["chain"][:-1]
-    alone = not (embed["callbacks"] or embed["errbacks"] or embed["chord"])
-    if rest and embed["callbacks"] is None and embed["errbacks"] is None and embed["chord"] is None:
-        assert isinstance(rest, WrittenCalls)
-    if isinstance(rest, WrittenCalls):
-        assert alone
-        assert json.loads(embedded(rest)) == {**NO_EMBED, "chain": embed["chain"][:-1]}
+    body = dumps([args, kwargs, {**NO_EMBED, **embed}]).encode()
+    try:
+        expected = decode_body(body, {}, PROPERTIES, ACCEPT)
+    except InvalidTaskMessage:  # a name that cannot be printed
+        return
+    made = decode_carrier(body, {}, PROPERTIES, ACCEPT)
+    assert whole(made) == expected
+    chain = made.embed["chain"]
+    if type(chain) is CarriedChain:
+        assert json.loads(embedded(chain.rest)) == {**NO_EMBED, "chain": embed["chain"][:-1]}
+
+
+@given(st.lists(plain_calls, min_size=2, max_size=4))
+def test_of_a_chain_of_ours_one_call_is_read(chain: list[dict[str, Any]]) -> None:
+    body = dumps([[1], {}, {**NO_EMBED, "chain": chain}]).encode()
+    made = decode_carrier(body, {}, PROPERTIES, ACCEPT).embed["chain"]
+    assert made == CarriedChain(chain[-1], WrittenCalls(dumps(chain[:-1])[1:-1]))
 
 
 CHAIN = [{"task": "last", "args": [1]}, {"task": "next", "args": []}]
@@ -65,54 +89,132 @@ CHAIN = [{"task": "last", "args": [1]}, {"task": "next", "args": []}]
         dumps([[1], {}, {"chain": CHAIN, "callbacks": None, "errbacks": None, "chord": None}]),
         dumps([[1], {}, {**NO_EMBED, "chain": CHAIN, "more": 1}]),
         dumps([["x" * 5000], {}, {**NO_EMBED, "chain": CHAIN}]),
-        json.dumps(
-            [[1], {"ü": "ü"}, {**NO_EMBED, "chain": CHAIN}], ensure_ascii=False, separators=(",", ":")
-        ),
         dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]) + " ",
-        "nonsense",
-        "",
+        dumps([[1], {}, {**NO_EMBED, "chain": CHAIN[:1]}]),
+        dumps([[1], {}, {**NO_EMBED, "chain": [CHAIN[0], {"task": "next", "link": CHAIN}]}]),
     ],
 )
-def test_what_is_written_otherwise_is_written_anew(body: str) -> None:
-    assert type(rest_of_chain(body.encode(), (1,), {}, CHAIN)) is list
+def test_what_is_written_otherwise_is_read_as_a_whole(body: str) -> None:
+    made = decode_carrier(body.encode(), {}, PROPERTIES, ACCEPT)
+    assert type(made.embed["chain"]) is list
+    assert made == decode_body(body.encode(), {}, PROPERTIES, ACCEPT)
 
 
-def test_arguments_that_are_others_now_do_not_matter_to_the_rest() -> None:
-    body = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]).encode()
-    assert type(rest_of_chain(body, (2,), {}, CHAIN)) is list
+OURS = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}])
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, bytes.decode])
-def test_a_body_that_is_no_bytes_is_let_alone(kind: Any) -> None:
-    """Some brokers give text."""
-    text = dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]).encode()
-    body = Body((1,), {}, {**NO_EMBED, "chain": CHAIN})
-    context = Context.from_message({"id": "a", "task": "t"}, body, raw=kind(text))
-    assert untouched_body(context) == (text if kind is bytes else None)
+@pytest.mark.parametrize(
+    "body",
+    [
+        OURS.replace('"next"', "5"),
+        OURS.replace('"task":"next"', '"task":"next",'),
+        OURS.replace("[1]", "[1", 1),
+        OURS.replace("[1]", "1", 1),
+        OURS.replace(',"args":[]', ',"args":[]},5,{"task":"more"'),
+        OURS.replace('"args":[]', f'"args":{"[" * MAX_DEPTH}{"]" * MAX_DEPTH}'),
+    ],
+)
+def test_what_is_wrong_with_the_next_call_refuses_the_message(body: str) -> None:
+    with pytest.raises(InvalidTaskMessage) as expected:
+        decode_body(body.encode(), {}, PROPERTIES, ACCEPT)
+    with pytest.raises(InvalidTaskMessage) as raised:
+        decode_carrier(body.encode(), {}, PROPERTIES, ACCEPT)
+    assert str(raised.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("how", ["leaves", "changes", "empties"])
-def test_a_task_may_change_its_chain(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_limits_hold_as_for_any_body() -> None:
+    body = OURS.encode()
+    with pytest.raises(InvalidTaskMessage, match="over the limit"):
+        decode_carrier(body, {}, PROPERTIES, ACCEPT, limit=len(body) - 1)
+    for kind in (bytearray, memoryview, bytes.decode):  # some brokers give text
+        given: Any = kind(body)
+        assert decode_carrier(given, {}, PROPERTIES, ACCEPT).embed["chain"] == CHAIN
+    wide = {**PROPERTIES, "content_encoding": "utf-16"}
+    assert decode_carrier(OURS.encode("utf-16"), {}, wide, ACCEPT).embed["chain"] == CHAIN
+    latin = body.replace(b"last", b"l\xe4st")
+    with pytest.raises(InvalidTaskMessage):
+        decode_carrier(latin, {}, PROPERTIES, ACCEPT)
+
+
+DAMAGED = ['{"task":5}', '{"a":}', "[" * 5000 + "{}", "5,{}", '{"task":"a"}],"more":[{}']
+
+
+@pytest.mark.parametrize("rest", DAMAGED)
+def test_a_rest_that_is_none_is_told_when_it_is_read(rest: str) -> None:
+    with pytest.raises(InvalidTaskMessage):
+        WrittenCalls(rest).read()
+
+
+def _end(app: QWorker, prepared: Prepared) -> Outcome:
+    """As of a task that is never to run."""
+    error = exception_to_dict(KeyError("why"))
+    return fail(app, prepared.task, prepared.context, FAILURE, "why", "FAILURE", error)
+
+
+def first_of(chain: str, how: str = "leaves") -> tuple[Outcome, list[Envelope]]:
+    """How a task ends whose message carries a *chain*, and what it sent."""
     app, store, _ = make_app()
 
     @app.task(bind=True, name="first")
     def first(self: Task[..., None]) -> None:
-        chain = self.request.chain
-        assert chain is not None
+        if how == "fails":
+            raise KeyError
+        if how == "leaves":
+            return
+        steps = self.request.chain
+        assert steps is not None
         if how == "changes":
-            chain[0]["args"] = [2]
+            steps[0]["args"] = [2]
         elif how == "empties":
-            chain.clear()
+            steps.clear()
 
     @app.task(name="next")
     def following(value: None) -> None:
         pass
 
-    steps = [{**call, "kwargs": {}, "options": {"task_id": call["task"]}} for call in CHAIN]
-    run(app, "first", chain=steps)
+    sent = encode(TaskMessage(task="first", id="parent", root_id="root"))
+    body = f'[[],{{}},{{"callbacks":null,"errbacks":null,"chain":[{chain}],"chord":null}}]'.encode()
+    leased = Leased(1, "celery", 0, None, 0, False, 0, sent.headers, sent.properties, body)
+    prepared = prepare(app, ACCEPT, "h", parse_headers(sent.headers), leased)
+    assert carried_chain(prepared.context) is not None
+    if how == "ended":
+        return _end(app, prepared), [each for push in store.pushes for each in push]
+    return execute(app, prepared.task, prepared.context, prepared.body), [
+        each for push in store.pushes for each in push
+    ]
+
+
+STEPS = [
+    {"task": name, "args": [1], "kwargs": {}, "options": {"task_id": name}, "immutable": True}
+    for name in ("last", "next")
+]
+LAST, NEXT = map(dumps, STEPS)
+
+
+@pytest.mark.parametrize("how", ["leaves", "reads", "changes", "empties"])
+def test_a_task_may_change_its_chain(how: str) -> None:
+    outcome, sent = first_of(f"{LAST},{NEXT}", how)
+    assert outcome.kind == "success"
     if how == "empties":
-        assert store.sent == []
+        assert sent == []
         return
-    (sent,) = store.sent
-    assert sent.headers["task"] == "next"
-    assert [call["args"] for call in sent.body.embed["chain"]] == [[2] if how == "changes" else [1]]
+    following = read(sent[0])
+    assert following.headers["task"] == "next"
+    assert [call["args"] for call in following.body.embed["chain"]] == [[2] if how == "changes" else [1]]
+
+
+@pytest.mark.parametrize("rest", DAMAGED[:-1])
+@pytest.mark.parametrize("how", ["leaves", "reads", "fails", "ended"])
+def test_a_damaged_rest_of_a_chain_ends_no_process(how: str, rest: str) -> None:
+    """Its own message is refused, when the turn is at it."""
+    outcome, sent = first_of(f"{rest},{NEXT}", how)
+    if how == "leaves":
+        assert (outcome.kind, len(sent)) == ("success", 1)
+        with pytest.raises(InvalidTaskMessage):
+            read(sent[0])
+        return
+    assert (outcome.kind, sent) == ("failure", [])
+    if how == "reads":
+        assert "InvalidTaskMessage" in outcome.text
+    else:
+        assert [row[0] for row, _ in outcome.follow] == ["next"]

@@ -50,7 +50,7 @@ def run(app: QWorker, name: str, **fields: Any) -> Outcome:
     task = app.tasks[name]
     encoded = encode(message)
     headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
-    context = Context.from_message(headers, body, properties=properties, task=task, raw=encoded.body)
+    context = Context.from_message(headers, body, properties=properties, task=task)
     outcome = execute(app, task, context, body)
     if outcome.row is not None:  # as the worker does
         app.backend.store_rows([outcome.row])

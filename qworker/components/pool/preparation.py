@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.context import Context
 from qworker.message import protocol
+from qworker.message.chain_text import decode_carrier
 from qworker.tasks.builtins import STAND_IN
 from qworker.transports.lease import Leased
 
@@ -51,7 +52,7 @@ def prepare(
     task = app.tasks[name if failing is None or name in app.tasks else STAND_IN]
     # The listener has verified it: whatever it told and stored of a message came after that, too.
     limit = app.conf.message_max_bytes
-    body = protocol.decode_body(leased.body, headers, properties, accept, limit=limit)
+    body = decode_carrier(leased.body, headers, properties, accept, limit=limit)
     context = Context.from_message(
         headers,
         body,
@@ -66,7 +67,6 @@ def prepare(
         hostname=hostname,
         deliveries=leased.deliveries + 1,
         task=task,
-        raw=leased.body if headers.get("compression") is None else None,
     )
     hard, soft = headers["timelimit"] or (None, None)
     return Prepared(task, context, body, soft or task.soft_time_limit, hard or task.time_limit)
