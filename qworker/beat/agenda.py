@@ -71,7 +71,8 @@ class Agenda:
         anew."""
         fresh: dict[str, State] = {}
         for each in listed:
-            self.drop([each.name])
+            if each.name in self._plans or each.name in self.wrong:
+                self.drop([each.name])
             if each.entry is None and not each.removed:
                 continue
             state = each.state or State()
@@ -104,7 +105,8 @@ class Agenda:
         due = found.timestamp()
         self._count += 1
         self._plans[name] = _Plan(entry, state, self._count)
-        heapq.heappush(self._heap, (due + share(name, due) * entry.jitter, self._count, name))
+        late = share(name, due) * entry.jitter if entry.jitter else 0.0
+        heapq.heappush(self._heap, (due + late, self._count, name))
         return due
 
     def next(self) -> float | None:

@@ -186,8 +186,8 @@ class Schedules:
         options = {**entry.options, "headers": headers}
         task = self._app.tasks.get(entry.task)
         if task is None:
-            return self._app.send_task(entry.task, entry.args, entry.kwargs, **options)
-        return task.apply_async(entry.args, entry.kwargs, **options)
+            return self._app.send_task(entry.task, entry.args, dict(entry.kwargs), **options)
+        return task.apply_async(entry.args, dict(entry.kwargs), **options)
 
     def _entry_or_wrong(self, name: str, found: Listed | None) -> Listed:
         if found is None:

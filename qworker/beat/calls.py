@@ -52,10 +52,11 @@ def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: boo
     if entry.expires is not None:
         options["expires"] = isoformat(due + entry.expires)
     options["task_id"] = task_id
+    args, kwargs = entry.args, dict(entry.kwargs)
     task = app.tasks.get(entry.task)
     with holding_back(app) as held:
         if task is None:
-            app.send_task(entry.task, entry.args, entry.kwargs, **options)
+            app.send_task(entry.task, args, kwargs, **options)
         else:
-            task.apply_async(entry.args, entry.kwargs, **options)
+            task.apply_async(args, kwargs, **options)
     return held

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import __version__
@@ -137,26 +138,38 @@ def about(plain: Mapping[str, Listed]) -> str:
 
     plain: the entries as settings and code have them: ``catalog(base, ())``.
     """
-    described = {name: _told(each) for name, each in plain.items()}
-    text = json.dumps(described, sort_keys=True)
-    return json.dumps(
-        {"qworker": __version__, "entries": hashlib.sha256(text.encode()).hexdigest()[:16]}, sort_keys=True
-    )
+    every = {name: _told(each) for name, each in plain.items()}
+    try:
+        text = _as_text(every)
+    except (TypeError, ValueError, RecursionError):  # of some the arguments are not known in such a way
+        text = _as_text({name: _as_text_or_task(told) for name, told in every.items()})
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
 
 
-def _told(found: Listed) -> str:
-    """Text that is another when an entry is, and the same in each process that has it."""
+_FIELDS = attrgetter("task", *sorted(FIELDS - {"schedule", "task"}))
+
+
+def _told(found: Listed) -> tuple[Any, ...]:
+    """What is another when an entry is, and the same in each process that has it; its task first."""
     if found.entry is None:
-        return "wrong"
-    fields = {name: getattr(found.entry, name) for name in FIELDS}
+        return ("wrong",)
+    schedule = found.entry.schedule
     try:
-        fields["schedule"] = write_schedule(found.entry.schedule)
+        return (*_FIELDS(found.entry), write_schedule(schedule))
     except InvalidSchedule:  # one of their own, whose repr() may be another in each process
-        pass
+        return (*_FIELDS(found.entry), type(schedule).__qualname__)
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _as_text_or_task(told: tuple[Any, ...]) -> Any:
     try:
-        return json.dumps(fields, sort_keys=True, default=_plain)
+        return _as_text(told)
     except (TypeError, ValueError, RecursionError):
-        return found.entry.task
+        return told[0]
 
 
 def _plain(value: Any) -> str:

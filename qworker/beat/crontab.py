@@ -10,7 +10,7 @@ from __future__ import annotations
 import calendar
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from sys import intern
 from typing import Any
@@ -212,30 +212,34 @@ class crontab(Schedule):
         """The times that match, from *wall* (naive) on."""
         if wall.second or wall.microsecond:
             wall = wall.replace(second=0, microsecond=0) + ONE_MINUTE
-        first = wall.time()
-        for day in self._days_from(wall.date()):
-            for hour in self._hours[bisect_left(self._hours, first.hour) if day == wall.date() else 0 :]:
-                is_first = day == wall.date() and hour == first.hour
-                for minute in self._minutes[bisect_left(self._minutes, first.minute) if is_first else 0 :]:
-                    yield datetime.combine(day, time(hour, minute))
+        today = wall.date()
+        for day in self._days_from(today):
+            for hour in self._hours:
+                if day == today and hour < wall.hour:
+                    continue
+                is_first = day == today and hour == wall.hour
+                for minute in self._minutes[bisect_left(self._minutes, wall.minute) if is_first else 0 :]:
+                    yield datetime(day.year, day.month, day.day, hour, minute)
 
     def _walls_until(self, wall: datetime) -> Iterator[datetime]:
         """The times that match, from *wall* (naive) backwards."""
-        last = wall.time()
-        for day in self._days_until(wall.date()):
-            hours = self._hours[: bisect_right(self._hours, last.hour) if day == wall.date() else None]
-            for hour in reversed(hours):
-                is_last = day == wall.date() and hour == last.hour
-                minutes = self._minutes[: bisect_right(self._minutes, last.minute) if is_last else None]
+        today = wall.date()
+        for day in self._days_until(today):
+            for hour in reversed(self._hours):
+                if day == today and hour > wall.hour:
+                    continue
+                is_last = day == today and hour == wall.hour
+                minutes = self._minutes[: bisect_right(self._minutes, wall.minute) if is_last else None]
                 for minute in reversed(minutes):
-                    yield datetime.combine(day, time(hour, minute))
+                    yield datetime(day.year, day.month, day.day, hour, minute)
 
     def _days_from(self, day: date) -> Iterator[date]:
         year, month = day.year, day.month
         while (year, month) <= (LAST_DAY.year, LAST_DAY.month):
-            for number in self._days(year, month):
-                if FIRST_DAY <= (found := date(year, month, number)) <= LAST_DAY and found >= day:
-                    yield found
+            if month in self.month_of_year:
+                for number in self._days(year, month):
+                    if FIRST_DAY <= (found := date(year, month, number)) <= LAST_DAY and found >= day:
+                        yield found
             year, month = (year, month + 1) if month < 12 else (year + 1, 1)
 
     def _days_until(self, day: date) -> Iterator[date]:

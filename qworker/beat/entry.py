@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from types import MappingProxyType
 from typing import Any
 
 from qworker.beat.kinds import maybe_schedule
@@ -25,6 +26,8 @@ OVERLAPS = (ALLOW, SKIP, REPLACE)
 MOST_CAUGHT_UP = 1000
 LONGEST_NAME = 255
 FIRST = datetime(1, 1, 2, tzinfo=UTC)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""One for all entries: an empty dict of its own takes 64 bytes."""
 CELERYS = frozenset(["relative"])
 """Keys of an entry in ``beat_schedule`` that say something of its schedule."""
 
@@ -53,8 +56,8 @@ class Entry:
     task: str
     schedule: Schedule
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    options: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     enabled: bool = True
     start: datetime | None = None
     end: datetime | None = None
@@ -65,8 +68,10 @@ class Entry:
     overlap: str = ALLOW
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
+        for name, check, usual in _CHECKED:
             value = getattr(self, name)
+            if value is usual:
+                continue
             try:
                 object.__setattr__(self, name, check(value))
             except InvalidSchedule as error:
@@ -172,12 +177,12 @@ def _args(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: Any) -> Mapping[str, Any]:
     if value is None:
-        return {}
+        return NOTHING
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidSchedule(f"{value!r:.200} is no mapping with names as keys")
-    return dict(value)
+    return dict(value) or NOTHING
 
 
 def _bool(value: Any) -> bool:
@@ -232,7 +237,7 @@ def _overlap(value: Any) -> str:
     return str(value)
 
 
-_CHECKS: dict[str, Any] = {
+_CHECKS: dict[str, Callable[[Any], Any]] = {
     "name": _name,
     "task": _task,
     "schedule": maybe_schedule,
@@ -243,8 +248,11 @@ _CHECKS: dict[str, Any] = {
     "start": _instant,
     "end": _instant,
     "max_runs": _count,
-    "expires": lambda value: None if value is None else _seconds(value),
+    "expires": _seconds,
     "jitter": _seconds,
     "catch_up": _catch_up,
     "overlap": _overlap,
 }
+_USUAL = {each.name: each.default for each in fields(Entry)} | {"kwargs": NOTHING, "options": NOTHING}
+_CHECKED = tuple((name, check, _USUAL[name]) for name, check in _CHECKS.items())
+"""Each field with its check, and a value of it that need not be checked."""

@@ -36,7 +36,7 @@ class Leadership:
         BackendError."""
         if self.lease is None:
             self._seek(now)
-        elif now - self._renewed_at >= RENEW_SECONDS:
+        elif now >= self._renewed_at + RENEW_SECONDS:  # as rest() has it, to the last bit
             found = self._store.renew(self.lease)
             if found[:2] == self.lease[:2]:
                 self.lease, self._renewed_at = found, now

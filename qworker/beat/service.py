@@ -10,12 +10,14 @@ called once, since its slot can be taken once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -70,7 +72,8 @@ class Beat(ThreadComponent):
         self._embedded = embedded
         self._scope = app.conf.beat_scope or app.main or "default"
         self._base = base_of(app)
-        self._plain = catalog(self._base, ())
+        with _much_is_kept():
+            self._plain = catalog(self._base, ())
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.leadership = Leadership(self.store, holder[-255:], about(self._plain))
         timezone = app.conf.timezone
@@ -122,20 +125,27 @@ class Beat(ThreadComponent):
         if lease is None:
             self._agenda = None
             return LOOK_SECONDS
-        if self._agenda is None:
-            self._load()
+        agenda = self._agenda
+        if agenda is None:
+            with _much_is_kept():
+                agenda = self._agenda = self._load()
         elif lease.version > self._version:
             self._reload()
         if self._unsure:
             self._send_pending(self.store.pending())
-        self._call()
+        self._call(agenda)
         if now >= self._sweep_at:
             self._send_pending(self.store.pending())
             swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
             self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
-        due = self._agenda.next() if self._agenda is not None else None
+        due = agenda.next()
         rest = math.inf if due is None else due - self.clock.now()
         return max(0.0, min(rest, self.leadership.rest(self.clock.monotonic()), LONGEST_REST))
+
+    @property
+    def declared(self) -> int:
+        """How many entries settings and code have."""
+        return len(self._base)
 
     def problems(self) -> Sequence[str]:
         """Which entries are not called, and why, for all that this process knows of them."""
@@ -149,7 +159,7 @@ class Beat(ThreadComponent):
 
     # -- entries --
 
-    def _load(self) -> None:
+    def _load(self) -> Agenda:
         """Take in all entries, as who leads anew."""
         lease = self.leadership.lease
         assert lease is not None
@@ -161,10 +171,11 @@ class Beat(ThreadComponent):
         while some := list(islice(every, MOST_AT_ONCE)):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
+            self._call(agenda)  # what is due need not wait until all others are known
         self._tell_of_errors(self._listed.values())
         self._version = max([lease.version, *(row.version for row in rows)])
         self._unsure = True
-        self._agenda = agenda
+        return agenda
 
     def _go_on_leading(self) -> None:
         """Renew the lease, where much is to be done. Raises LeaseLost."""
@@ -208,10 +219,9 @@ class Beat(ThreadComponent):
 
     # -- calls --
 
-    def _call(self) -> None:
+    def _call(self, agenda: Agenda) -> None:
         """Call what is due."""
-        agenda, lease = self._agenda, self.leadership.lease
-        assert agenda is not None
+        lease = self.leadership.lease
         assert lease is not None
         now = self.clock.now()
         found = agenda.due(now, MOST_AT_ONCE)
@@ -346,3 +356,16 @@ class Beat(ThreadComponent):
         except QWorkerError as error:
             logger.debug("the lease of the schedules runs out by itself: %s", error)
         self.store.close()
+
+
+@contextmanager
+def _much_is_kept() -> Iterator[None]:
+    """Have no garbage looked for meanwhile: when many objects are made and none of them goes, that takes a
+    sixth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

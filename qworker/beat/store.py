@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from qworker.transports.lease import Envelope, Sender
 
-LEASE_SECONDS = 1.5
-RENEW_SECONDS = 0.4
-LOOK_SECONDS = 0.25
+LEASE_SECONDS = 1.4
+RENEW_SECONDS = 0.35
+LOOK_SECONDS = 0.2
 """How often who does not lead looks."""
 
 SENT, PENDING = "sent", "pending"

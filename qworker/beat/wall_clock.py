@@ -24,6 +24,8 @@ def instant_of(wall: datetime, zone: tzinfo) -> datetime:
 
     Later times of the clock have later instants, or the same one.
     """
+    if zone is UTC:
+        return wall.replace(tzinfo=UTC, fold=0)
     early, late = wall.replace(tzinfo=zone, fold=0), wall.replace(tzinfo=zone, fold=1)
     first = early.astimezone(UTC)
     if early.utcoffset() == late.utcoffset() or shown(first, zone) == wall:

@@ -25,6 +25,8 @@ LARGEST = 1024**2
 _TO_TEXT: dict[str, Callable[[Any], Any]] = {
     "schedule": write_schedule,
     "args": list,
+    "kwargs": dict,
+    "options": dict,
     "start": lambda instant: instant and instant.isoformat(),
     "end": lambda instant: instant and instant.isoformat(),
 }

@@ -67,7 +67,7 @@ def _run(choice: AppChoice, node: str) -> int:
 
     try:
         service = Beat(choice.app, on_crash)
-        _tell(choice, node)
+        _tell(choice, node, service)
         service.start()
         while not len(requests):
             requests.rest(LOOK_SECONDS)
@@ -99,30 +99,23 @@ def _ended(service: Beat, requests: ShutdownRequests, choice: AppChoice) -> bool
     return True
 
 
-def _tell(choice: AppChoice, node: str) -> None:
-    """Log what is about to be looked after."""
-    app = choice.app
+def _tell(choice: AppChoice, node: str, service: Beat) -> None:
+    """Log what is about to be looked after. Entries that were added by hand are not counted: the store has
+    them, and to read all of it takes as long again."""
+    app, shared = choice.app, service.store.shared
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
-    try:
-        entries = app.schedules.entries()
-        shared = app.schedules.store.shared
-    except BackendError as error:
-        logger.error("the schedule store does not answer yet: %s", mask_urls(str(error)))
-        return
-    finally:
-        app.schedules.close()
     url = store_url(app) if shared else None
     where = "in memory" if url is None else f"in {mask_urls(url)}"
-    number = count(len(entries), "entry").replace("entrys", "entries")
+    number = count(service.declared, "entry").replace("entrys", "entries")
     logger.info(
-        "app %s (%s), %s; schedules are kept %s",
+        "app %s (%s), %s in settings and code; schedules are kept %s",
         choice.target,
         choice.how,
         number,
         where,
         extra={"event": "beat-begins"},
     )
-    if not entries:
+    if not service.declared and not _has_rows(service):
         logger.warning(
             "there are no entries: set beat_schedule, declare tasks with schedule=, or run `qworker beat add`"
         )
@@ -133,3 +126,11 @@ def _tell(choice: AppChoice, node: str) -> None:
             "redis://… or postgresql://…",
             extra={"event": "beat-alone"},
         )
+
+
+def _has_rows(service: Beat) -> bool:
+    """Whether entries may have been added by hand."""
+    try:
+        return bool(service.store.rows())
+    except BackendError:  # as the service will say
+        return True

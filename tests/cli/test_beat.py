@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from qworker.beat.leadership import living
+from qworker.beat.store import LEASE_SECONDS
 from qworker.cli.discovery import find_app
 from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
 from qworker.testing.clock import FakeClock
@@ -183,7 +184,7 @@ def test_a_leader_that_has_died_does_not_lead(entries):
     taken = store.take("gone:1", store.look())
     assert taken.holder == "gone:1"
     assert living(store, clock) is None
-    assert sum(clock.slept) >= 1.5
+    assert sum(clock.slept) >= LEASE_SECONDS
 
     class Counting(FakeClock):
         def sleep(self, seconds):
@@ -591,7 +592,7 @@ def test_options_of_celerys_that_are_not_needed_are_taken(run, tasks, name):
 def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, number):
     project(**{"tasks.py": TICKING})
     process = start("-A", "tasks")
-    process.says("1 entry; schedules are kept in sqlite:///")
+    process.says("1 entry in settings and code; schedules are kept in sqlite:///")
     process.says("leads the schedules now")
     process.says("sending due task tasks.tick", 2)
     assert process.stop(number) == 0

@@ -132,6 +132,22 @@ class Slow(Kept):
         super().note(lease, states)
 
 
+class Order(Kept):
+    """Keeps in which order it is told of entries, and of calls."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.told: list[str] = []
+
+    def note(self, lease: Lease, states: Mapping[str, State]) -> None:
+        self.told.append("note")
+        super().note(lease, states)
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
+        self.told.append("fire")
+        return super().fire(lease, firings, sender)
+
+
 class Repeating(Apart):
     """As a store whose answer to a commit was lost: tried again, it finds every slot taken, and does not
     send."""
@@ -304,6 +320,19 @@ def test_it_leads_on_while_it_takes_in_more_entries_than_a_lease_lasts() -> None
     assert bench.clock.now() - began > LEASE_SECONDS
     assert bench.beat.leadership.lease is not None
     assert other.leadership.lease is None
+
+
+def test_what_is_due_does_not_wait_until_all_entries_are_known() -> None:
+    """Of a hundred thousand the last is known after many seconds."""
+    bench = Bench({f"e{number}": hourly() for number in range(5000)}, Order)
+    bench.at(FIRST - 1)
+    bench.beat.closed()
+    bench.clock.advance(2.0)
+    assert isinstance(bench.store, Order)
+    bench.store.told.clear()
+    bench.another().step(bench.clock.monotonic())
+    assert bench.store.told[:2] == ["note", "fire"]
+    assert Counter(bench.calls) == Counter((f"e{number}", FIRST) for number in range(5000))
 
 
 def test_a_leader_that_is_fenced_in_the_midst_of_a_turn_goes_on_as_a_follower(
