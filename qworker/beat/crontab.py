@@ -100,9 +100,8 @@ class crontab(Schedule):
             or len(self.hour) == 24
         )
         self._minutes, self._hours = in_order(self.minute), in_order(self.hour)
-        if not self.either and not any(
-            day <= LONGEST_MONTH[month] for month in self.month_of_year for day in self.day_of_month
-        ):
+        longest = max(map(LONGEST_MONTH.__getitem__, self.month_of_year))
+        if not self.either and in_order(self.day_of_month)[0] > longest:
             raise InvalidSchedule(f"crontab {self.text!r} never comes: none of its months has such a day")
 
     @classmethod

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
-"""Calls that are made in one step of the store, where the last entry may have as many more to catch up with;
-and entries that are taken in."""
+"""Calls that are made in one step of the store, where the last entry may have as many more to catch up
+with."""
+PORTION = 250
+"""Entries that are taken in before those of them are called that are due."""
 MOST_TOLD = 20
 """Entries of which health tells what is wrong."""
 RETRY_SECONDS = 0.25
@@ -168,7 +170,7 @@ class Beat(ThreadComponent):
         self._errors.clear()
         agenda = Agenda(self._zone)
         every = iter(self._listed.values())
-        while some := list(islice(every, MOST_AT_ONCE)):
+        while some := list(islice(every, PORTION)):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # what is due need not wait until all others are known
