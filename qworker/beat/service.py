@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from zoneinfo import ZoneInfo
 
 from qworker import signals, states
@@ -29,7 +29,7 @@ from qworker.beat.calls import id_of, messages
 from qworker.beat.catalog import Listed, about, base_of, catalog, listed
 from qworker.beat.entry import ALLOW, REPLACE
 from qworker.beat.leadership import Leadership
-from qworker.beat.store import LOOK_SECONDS, Firing, ScheduleStore, Slot, State
+from qworker.beat.store import LOOK_SECONDS, Firing, Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_AT_ONCE = 1000
 """Calls that are made in one step of the store, where the last entry may have as many more to catch up
@@ -169,8 +171,7 @@ class Beat(ThreadComponent):
         self._listed = catalog(self._base, rows, self._plain)
         self._errors.clear()
         agenda = Agenda(self._zone)
-        every = iter(self._listed.values())
-        while some := list(islice(every, PORTION)):
+        for some in _portions(self._listed.values()):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # what is due need not wait until all others are known
@@ -189,8 +190,14 @@ class Beat(ThreadComponent):
         lease, agenda = self.leadership.lease, self._agenda
         assert lease is not None
         assert agenda is not None
-        changed, forgotten = [], {}
         rows = self.store.rows(self._version)
+        for some in _portions(rows):
+            self._go_on_leading()
+            self._take_in(some, lease, agenda)
+        self._version = max([lease.version, *(row.version for row in rows)])  # some are newer than the lease
+
+    def _take_in(self, rows: Sequence[Row], lease: Lease, agenda: Agenda) -> None:
+        changed, forgotten = [], {}
         for row in rows:
             given = self._base.get(row.name)
             if given is None and row.edit is None:
@@ -203,7 +210,6 @@ class Beat(ThreadComponent):
                 changed.append(found)
         self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
         self._tell_of_errors(changed)
-        self._version = max([lease.version, *(row.version for row in rows)])  # some are newer than the lease
 
     def _tell_of_errors(self, every: Iterable[Listed]) -> None:
         for each in every:
@@ -358,6 +364,13 @@ class Beat(ThreadComponent):
         except QWorkerError as error:
             logger.debug("the lease of the schedules runs out by itself: %s", error)
         self.store.close()
+
+
+def _portions(every: Iterable[T]) -> Iterator[Sequence[T]]:
+    """*every*, so many at a time as are taken in before anything else is done."""
+    rest = iter(every)
+    while some := list(islice(rest, PORTION)):
+        yield some
 
 
 @contextmanager

@@ -119,6 +119,17 @@ SLOT = ("scope", "name", "due", "at", "task_id", "pending")
 TEXTS = frozenset(["scope", "name", "task_id", "seen", "error"])
 """Columns of text; the others are numbers."""
 STATE = ("seen", "since", "last_due", "last_run", "task_id", "runs", "error")
+SENT_ONE = "UPDATE qworker_slot SET pending = 0 WHERE scope = %s AND name = %s AND due = %s"
+SWEPT_ONE = "DELETE FROM qworker_slot WHERE scope = %s AND name = %s AND due = %s"
+_GIVEN = (
+    "unnest(CAST(%s AS text[]), CAST(%s AS text[]), CAST(%s AS bigint[])) AS given (scope, name, due) "
+    "WHERE slot.scope = given.scope AND slot.name = given.name AND slot.due = given.due"
+)
+IN_ARRAYS = {
+    SENT_ONE: f"UPDATE qworker_slot AS slot SET pending = 0 FROM {_GIVEN}",
+    SWEPT_ONE: f"DELETE FROM qworker_slot AS slot USING {_GIVEN}",
+}
+"""How PostgreSQL gets the same for many slots."""
 LEASE = "SELECT holder, generation, beats, version, about FROM qworker_beat WHERE scope = %s"
 TAKE = """UPDATE qworker_beat SET holder = %s, generation = generation + 1, beats = beats + 1, about = %s
 WHERE scope = %s AND holder = %s AND generation = %s AND beats = %s"""
@@ -266,15 +277,16 @@ class SQLScheduleStore(ScheduleStore):
 
     def _note(self, session: Session, states: Mapping[str, State]) -> None:
         rows = [(self._scope, name, 0, *_stored(state)) for name, state in sorted(states.items())]
-        self._insert(session, self._note_one, rows)
+        self._each(session, self._note_one, rows)
 
-    def _insert(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
-        """Run *statement*, which inserts, for all of *rows*. PostgreSQL gets them in one step, as arrays of
-        what each column has."""
+    def _each(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
+        """Run *statement* for all of *rows*. PostgreSQL gets them in one step, as arrays of what each column
+        has."""
         if not self._in_arrays:
             session.do_many(statement, rows)
         elif rows:
-            session.do(statement, [list(values) for values in zip(*rows, strict=True)])
+            arrays = [list(values) for values in zip(*rows, strict=True)]
+            session.do(IN_ARRAYS.get(statement, statement), arrays)
 
     # -- slots --
 
@@ -289,7 +301,7 @@ class SQLScheduleStore(ScheduleStore):
             free = [each for each in firings if (each.name, micro(each.due)) not in taken]
             now, pending = micro(self._clock.now()), int(push is None)
             if free:
-                self._insert(
+                self._each(
                     session,
                     self._slot,
                     [
@@ -339,11 +351,9 @@ class SQLScheduleStore(ScheduleStore):
         return [_slot(row) for row in self._read(query, (self._scope,))]
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
-        statement = "UPDATE qworker_slot SET pending = 0 WHERE scope = %s AND name = %s AND due = %s"
-
         def work(session: Session) -> None:
             self._check(session, lease)
-            session.do_many(statement, [(self._scope, name, micro(due)) for name, due in sorted(slots)])
+            self._each(session, SENT_ONE, [(self._scope, name, micro(due)) for name, due in sorted(slots)])
 
         if slots:
             self._transact(work)
@@ -365,9 +375,7 @@ class SQLScheduleStore(ScheduleStore):
                 (self._scope, name, due) for name, due in session.ask(query, (self._scope, micro(before)))
             ]
             if found:
-                session.do_many(
-                    "DELETE FROM qworker_slot WHERE scope = %s AND name = %s AND due = %s", sorted(found)
-                )
+                self._each(session, SWEPT_ONE, sorted(found))
             return len(found)
 
         return self._transact(work)

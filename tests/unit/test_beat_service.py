@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from qworker import QWorker, signals
 from qworker.beat.api import Schedules
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER, id_of
+from qworker.beat.catalog import Edit
 from qworker.beat.schedule import Schedule
 from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
 from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.written import to_json
 from qworker.errors import BackendError
 from qworker.testing.clock import START, FakeClock
 from qworker.testing.store import MemoryStore
@@ -320,6 +322,25 @@ def test_it_leads_on_while_it_takes_in_more_entries_than_a_lease_lasts() -> None
     assert bench.clock.now() - began > LEASE_SECONDS
     assert bench.beat.leadership.lease is not None
     assert other.leadership.lease is None
+
+
+def test_it_leads_on_while_it_takes_in_more_edits_than_a_lease_lasts() -> None:
+    bench = Bench({}, Slow)
+    bench.turn()
+    assert isinstance(bench.store, Slow)
+    other = bench.another()
+    bench.store.others.append(other)
+    edit = to_json(Edit({"task": "t", "schedule": {"crontab": "0 * * * *"}}, added=True).as_data())
+    for number in range(6000):
+        assert bench.store.edit(f"e{number}", edit, 0)
+    bench.clock.advance(0.5)
+    began = bench.clock.now()
+    bench.turn()
+    assert bench.clock.now() - began > LEASE_SECONDS
+    assert bench.beat.leadership.lease is not None
+    assert other.leadership.lease is None
+    bench.at(FIRST + 3)
+    assert Counter(bench.calls) == Counter((f"e{number}", FIRST) for number in range(6000))
 
 
 def test_what_is_due_does_not_wait_until_all_entries_are_known() -> None:
