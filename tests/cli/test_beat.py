@@ -602,6 +602,17 @@ def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, nu
     assert json.loads(run("beat", "show", "tasks.tick", "--json").stdout)["runs"] >= 2
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_it_says_that_there_are_no_entries_when_none_were_added_by_hand_either(tasks, start, run, by_hand):
+    if by_hand:
+        assert run("beat", "add", "by-hand", "tasks.add", "--every", "60", "-A", "tasks").exit_code == 0
+    process = start("-A", "tasks")
+    process.says("0 entries in settings and code")
+    process.says("leads the schedules now")
+    assert process.stop() == 0
+    assert ("there are no entries" in "\n".join(process.lines)) is not by_hand
+
+
 def test_log_file_json_and_pid_file(entries, start, shell):
     process = start("-A", "tasks", "-f", "%n.log", "--log-json", "--pidfile", "%n.pid", "--max-interval", "5")
     log, pid = Path("beat.log"), Path("beat.pid")

@@ -91,6 +91,9 @@ CHAIN = [{"task": "last", "args": [1]}, {"task": "next", "args": []}]
         dumps([["x" * 5000], {}, {**NO_EMBED, "chain": CHAIN}]),
         dumps([[1], {}, {**NO_EMBED, "chain": CHAIN}]) + " ",
         dumps([[1], {}, {**NO_EMBED, "chain": CHAIN[:1]}]),
+        dumps([[1], {}, {**NO_EMBED, "chain": [*CHAIN, *CHAIN]}]).replace(
+            '},{"task":"next"', '}, {"task":"next"'
+        ),
         dumps([[1], {}, {**NO_EMBED, "chain": [CHAIN[0], {"task": "next", "link": CHAIN}]}]),
     ],
 )
