@@ -138,11 +138,11 @@ def about(plain: Mapping[str, Listed]) -> str:
 
     plain: the entries as settings and code have them: ``catalog(base, ())``.
     """
-    every = {name: _told(each) for name, each in plain.items()}
+    every = [(name, _told(plain[name])) for name in sorted(plain)]
     try:
         text = _as_text(every)
     except (TypeError, ValueError, RecursionError):  # of some the arguments are not known in such a way
-        text = _as_text({name: _as_text_or_task(told) for name, told in every.items()})
+        text = _as_text([(name, _as_text_or_task(told)) for name, told in every])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
 

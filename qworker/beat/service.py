@@ -175,6 +175,7 @@ class Beat(ThreadComponent):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # what is due need not wait until all others are known
+        self.store.prepare(self.app.broker.sender)
         self._tell_of_errors(self._listed.values())
         self._version = max([lease.version, *(row.version for row in rows)])
         self._unsure = True

@@ -190,6 +190,9 @@ class ScheduleStore(ABC):
         BrokerUnavailable.
         """
 
+    def prepare(self, sender: Sender) -> None:  # noqa: B027 - some need no more than they have
+        """Open what fire() will need to publish by *sender*, so that the first calls are not late for it."""
+
     @abstractmethod
     def pending(self) -> list[Slot]:
         """Return the slots of which it is not known whether the broker has the message."""

@@ -332,6 +332,11 @@ class SQLScheduleStore(ScheduleStore):
         self.sent(lease, [(each.name, each.due) for each in free])
         return free
 
+    def prepare(self, sender: Sender) -> None:
+        push = self._place.pusher(sender)
+        if push is not None:
+            self._transact(lambda session: push(session, []))
+
     def _taken(self, session: Session, firings: Sequence[Firing]) -> set[tuple[str, int]]:
         """Of which of *firings* there is a slot already."""
         found: set[tuple[str, int]] = set()

@@ -169,9 +169,9 @@ class ServerPlace(SchedulePlace):
             self.place.execute(f"DROP TABLE {table}")
 
     def is_lost(self) -> bool:
-        return not any(map(self._has, TABLES))
+        return not any(map(self.has, TABLES))
 
-    def _has(self, table: str) -> bool:
+    def has(self, table: str) -> bool:
         here = "current_schema()" if self.kind is PostgreSQLPlace else "database()"
         query = f"SELECT 1 FROM information_schema.tables WHERE table_schema = {here} AND table_name = %s"
         return bool(self.place._ask(query, table))

@@ -22,8 +22,11 @@ from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Envelope, Sender
 from tests.contract.schedule_places import (
     SCHEDULE_PLACES,
+    MySQLSchedulePlace,
+    PostgreSQLSchedulePlace,
     RedisSchedulePlace,
     SchedulePlace,
+    ServerPlace,
     SQLiteAlonePlace,
     run_beside,
 )
@@ -456,6 +459,28 @@ def test_nothing_at_all_can_be_fired_noted_and_sent(store: ScheduleStore, broker
     store.note(lease, {})
     store.sent(lease, [])
     assert store.sweep(DUE) == 0
+
+
+def test_who_is_ready_to_call_has_called_nothing(store: ScheduleStore, broker: Broker) -> None:
+    lease = leading(store)
+    store.prepare(broker.sender)
+    store.prepare(broker.sender)
+    assert store.pending() == store.rows() == []
+    assert sent(broker) == 0
+    assert len(store.fire(lease, [firing("a")], broker.sender)) == sent(broker) == 1
+
+
+@pytest.mark.parametrize("server", [PostgreSQLSchedulePlace, MySQLSchedulePlace])
+def test_who_is_ready_to_call_has_met_the_broker(
+    server: type[ServerPlace], tmp_path: Path, clock: FakeClock
+) -> None:
+    place = server(tmp_path)
+    with closing(place.store(clock)) as store, closing(place.broker()) as broker:
+        leading(store)
+        assert not place.has("qworker_message")
+        store.prepare(broker.sender)
+        assert place.has("qworker_message")
+    place.clear()
 
 
 def test_many_calls_at_once(store: ScheduleStore, broker: Broker) -> None:

@@ -149,6 +149,9 @@ class Order(Kept):
         self.told.append("fire")
         return super().fire(lease, firings, sender)
 
+    def prepare(self, sender: Sender) -> None:
+        self.told.append("prepare")
+
 
 class Repeating(Apart):
     """As a store whose answer to a commit was lost: tried again, it finds every slot taken, and does not
@@ -354,6 +357,15 @@ def test_what_is_due_does_not_wait_until_all_entries_are_known() -> None:
     bench.another().step(bench.clock.monotonic())
     assert bench.store.told[:2] == ["note", "fire"]
     assert Counter(bench.calls) == Counter((f"e{number}", FIRST) for number in range(5000))
+
+
+def test_who_leads_is_ready_to_call_before_anything_is_due() -> None:
+    bench = Bench({"a": hourly()}, Order)
+    assert isinstance(bench.store, Order)
+    bench.turn()
+    assert bench.store.told == ["note", "prepare"]
+    bench.at(FIRST)
+    assert [each for each in bench.store.told if each != "note"] == ["prepare", "fire"], "once is enough"
 
 
 def test_a_leader_that_is_fenced_in_the_midst_of_a_turn_goes_on_as_a_follower(
