@@ -331,7 +331,7 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
         return settlement
     error = None if rule.error is None else rule.error(request, outcome)
     if rule.state is not None and error is not None and settlement.row is None:
-        settlement = settlement._replace(row=_row(app, request, rule.state, error))
+        settlement = settlement._replace(row=outcome.row or _row(app, request, rule.state, error))
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
     return settlement
@@ -341,7 +341,9 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     """What a child is to tell the calls that the message of *request* carries, before *outcome* is its end;
     None when there are none, or it goes back to the broker, or a child knows."""
     rule = OUTCOMES[outcome.kind]
-    if not rule.aftermath or request.failing is not None or not may_embed(request.leased.body):
+    if not rule.aftermath or request.failing is not None:
+        return None
+    if not (request.task.hears_of_ends or may_embed(request.leased.body)):
         return None
     settled = isinstance(rule.message(request, outcome, now), Ack | DeadLetter)
     if not settled or rule.state is None or rule.error is None:

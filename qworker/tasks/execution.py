@@ -142,6 +142,8 @@ def fail(
     token = push(context, task)
     try:
         row = None
+        if task.hears_of_ends:
+            task.heard_of_end(context, state, error)
         if not _is_ignored(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)

@@ -98,6 +98,8 @@ class Task(Generic[P, R]):
     """Its class has a shadow_name() of its own."""
     own_call: bool = False
     """Its class has a __call__() of its own: a worker calls that, and not run()."""
+    hears_of_ends: bool = False
+    """A child is given each call that ends without having run to its end, and calls heard_of_end()."""
     own_apply_async: bool = False
     """Its class has an apply_async() of its own, through which every call goes."""
 
@@ -414,6 +416,10 @@ class Task(Generic[P, R]):
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
     ) -> None:
         """Called when the task failed with *exc*; str(einfo) is the traceback."""
+
+    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
+        """Called in a child for a call that was killed, revoked or has expired, where hears_of_ends says so.
+        error: what is stored of it."""
 
     def after_return(
         self,

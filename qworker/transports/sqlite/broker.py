@@ -25,7 +25,7 @@ from qworker.transports.lease import Broker
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin
 from qworker.transports.sqlite.bindings import Bindings
-from qworker.transports.sqlite.consumer import SQLiteConsumer
+from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
 from qworker.transports.sqlite.sender import SQLiteSender
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class SQLiteBroker(Broker):
     lease_seconds: how long a silent consumer is believed to live.
     revoke_expires: seconds for which a revocation stands.
     uptime: seconds on a clock that all processes of this boot share and nobody sets, for the leases.
+    store_rows: keeps the results of settlements.
     """
 
     sender: SQLiteSender
@@ -56,6 +57,7 @@ class SQLiteBroker(Broker):
         revoke_expires: float = 86400.0,
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] = boottime,
+        store_rows: StoreRows = store_rows,
     ) -> None:
         self.path = database_path(url)
         self.url = f"sqlite:///{self.path}"
@@ -64,7 +66,9 @@ class SQLiteBroker(Broker):
         self._messages = Notifier(database.pipes, "message")
         self._results = Notifier(database.pipes, "result")
         self.sender = SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires)
-        self.consumer = SQLiteConsumer(database, self._messages, self._results, clock, lease_seconds, uptime)
+        self.consumer = SQLiteConsumer(
+            database, self._messages, self._results, clock, lease_seconds, uptime, store_rows
+        )
         self.admin = SQLiteAdmin(
             self._publishing, self._messages, clock, database.owners, lambda: uptime() - lease_seconds
         )

@@ -24,6 +24,7 @@ from qworker.transports.lease import (
     Leased,
     Reclaimed,
     Release,
+    ResultRow,
     Revocation,
     Settlement,
     Store,
@@ -89,6 +90,14 @@ SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
 """How often to see whether the file is still there."""
 
+StoreRows = Callable[[sqlite3.Connection, Sequence[ResultRow]], object]
+"""Stores results within the transaction of their acks."""
+
+
+def store_rows(connection: sqlite3.Connection, rows: Sequence[ResultRow]) -> None:
+    """Store *rows* in the table ``result``."""
+    connection.executemany(UPSERT_RESULT, rows)
+
 
 class _NotAllOursError(Exception):
     """Some tags of a batch are held by another by now."""
@@ -96,7 +105,7 @@ class _NotAllOursError(Exception):
 
 class SQLiteConsumer(LeaseConsumer):
     """messages, results: tell who waits for these. uptime: a clock that all processes of this boot share and
-    nobody sets, for the leases."""
+    nobody sets, for the leases. store_rows: keeps the results of settlements."""
 
     def __init__(
         self,
@@ -106,7 +115,9 @@ class SQLiteConsumer(LeaseConsumer):
         clock: Clock,
         lease_seconds: float,
         uptime: Callable[[], float],
+        store_rows: StoreRows = store_rows,
     ) -> None:
+        self._store_rows = store_rows
         self._database = database
         self._messages = messages
         self._results = results
@@ -259,7 +270,8 @@ class SQLiteConsumer(LeaseConsumer):
                         raise _NotAllOursError
                     if CRASHING:
                         crash_point("acking")
-                    connection.executemany(UPSERT_RESULT, rows)
+                    if rows:
+                        self._store_rows(connection, rows)
                     if parts:
                         record(connection, parts)
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
@@ -283,7 +295,7 @@ class SQLiteConsumer(LeaseConsumer):
             if isinstance(settlement, Store):
                 if CRASHING:
                     crash_point("storing")
-                connection.execute(UPSERT_RESULT, settlement.row)
+                self._store_rows(connection, (settlement.row,))
                 record(connection, settlement.parts)
                 continue
             tag = settlement.tag
@@ -305,7 +317,7 @@ class SQLiteConsumer(LeaseConsumer):
                         crash_point("dead-lettering")
                 count = connection.execute(ACK, (tag, generation)).rowcount
                 if count and settlement.row is not None:
-                    connection.execute(UPSERT_RESULT, settlement.row)
+                    self._store_rows(connection, (settlement.row,))
                 if count:
                     record(connection, settlement.parts)
             if not count:

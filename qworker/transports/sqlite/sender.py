@@ -7,6 +7,7 @@ Thread:      any, in turn; callers that wait together share one commit.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker.clock import Clock
+from qworker.errors import ConfigurationError
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Sender
@@ -65,6 +67,9 @@ class SQLiteSender(Sender):
         """Wake those who wait for messages."""
         self._notifier.notify()
 
+    def join(self, connection: Any) -> Sender:
+        return JoinedSender(self, _driver_connection(connection, self.path))
+
     def _rows(self, envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
         """What INSERT takes for *envelopes*."""
         now = self._clock.now()
@@ -110,3 +115,47 @@ class SQLiteSender(Sender):
         rows = [(number, task_id, terminate, signal, until) for task_id in ids]
         self._handle.write(lambda connection: connection.executemany(REVOKE, rows))
         self._notifier.notify(REVOKED)
+
+
+class JoinedSender(Sender):
+    """Publishes by *connection*, in whatever transaction it is in. Who waits is told by the sender's notify(),
+    once that is committed."""
+
+    def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection) -> None:
+        self._sender = sender
+        self._connection = connection
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with
+        it."""
+        if self._connection.in_transaction or len(envelopes) == 1:
+            self._sender.insert(self._connection, envelopes)
+            return
+        with transaction(self._connection, timeout):
+            self._sender.insert(self._connection, envelopes)
+
+
+def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
+    """The connection of the driver that a connection of sqlite3, Django or SQLAlchemy has, to the file at
+    *path*. Raises ConfigurationError for any other."""
+    if hasattr(connection, "ensure_connection"):  # Django's
+        connection.ensure_connection()
+    found = connection
+    for _ in range(4):
+        if isinstance(found, sqlite3.Connection):
+            break
+        following = getattr(found, "driver_connection", None) or getattr(found, "connection", None)
+        found = following() if callable(following) and not hasattr(following, "cursor") else following
+    if not isinstance(found, sqlite3.Connection):
+        raise ConfigurationError(
+            "publishing_in needs a connection to the broker's own database, which is the SQLite file "
+            f"{path}; not {type(connection).__module__}.{type(connection).__qualname__}",
+            setting="broker_url",
+        )
+    files = [file for _, name, file in found.execute("PRAGMA database_list") if name == "main"]
+    if not files or not files[0] or not os.path.samefile(files[0], path):
+        raise ConfigurationError(
+            f"publishing_in needs a connection to {path}, and this one leads to {files and files[0] or 'none'}",
+            setting="broker_url",
+        )
+    return found

@@ -1,0 +1,123 @@
+"""Broker: what a broker can do, as Django-Q has it. Subclass it for one of your own.
+
+Comes from:  ``choice.py``, which makes the one that a project has.
+Goes to:     a server, by what the subclass does.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.cache import caches
+from django.core.cache.backends.base import InvalidCacheBackendError
+
+from qworker.django.conf import conf
+
+
+class Broker:
+    """A queue of packages.
+
+    list_key (text): the name of the queue; None for this cluster's.
+    """
+
+    def __init__(self, list_key: str | None = None) -> None:
+        self.list_key = list_key or conf.cluster_name
+        self.cache = self.get_cache()
+        self._info: str | None = None
+        self.connection = self.get_connection(self.list_key)
+
+    def __getstate__(self) -> tuple[str, str | None]:
+        return self.list_key, self._info
+
+    def __setstate__(self, state: tuple[str, str | None]) -> None:
+        self.list_key, self._info = state
+        self.connection = self.get_connection(self.list_key)
+        self.cache = self.get_cache()
+
+    def send(self, text: str, package: Mapping[str, Any]) -> Any:
+        """As enqueue(), for who has the *package* that was signed as *text*, too."""
+        return self.enqueue(text)
+
+    def enqueue(self, task: str) -> Any:
+        """Put the signed package *task* into the queue; return an id by which it is tracked, None without."""
+        raise NotImplementedError
+
+    def dequeue(self) -> list[tuple[Any, str]] | None:
+        """Take packages; return each with the id by which it is tracked. None or [] when there is none."""
+        raise NotImplementedError
+
+    def queue_size(self) -> int:
+        """Return how many packages wait."""
+        raise NotImplementedError
+
+    def lock_size(self) -> int | None:
+        """Return how many packages are taken and not acknowledged; None where that is not known."""
+        return None
+
+    def delete_queue(self) -> Any:
+        """Delete the queue, and what is in it."""
+        raise NotImplementedError
+
+    def purge_queue(self) -> Any:
+        """Delete what is in the queue."""
+        raise NotImplementedError
+
+    def delete(self, task_id: Any) -> None:
+        """Delete the package that is tracked by *task_id*."""
+
+    def acknowledge(self, task_id: Any) -> None:
+        """Say that the package that is tracked by *task_id* was worked off."""
+
+    def fail(self, task_id: Any) -> None:
+        """Say that the package that is tracked by *task_id* could not be unpacked."""
+
+    def ping(self) -> bool:
+        """Tell whether the server answers."""
+        raise NotImplementedError
+
+    def info(self) -> str:
+        """Return name and version of the server."""
+        raise NotImplementedError
+
+    # -- statistics, in the cache --
+
+    def set_stat(self, key: str, value: str, timeout: float) -> None:
+        """Keep the text *value* of a cluster under *key* for *timeout* seconds."""
+        if self.cache is not None:
+            keys = self.cache.get(self._stats) or []
+            if key not in keys:
+                self.cache.set(self._stats, [*keys, key])
+            self.cache.set(key, value, timeout)
+
+    def get_stat(self, key: str) -> str | None:
+        """Return what is kept under *key*; None for nothing."""
+        return None if self.cache is None else self.cache.get(key)
+
+    def get_stats(self, pattern: str) -> list[str]:
+        """Return what is kept under all keys that begin as *pattern* does before its ``*``."""
+        if self.cache is None:
+            return []
+        start = pattern.rstrip("*")
+        keys = [key for key in self.cache.get(self._stats) or [] if key.startswith(start)]
+        found = self.cache.get_many(keys)
+        self.cache.set(self._stats, [key for key in keys if key in found])
+        return [found[key] for key in keys if key in found]
+
+    @property
+    def _stats(self) -> str:
+        return f"{conf.prefix}:stats"
+
+    @staticmethod
+    def get_cache() -> Any:
+        """Return the cache of ``Q_CLUSTER['cache']``; None when there is none of that name."""
+        try:
+            return caches[conf.cache]
+        except InvalidCacheBackendError:
+            return None
+
+    @staticmethod
+    def get_connection(list_key: str | None = None) -> Any:
+        """Return the connection that the broker works with; None for none of its own."""
+        return None

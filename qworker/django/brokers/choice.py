@@ -1,0 +1,30 @@
+"""Which broker a project has.
+
+Comes from:  ``get_broker()``, asked by everything that publishes or looks.
+Goes to:     the class of that kind.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from django.utils.module_loading import import_string
+
+from qworker.django.brokers.aws_sqs import Sqs
+from qworker.django.brokers.base import Broker
+from qworker.django.brokers.orm import ORM
+from qworker.django.brokers.redis_broker import Redis
+from qworker.django.conf import conf
+
+KINDS: dict[str, type[Broker]] = {"orm": ORM, "redis": Redis, "sqs": Sqs}
+
+
+def get_broker(list_key: str | None = None) -> Broker:
+    """Return a broker of the kind that the settings name.
+
+    list_key (text): the name of its queue; None for this cluster's. Raises ConfigurationError when the
+    settings name none that can be.
+    """
+    if conf.broker == "custom":
+        made: Broker = import_string(conf.broker_class)(list_key=list_key)
+        return made
+    return KINDS[conf.broker](list_key)

@@ -1,0 +1,121 @@
+"""Cached results: tasks and groups in Django's cache, in place of the database.
+
+Comes from:  ``endings.py``, which puts tasks there; ``fetching.py``, which looks for them.
+Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
+Thread:      any.
+
+A group is a counter and a key for each of its members. No backend of Django's can add to a list in one step,
+but each can add a key that must not be there: that is the lock of the counter.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.cache import caches
+from django.core.signing import BadSignature
+
+from qworker.django.conf import conf
+from qworker.django.models import Task
+from qworker.django.packages import Package
+from qworker.django.running import values_of
+from qworker.django.signing import SignedPackage
+
+LOCK_SECONDS = 10.0
+"""After so long a lock is nobody's any more: who held it has died."""
+
+
+def store() -> Any:
+    """Return the cache."""
+    return caches[conf.cache]
+
+
+def key(name: str, *more: object) -> str:
+    """Return the key of a task or group *name* of this cluster."""
+    return ":".join(map(str, ("django_q", conf.prefix, name, *more)))
+
+
+def seconds_of(cached: Any) -> float | None:
+    """Return for how many seconds the option *cached* keeps a result; None for ever."""
+    return None if cached is True else float(cached)
+
+
+def put(package: Package) -> int:
+    """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
+    group."""
+    seconds = seconds_of(package["cached"])
+    store().set(key(package["id"]), SignedPackage.dumps(values_of(package)), seconds)
+    group = package.get("group")
+    return 0 if not group else _join(group, package["id"], seconds)
+
+
+def _join(group: str, task_id: str, seconds: float | None) -> int:
+    with _locked(group):
+        if task_id in member_ids(group):  # it ran before, and was cut short
+            return 0
+        number = int(store().get(key(group, "count")) or 0) + 1
+        store().set(key(group, "member", number), task_id, seconds)
+        store().set(key(group, "count"), number, seconds)
+    return number
+
+
+@contextmanager
+def _locked(group: str) -> Iterator[None]:
+    lock = key(group, "lock")
+    until = time.monotonic() + LOCK_SECONDS
+    while not store().add(lock, 1, LOCK_SECONDS) and time.monotonic() < until:
+        time.sleep(random.uniform(0.001, 0.005))
+    try:
+        yield
+    finally:
+        store().delete(lock)
+
+
+def task(task_id: str) -> Task | None:
+    """Return the task that is kept under its id; None when there is none."""
+    text = store().get(key(task_id))
+    return None if text is None else _task_of(text)
+
+
+def _task_of(text: str) -> Task | None:
+    try:
+        return Task(**SignedPackage.loads(text))
+    except BadSignature:
+        return None
+
+
+def member_ids(group: str) -> list[str]:
+    """Return the ids of the members of *group* that are kept, in the order in which they came."""
+    count = int(store().get(key(group, "count")) or 0)
+    keys = [key(group, "member", number) for number in range(1, count + 1)]
+    found = store().get_many(keys)
+    return [found[each] for each in keys if each in found]
+
+
+def members(group: str) -> list[Task]:
+    """Return the tasks of *group* that are kept."""
+    keys = [key(task_id) for task_id in member_ids(group)]
+    found = store().get_many(keys)
+    tasks = (_task_of(found[each]) for each in keys if each in found)
+    return [each for each in tasks if each is not None]
+
+
+def delete(task_id: str) -> bool:
+    """Forget the task; whether it was there."""
+    return bool(store().delete(key(task_id)))
+
+
+def delete_group(group: str, tasks: bool = True) -> int:
+    """Forget *group*, and its *tasks*; how many these were."""
+    ids = member_ids(group)
+    keys = [
+        key(group, "member", number) for number in range(1, int(store().get(key(group, "count")) or 0) + 1)
+    ]
+    if tasks:
+        keys += [key(task_id) for task_id in ids]
+    store().delete_many([*keys, key(group, "count")])
+    return len(ids)

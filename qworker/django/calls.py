@@ -1,0 +1,115 @@
+"""Calls: a function becomes a package and is enqueued; or run at once, for ``sync``.
+
+Comes from:  ``async_task``, ``schedule`` and their like; ``work.py``, with what follows a task.
+Goes to:     the broker; ``running.py`` and ``endings.py`` for ``sync``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils import timezone
+
+from qworker.django import endings
+from qworker.django.brokers import Broker, get_broker
+from qworker.django.conf import conf, logger
+from qworker.django.humanhash import uuid
+from qworker.django.packages import Package
+from qworker.django.running import SENDER, is_kept, run, unpacked, values_of
+from qworker.django.signals import pre_enqueue
+from qworker.django.signing import SignedPackage
+from qworker.interrupts import let_pass
+
+OPTIONS = (
+    "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain", "broker",
+    "timeout", "cluster", "task_name",
+)  # fmt: skip
+"""Keywords of async_task() that are its own, and not the function's."""
+
+
+def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Have a cluster call ``func(*args, **kwargs)``; return the id of the task, 32 hexadecimal digits.
+
+    func: dotted text, or a function that can be pickled. Of *kwargs* these are options, and do not reach the
+    function; ``q_options``, a dict, has them instead:
+
+    - hook: dotted text or a function, called with the ``Task`` when it has ended, well or not.
+    - group (text): what it is collected under.
+    - save (bool): whether a success is kept. None: as the settings say.
+    - timeout (seconds): after so long its process is killed. None: as the settings say.
+    - sync (bool): run it here and now.
+    - cached (True or seconds): keep the result in the cache, and not in the database.
+    - ack_failure (bool): False: when it fails it is delivered again.
+    - broker: a Broker to use. cluster (text): the name of another cluster.
+    - task_name (text): its name, in place of one that is made up.
+
+    Raises what the broker raises that cannot take it.
+    """
+    options = kwargs.pop("q_options", None)
+    if options is None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    return enqueue(func, args, kwargs, options)
+
+
+def enqueue(
+    func: str | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """As async_task(), with args, kwargs and options apart."""
+    package = package_of(func, args, kwargs, dict(options or {}))
+    broker: Broker | None = package.pop("broker", None)
+    sync = package.pop("sync", None)
+    text = signed(package)
+    if sync if sync is not None else conf.sync:
+        _run_here(text)
+    else:
+        (broker or get_broker(package.get("cluster"))).send(text, package)
+        logger.debug("Enqueued [%s] %s", package.get("cluster") or conf.cluster_name, package["id"])
+    return str(package["id"])
+
+
+def package_of(
+    func: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> Package:
+    """Return the package of a call."""
+    name, identity = uuid()
+    package: Package = {
+        "id": options.pop("id", None) or identity,
+        "name": options.pop("task_name", None) or name,
+        "func": func,
+        "args": args,
+        "kwargs": kwargs,
+        "started": timezone.now(),
+    }
+    package |= {name: value for name, value in options.items() if value is not None}
+    if "cached" not in package and conf.cached:
+        package["cached"] = conf.cached
+    return package
+
+
+def signed(package: Package) -> str:
+    """Return *package* as text that is signed, once its observers have seen it."""
+    pre_enqueue.send(SENDER, task=package)
+    return SignedPackage.dumps(package)
+
+
+def _run_here(text: str) -> None:
+    """Run the package *text*, and what follows it, one after another."""
+    waiting = [text]
+    while waiting:
+        package = unpacked(waiting.pop(0))
+        try:
+            run(package)
+        except Exception as error:  # noqa: BLE001 - a failure is a result, as in a worker
+            let_pass(error)
+            logger.debug("task %s failed", package["id"], exc_info=error)
+        following = endings.end(package)
+        if is_kept(package):
+            endings.save(values_of(package))
+        for func, args, kwargs, options in following:
+            following_package = package_of(func, args, kwargs, dict(options))
+            waiting.append(signed(following_package))

@@ -1,0 +1,4 @@
+"""management: what manage.py can do with clusters.
+
+Modules: ``commands``, one for each.
+"""

@@ -1,0 +1,76 @@
+"""Packages: a task as Django-Q describes it, a dict, and the message that carries it.
+
+Comes from:  ``async_task`` and its like, with the dict of a task.
+Goes to:     the broker, as the one argument of a call of RUN; back to a dict in the child that runs it.
+Thread:      any; functions.
+
+A package is pickled and signed. Whoever has no key can neither read nor make one, and no message of another
+cluster is taken for one of ours: the cluster's name salts the signature.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qworker.errors import InvalidTaskMessage
+from qworker.message.protocol import NO_EMBED_JSON
+from qworker.transports.lease import Envelope
+
+Package = dict[str, Any]
+"""id, name, func, args, kwargs, started; and the options that were given: hook, group, save, timeout…"""
+
+RUN = "qworker.django.run"
+"""The task that runs packages."""
+
+LOCAL = ("broker", "sync")
+"""Options that stay with the caller."""
+
+
+def function_name(func: str | Callable[..., Any]) -> str:
+    """Return what a package's function is called: dotted text, or what repr() says of what has no name."""
+    if isinstance(func, str):
+        return func
+    name = getattr(func, "__qualname__", None)
+    return f"{func.__module__}.{name}" if name else repr(func)
+
+
+def envelope_of(
+    text: str, package: Mapping[str, Any], queue: str, priority: int = 0, due: float | None = None
+) -> Envelope:
+    """Return the message that carries the signed package *text*.
+
+    - package: what *text* was made of.
+    - due: epoch seconds before which it is not to run; None: at once.
+    """
+    identity, timeout = package["id"], package.get("timeout")
+    name = function_name(package["func"])
+    headers = {
+        "lang": "py",
+        "task": RUN,
+        "id": identity,
+        "root_id": identity,
+        "shadow": name[:256],
+        "timelimit": [timeout if timeout and timeout > 0 else None, None],
+        "argsrepr": f"({package.get('name', '')!r},)",
+        "kwargsrepr": "{}",
+    }
+    if due is not None:
+        headers["eta"] = None
+    body = f"[[{json.dumps(text)}],{{}},{NO_EMBED_JSON}]".encode()
+    return Envelope(queue, json.dumps(headers, separators=(",", ":")), None, body, priority, due)
+
+
+def text_of(body: bytes) -> str:
+    """Return the signed package that the *body* of a message carries.
+
+    Raises InvalidTaskMessage for the body of any other message.
+    """
+    try:
+        arguments = json.loads(body)[0]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InvalidTaskMessage(f"{body[:80]!r} carries no package: {error}") from error
+    if not isinstance(arguments, list) or len(arguments) != 1 or not isinstance(arguments[0], str):
+        raise InvalidTaskMessage(f"{body[:80]!r} carries no package")
+    return arguments[0]

@@ -1,0 +1,248 @@
+"""Scheduling: what the table of ``Schedule`` says is due, by the ledger and the lease of beat.
+
+Comes from:  the worker of a cluster, which has one.
+Goes to:     the table, which is read anew each time; the schedule store of beat, for lease and slots; the
+             broker.
+Thread:      schedules.
+
+Every cluster has one, and one of them leads. Each due time of a schedule is a slot that can be taken once: who
+dies after taking it, and before the row of the schedule is changed, leaves a slot that is not free again.
+Whatever is changed in the table counts from the next look on, also by update().
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, close_old_connections
+from django.db.models import Min, Q
+from django.utils import timezone
+
+from qworker import QWorker
+from qworker.beat.leadership import Leadership
+from qworker.beat.store import LOOK_SECONDS, Firing, Lease, ScheduleStore, State
+from qworker.beat.stores import open_store
+from qworker.components.component import ThreadComponent
+from qworker.django.calls import package_of, signed
+from qworker.django.conf import conf, logger
+from qworker.django.models import Schedule
+from qworker.django.packages import envelope_of
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+from qworker.interrupts import let_pass
+from qworker.transports.lease import Envelope
+
+NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
+MOST = 500
+"""Schedules of one look."""
+MOST_MISSED = 1000
+"""Due times of one schedule that are made up for in one look."""
+LONGEST_REST = 1.0
+"""Seconds after which the table is read again: it may have been changed."""
+RETRY_SECONDS = 1.0
+MOST_TOLD = 20
+
+
+class Scheduler(ThreadComponent):
+    """Sends what is due in the table. on_crash: as a ThreadComponent's. store: None opens what the app has."""
+
+    name = "schedules"
+
+    def __init__(
+        self, app: QWorker, on_crash: Callable[[str, BaseException], None], store: ScheduleStore | None = None
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self._app = app
+        self._scope = f"django.{conf.cluster_name}"
+        self._store = store or open_store(app)
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._leadership = Leadership(self._store, holder[-255:])
+        self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
+        self._problems: tuple[str, ...] = ()  # replaced as a whole: others read it
+        self._away = False
+        self.sent = 0
+        """Tasks that this process has sent."""
+
+    def step(self, now: float) -> float:
+        try:
+            rest = self._turn(now)
+        except LeaseLost:
+            self._leadership.lost()
+            return LOOK_SECONDS
+        except (BackendError, BrokerUnavailable, DatabaseError) as error:
+            let_pass(error)
+            close_old_connections()
+            if not self._away:
+                self._away = True
+                logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
+            return RETRY_SECONDS
+        if self._away:
+            self._away = False
+            logger.info("the schedules go on", extra={"event": "beat-goes-on"})
+        self._problems = tuple(
+            f"the schedule {key} is not sent: {text:.500}" for key, text in islice(self._wrong.items(), MOST_TOLD)
+        )
+        return rest
+
+    def problems(self) -> Sequence[str]:
+        """Which schedules are not sent, and why."""
+        return self._problems
+
+    def _turn(self, now: float) -> float:
+        lease = self._leadership.step(now)
+        if lease is None:
+            return LOOK_SECONDS
+        close_old_connections()
+        if self._send_due(lease):
+            return 0.0
+        following = self._rows().aggregate(first=Min("next_run"))["first"]
+        rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
+        return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
+
+    def _rows(self) -> Any:
+        mine = Q(cluster=conf.cluster_name)
+        if conf.cluster_name == conf.prefix:
+            mine |= Q(cluster__isnull=True) | Q(cluster="")
+        return Schedule.objects.filter(mine, next_run__isnull=False).exclude(repeats=0)
+
+    def _send_due(self, lease: Lease) -> bool:
+        """Send what is due; whether there may be more."""
+        instant = datetime.fromtimestamp(self.clock.now(), UTC)
+        now = instant if settings.USE_TZ else timezone.make_naive(instant)
+        due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
+        if self._wrong:
+            due = due.exclude(pk__in=self._changed_meanwhile())
+        rows = list(due[:MOST])
+        firings: list[Firing] = []
+        ends: list[tuple[Schedule, dict[str, Any]]] = []
+        for row in rows:
+            try:
+                made, changes = self._calls(row, now)
+            except Exception as error:  # noqa: BLE001 - one that cannot be read keeps no other from being sent
+                let_pass(error)
+                self._note_wrong(row, error)
+                continue
+            firings += made
+            ends.append((row, changes))
+        if firings:
+            self.sent += len(self._store.fire(lease, firings, self._app.broker.sender))
+        for row, changes in ends:
+            _change(row, changes)
+            logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
+        return len(rows) == MOST
+
+    def _changed_meanwhile(self) -> list[int]:
+        """Those that are wrong still: what was changed since is tried again."""
+        known = Schedule.objects.in_bulk(list(self._wrong))
+        self._wrong = {
+            key: text
+            for key, text in self._wrong.items()
+            if key in known and text.endswith(_fingerprint(known[key]))
+        }
+        return list(self._wrong)
+
+    def _note_wrong(self, row: Schedule, error: Exception) -> None:
+        text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
+        logger.error(
+            "the schedule %s is not sent: %s", row.name or row.pk, text, extra={"event": "entry-wrong"}
+        )
+        self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
+
+    def _calls(self, row: Schedule, now: datetime) -> tuple[list[Firing], dict[str, Any]]:
+        """The calls of *row* that are due at *now*, and what becomes of its fields."""
+        repeats, due = row.repeats, row.next_run
+        made: list[Firing] = []
+        task_id = row.task
+        for due in _dues(row, now):
+            firing, task_id = self._firing(row, due)
+            made.append(firing)
+            repeats -= 1
+            if repeats == 0 or row.schedule_type == Schedule.ONCE:
+                break
+        following = due if row.schedule_type == Schedule.ONCE else row.calculate_next_run(due)
+        if not conf.catch_up:
+            following = _after(row, following, now)
+        if row.schedule_type == Schedule.ONCE:
+            repeats = -1 if row.repeats < 0 else 0
+        return made, {"repeats": repeats, "next_run": following, "task": task_id}
+
+    def _firing(self, row: Schedule, due: datetime) -> tuple[Firing, str]:
+        at = _seconds(due)
+        task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
+        kwargs = row.parse_kwargs()
+        options = dict(kwargs.pop("q_options", None) or {})
+        if row.intended_date_kwarg:
+            kwargs[row.intended_date_kwarg] = due.isoformat()
+        options.setdefault("group", row.name or str(row.pk))
+        if row.hook:
+            options.setdefault("hook", row.hook)
+        package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id})
+        text = signed(package)
+        envelopes: list[Envelope] = [envelope_of(text, package, package.get("cluster") or conf.cluster_name)]
+        state = State("django", 0.0, at, self.clock.now(), task_id, 0, None)
+        return Firing(str(row.pk), at, task_id, envelopes, state), task_id
+
+    def quiet(self) -> None:
+        """Send nothing any more, and leave the schedules to others."""
+        self.stop()
+
+    def closed(self) -> None:
+        try:
+            self._leadership.resign()
+        except (BackendError, BrokerUnavailable) as error:
+            logger.debug("the lease of the schedules was not given back: %s", error)
+        self._store.close()
+        close_old_connections()
+
+
+def _dues(row: Schedule, now: datetime) -> Iterator[datetime]:
+    """The due times of *row* up to *now*: all that were missed, or the first alone where none is made up
+    for."""
+    due = row.next_run
+    for _ in range(MOST_MISSED if conf.catch_up else 1):
+        if due > now:
+            return
+        yield due
+        following = row.calculate_next_run(due)
+        if following <= due:
+            return
+        due = following
+
+
+def _after(row: Schedule, due: datetime, now: datetime) -> datetime:
+    """The first due time of *row* from *due* on that is after *now*."""
+    while due <= now:
+        following = row.calculate_next_run(due)
+        if following <= due:
+            break
+        due = following
+    return due
+
+
+def _change(row: Schedule, changes: dict[str, Any]) -> None:
+    """Change the row as it was read; one that was changed meanwhile stays as it is, but for its task."""
+    same = Schedule.objects.filter(pk=row.pk, next_run=row.next_run, repeats=row.repeats)
+    if row.schedule_type == Schedule.ONCE and row.repeats < 0:
+        if same.delete()[0]:
+            return
+    elif same.update(**changes):
+        return
+    Schedule.objects.filter(pk=row.pk).update(task=changes["task"])
+
+
+def _seconds(instant: datetime) -> float:
+    aware = instant if timezone.is_aware(instant) else timezone.make_aware(instant)
+    return aware.timestamp()
+
+
+def _fingerprint(row: Schedule) -> str:
+    """What is another when a schedule was changed."""
+    fields = (row.func, row.args, row.kwargs, row.schedule_type, row.minutes, row.cron, row.hook, row.next_run)
+    return f"[{hash(fields):x}]"

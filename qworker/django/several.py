@@ -1,0 +1,180 @@
+"""Several tasks at once: an iterable of arguments, and a chain.
+
+Comes from:  ``tasks.py``.
+Goes to:     ``calls.py``, one task after another; ``fetching.py`` for what they return.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.utils import timezone
+
+from qworker.django import fetching
+from qworker.django.brokers import Broker, get_broker
+from qworker.django.calls import OPTIONS, enqueue
+from qworker.django.conf import conf
+from qworker.django.endings import call_of, save
+from qworker.django.humanhash import uuid
+from qworker.django.models import Task
+from qworker.django.packages import function_name
+
+Link = Any
+"""``(func, args, kwargs)``, of which the last may be left out, or a function alone."""
+
+
+def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwargs: Any) -> str:
+    """Have a cluster call *func* for each of *args_iter*; return the id under which the list of all results
+    will be kept.
+
+    A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and keywords
+    of every call, as for async_task(); there is no hook.
+    """
+    options = dict(
+        kwargs.pop("q_options", None) or {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    )
+    options.pop("hook", None)
+    calls = [each if isinstance(each, tuple) else (each,) for each in args_iter]
+    name, identity = uuid()
+    given = options.pop("cached", conf.cached)
+    if not calls:  # nothing will ever end
+        now = timezone.now()
+        save(
+            {"id": identity, "name": name, "func": function_name(func), "args": [], "kwargs": kwargs, "result": [],
+             "started": now, "stopped": now, "success": True, "attempt_count": 1}
+        )  # fmt: skip
+        return identity
+    options |= {"group": identity, "cached": True, "iter_count": len(calls), "iter_cached": given}
+    options.setdefault(
+        "broker", None if options.get("sync", conf.sync) else get_broker(options.get("cluster"))
+    )
+    for args in calls:
+        enqueue(func, args, kwargs, options)
+    return identity
+
+
+def async_chain(
+    chain: Iterable[Link],
+    group: str | None = None,
+    cached: Any = None,
+    sync: bool | None = None,
+    broker: Broker | None = None,
+) -> str:
+    """Have a cluster call one function after another; return the group of the results.
+
+    The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each.
+    """
+    links = list(chain)
+    name = group or uuid()[1]
+    if not links:
+        return name
+    func, args, kwargs = call_of(links.pop(0))
+    options = {"chain": links, "group": name, "cached": cached, "sync": sync, "broker": broker}
+    enqueue(func, args, kwargs, options)
+    return name
+
+
+class Iter:
+    """An iterable of arguments, and the call of a function for each: see async_iter()."""
+
+    def __init__(
+        self,
+        func: str | Callable[..., Any] | None = None,
+        args: Iterable[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        cached: Any = None,
+        sync: bool | None = None,
+        broker: Broker | None = None,
+    ) -> None:
+        self.func = func
+        self.args = list(args or ())
+        self.kwargs = kwargs or {}
+        self.id = ""
+        self.broker = broker
+        self.cached = conf.cached if cached is None else cached
+        self.sync = conf.sync if sync is None else sync
+        self.started = False
+
+    def append(self, *args: Any) -> int:
+        """Add the arguments of a call; return how many calls there are. What came of a run before is
+        forgotten."""
+        self.args.append(args)
+        self.started = False
+        return self.length()
+
+    def run(self) -> str:
+        """Enqueue all; return the id of the whole."""
+        if self.func is None:
+            raise TypeError("Iter has no function to call")
+        kwargs = {**self.kwargs, "cached": self.cached, "sync": self.sync, "broker": self.broker}
+        self.id = async_iter(self.func, self.args, **kwargs)
+        self.started = True
+        return self.id
+
+    def result(self, wait: int = 0) -> list[Any] | None:
+        """Return all results; None before all have ended. wait: milliseconds, -1 for ever."""
+        found = self.fetch(wait)
+        return None if found is None else found.result
+
+    def fetch(self, wait: int = 0) -> Task | None:
+        """Return the task of the whole; None before all have ended."""
+        return fetching.task(self.id, wait, self.cached) if self.started else None
+
+    def length(self) -> int:
+        """Return how many calls there are."""
+        return len(self.args)
+
+
+class Chain:
+    """Functions that are called one after another: see async_chain()."""
+
+    def __init__(
+        self,
+        chain: Iterable[Link] | None = None,
+        group: str | None = None,
+        cached: Any = None,
+        sync: bool | None = None,
+        broker: Broker | None = None,
+    ) -> None:
+        self.chain = list(chain or ())
+        self.group = group or ""
+        self.broker = broker
+        self.cached = conf.cached if cached is None else cached
+        self.sync = conf.sync if sync is None else sync
+        self.started = False
+
+    def append(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+        """Add a call; return how many there are. What came of a run before is forgotten."""
+        self.chain.append((func, args, kwargs))
+        if self.started:
+            fetching.delete_group(self.group, True, self.cached)
+            self.started = False
+        return self.length()
+
+    def run(self) -> str:
+        """Enqueue the first; return the group of the results."""
+        self.group = async_chain(list(self.chain), self.group or None, self.cached, self.sync, self.broker)
+        self.started = True
+        return self.group
+
+    def result(self, wait: int = 0) -> list[Any] | None:
+        """Return the results, when all have ended. wait: milliseconds, -1 for ever."""
+        if not self.started:
+            return None
+        return fetching.results(self.group, wait=wait, count=self.length(), cached=self.cached)
+
+    def fetch(self, failures: bool = True, wait: int = 0) -> Any:
+        """Return the tasks, when all have ended."""
+        if not self.started:
+            return None
+        return fetching.members(self.group, failures, wait, self.length(), self.cached)
+
+    def current(self) -> int | None:
+        """Return the index of the call that runs now, from 0 on; None before the run."""
+        return (fetching.size(self.group, cached=self.cached) or 0) if self.started else None
+
+    def length(self) -> int:
+        """Return how many calls there are."""
+        return len(self.chain)

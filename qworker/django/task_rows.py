@@ -1,0 +1,160 @@
+"""Task rows: how finished tasks come into the table of the model ``Task``.
+
+Comes from:  ``results.py``, in the child that ran the task; the transaction of the ack, or Django's connection.
+Goes to:     the table of ``Task``.
+Thread:      any; functions, and a table for the listener.
+
+A row of a result carries the columns of ``Task`` as values that the database takes, so that who stores it
+needs no model. A success that is recorded stays; a failure gives way to what came later.
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from django.db import connections
+
+from qworker.django.models import Task
+from qworker.errors import EncodeError
+from qworker.interrupts import let_pass
+from qworker.transports.lease import ResultRow, Settlement
+from qworker.transports.sql.link import Link
+from qworker.transports.sql.results import ResultTable
+
+MARK = b"\x00task"
+"""What the payload of a task's row begins with; any other is a result of qworker's own."""
+PORTION = 200
+"""Rows of one statement."""
+COLUMNS = (
+    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped", "success",
+    "attempt_count",
+)  # fmt: skip
+
+PICKLED = frozenset(["args", "kwargs", "result"])
+PROTOCOL = 5
+"""Of pickle: every Python since 3.8 reads it."""
+
+
+def pack(values: Mapping[str, Any], alias: str) -> bytes:
+    """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
+
+    Raises EncodeError for a result that cannot be pickled.
+    """
+    connection = connections[alias]
+    row: list[Any] = []
+    for name in COLUMNS:
+        value = values.get(name)
+        if name in PICKLED:
+            value = None if value is None else _pickled(value)
+        elif isinstance(value, datetime):
+            value = connection.ops.adapt_datetimefield_value(value)
+            value = value.isoformat(" ") if isinstance(value, datetime) else value
+        row.append(value)
+    return MARK + marshal.dumps(tuple(row))
+
+
+def _pickled(value: Any) -> str:
+    """*value* as the model's fields keep it."""
+    try:
+        return b64encode(pickle.dumps(value, PROTOCOL)).decode()
+    except Exception as error:
+        let_pass(error)
+        raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def unpack(payload: bytes) -> tuple[Any, ...]:
+    """Return the columns that pack() has put into *payload*."""
+    columns: tuple[Any, ...] = marshal.loads(payload[len(MARK) :])
+    return columns
+
+
+def is_task(row: ResultRow) -> bool:
+    """Tell whether *row* is one of the table of ``Task``."""
+    return row[2].startswith(MARK)
+
+
+@cache
+def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
+    """Return what inserts so many rows, or changes those that are there and no success."""
+    quoted = "`{}`" if vendor == "mysql" else '"{}"'
+    names = [quoted.format(name) for name in COLUMNS]
+    places = ", ".join([f"({', '.join([place] * len(names))})"] * rows)
+    where = quoted.format(table)
+    insert = f"INSERT INTO {where} ({', '.join(names)}) VALUES {places}"
+    changed, success = [name for name in names[1:] if "success" not in name], quoted.format("success")
+    if vendor == "mysql":  # from left to right: whether it was a success is looked at before it is changed
+        sets = [f"{name} = IF({success}, {name}, VALUES({name}))" for name in changed]
+        sets.append(f"{success} = {success} OR VALUES({success})")
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+    sets = [f"{name} = excluded.{name}" for name in (*changed, success)]
+    return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {', '.join(sets)} WHERE NOT {where}.{success}"
+
+
+def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
+    """Return the columns of *rows*, of each task once: its success, or else what came last. In one order,
+    against deadlocks."""
+    found: dict[str, tuple[Any, ...]] = {}
+    place = COLUMNS.index("success")
+    for row in rows:
+        columns = unpack(row[2])
+        standing = found.get(columns[0])
+        if standing is None or not standing[place]:
+            found[columns[0]] = columns
+    return [found[identity] for identity in sorted(found)]
+
+
+def store(rows: Sequence[ResultRow], alias: str) -> None:
+    """Store *rows* by Django's connection to *alias*."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        for query, values in statements(connection.vendor, rows):
+            cursor.execute(query, values)
+
+
+def statements(
+    vendor: str, rows: Sequence[ResultRow], place: str = "%s"
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the statements that store *rows*, with their values."""
+    table, found = Task._meta.db_table, latest(rows)
+    return [
+        (statement(vendor, table, len(some), place), tuple(value for row in some for value in row))
+        for some in (found[start : start + PORTION] for start in range(0, len(found), PORTION))
+    ]
+
+
+def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Store those of *rows* that are tasks by *connection*, one of sqlite3's; return the others."""
+    tasks = [row for row in rows if is_task(row)]
+    for query, values in statements("sqlite", tasks, "?"):
+        connection.execute(query, values)
+    return [row for row in rows if not is_task(row)]
+
+
+class TaskTable(ResultTable):
+    """The results of a broker in a server: tasks go into the table of ``Task``, others into qworker's.
+
+    vendor: postgresql or mysql.
+    """
+
+    def __init__(self, vendor: str, expires: float | None) -> None:
+        super().__init__(expires=expires)
+        self._vendor = vendor
+
+    def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
+        others = [
+            each
+            for each in settlements
+            if getattr(each, "row", None) is None or not is_task(each.row)  # type: ignore[union-attr,arg-type]
+        ]
+        super().prepare(link, others)
+
+    def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
+        for query, values in statements(self._vendor, [row for row in rows if is_task(row)]):
+            link.do(query, values)
+        super().store(link, [row for row in rows if not is_task(row)])

@@ -1,0 +1,230 @@
+"""Tasks: the functions that a project calls.
+
+Comes from:  the code of projects.
+Goes to:     ``calls.py``, ``several.py``, ``fetching.py``; schedules to their model.
+Thread:      any; what begins with ``a`` is for coroutines.
+
+The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import IntegrityError
+
+from qworker.django import cached as cache
+from qworker.django import fetching
+from qworker.django.brokers import Broker, get_broker
+from qworker.django.calls import async_task
+from qworker.django.conf import conf
+from qworker.django.models import Schedule, Task
+from qworker.django.packages import function_name
+from qworker.django.several import Chain, Iter, async_chain, async_iter
+
+
+def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
+    """Return what the task with this id or name has returned, or its error as text; None when it has not
+    ended, or is not kept."""
+    found = fetching.task(task_id, wait, cached)
+    return None if found is None else found.result
+
+
+def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """Return the task with this id or name; None when it has not ended, or is not kept."""
+    return fetching.task(task_id, wait, cached)
+
+
+def result_group(
+    group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
+) -> list[Any] | None:
+    """Return what the tasks of a group have returned; None for nothing.
+
+    failures: with the errors of those that failed. count: wait until so many have ended, for ever where *wait*
+    is 0.
+    """
+    return fetching.results(group_id, failures, wait, count, cached) or None
+
+
+def fetch_group(
+    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
+) -> Any:
+    """Return the tasks of a group: a queryset, or a list from the cache. As result_group()."""
+    return fetching.members(group_id, failures, wait, count, cached)
+
+
+def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
+    """Return how many tasks of a group have ended; failures: how many of them have failed."""
+    return fetching.size(group_id, failures, cached)
+
+
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
+    """Take the label of a group from its tasks, or delete them, too; return how many these were."""
+    return fetching.delete_group(group_id, tasks, cached)
+
+
+def delete_cached(task_id: str, broker: Broker | None = None) -> bool:
+    """Delete a task from the cache; whether it was there."""
+    return cache.delete(task_id)
+
+
+def queue_size(broker: Broker | None = None) -> int:
+    """Return how many packages wait in the broker, without those that are being worked off."""
+    return (broker or get_broker()).queue_size()
+
+
+def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
+    """Have a cluster call *func*, dotted text, again and again; return the schedule.
+
+    - name (text): its own, which no other may have.
+    - hook (text): dotted; called with each task.
+    - schedule_type: one of ``Schedule.TYPE``; once, when it is not told.
+    - minutes (number), cron (text): of these types.
+    - repeats (number): so often; -1 for ever, 0 never.
+    - next_run (datetime): first, or next; now, when it is not told.
+    - cluster (text): the name of the cluster; intended_date_kwarg (text): the keyword that gets the due time.
+    - q_options (dict): options of async_task().
+
+    Raises IntegrityError for a name that another has, ValidationError for what is none.
+    """
+    given = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
+    if given.get("next_run") is None:
+        given.pop("next_run", None)
+    options = kwargs.pop("q_options", None)
+    if options:
+        kwargs["q_options"] = options
+    made = Schedule(func=function_name(func), args=args or None, kwargs=kwargs or None, **given)
+    if made.hook is not None:
+        made.hook = function_name(made.hook)
+    name = given.get("name")
+    if name and Schedule.objects.filter(name=name).exists():
+        raise IntegrityError(f"there is a schedule with the name {name!r} already")
+    made.full_clean()
+    made.save()
+    return made
+
+
+def _option(name: str) -> Any:
+    """A property of an AsyncTask that is an option of its call."""
+
+    def read(task: AsyncTask) -> Any:
+        return task._options().get(name, conf.cached if name == "cached" else None)
+
+    def write(task: AsyncTask, value: Any) -> None:
+        task._options()[name] = value
+        task.started = False
+
+    return property(read, write)
+
+
+class AsyncTask:
+    """A call that is not made yet: change what it has, then run() it.
+
+    What is changed after a run makes its results unavailable until the next. started: whether it was run with
+    what it has.
+    """
+
+    broker = _option("broker")
+    sync = _option("sync")
+    save = _option("save")
+    hook = _option("hook")
+    group = _option("group")
+    cached = _option("cached")
+
+    def __init__(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.id = ""
+        self.started = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("func", "args", "kwargs"):
+            self.started = False
+
+    def _options(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.kwargs.get("q_options", self.kwargs)
+        return found
+
+    def run(self) -> str:
+        """Enqueue it; return its id."""
+        self.id = async_task(self.func, *self.args, **self.kwargs)
+        self.started = True
+        return self.id
+
+    def result(self, wait: int = 0) -> Any:
+        """Return what it has returned; None before that."""
+        return result(self.id, wait, self.cached) if self.started else None
+
+    def fetch(self, wait: int = 0) -> Task | None:
+        """Return its task; None before it has ended."""
+        return fetch(self.id, wait, self.cached) if self.started else None
+
+    def result_group(self, failures: bool = False, wait: int = 0, count: int | None = None) -> Any:
+        """Return what the tasks of its group have returned; as result_group()."""
+        if not (self.started and self.group):
+            return None
+        return result_group(self.group, failures, wait, count, self.cached)
+
+    def fetch_group(self, failures: bool = True, wait: int = 0, count: int | None = None) -> Any:
+        """Return the tasks of its group; as fetch_group()."""
+        if not (self.started and self.group):
+            return None
+        return fetch_group(self.group, failures, wait, count, self.cached)
+
+
+Async = AsyncTask
+"""Its name before Python 3.7."""
+
+aasync_task = sync_to_async(async_task)
+aresult = sync_to_async(result)
+afetch = sync_to_async(fetch)
+aresult_group = sync_to_async(result_group)
+afetch_group = sync_to_async(fetch_group)
+acount_group = sync_to_async(count_group)
+adelete_group = sync_to_async(delete_group)
+adelete_cached = sync_to_async(delete_cached)
+aqueue_size = sync_to_async(queue_size)
+aasync_iter = sync_to_async(async_iter)
+aasync_chain = sync_to_async(async_chain)
+aschedule = sync_to_async(schedule)
+
+_FIELDS = (
+    "name", "hook", "schedule_type", "minutes", "repeats", "next_run", "cron", "cluster",
+    "intended_date_kwarg",
+)  # fmt: skip
+"""Keywords of schedule() that are fields of the model, and not the function's."""
+
+__all__ = [
+    "Async",
+    "AsyncTask",
+    "Chain",
+    "Iter",
+    "aasync_chain",
+    "aasync_iter",
+    "aasync_task",
+    "acount_group",
+    "adelete_cached",
+    "adelete_group",
+    "afetch",
+    "afetch_group",
+    "aqueue_size",
+    "aresult",
+    "aresult_group",
+    "aschedule",
+    "async_chain",
+    "async_iter",
+    "async_task",
+    "count_group",
+    "delete_cached",
+    "delete_group",
+    "fetch",
+    "fetch_group",
+    "queue_size",
+    "result",
+    "result_group",
+    "schedule",
+]

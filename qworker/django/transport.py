@@ -1,0 +1,111 @@
+"""Transport: the broker of qworker that the settings of a project name.
+
+Comes from:  ``engine.py``, for the worker; ``brokers``, for who publishes and looks.
+Goes to:     the project's own database, Redis or SQS.
+Thread:      any; nothing connects before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from django.db import connections, router
+
+from qworker import QWorker
+from qworker.django import task_rows
+from qworker.django.conf import conf
+from qworker.django.databases import url_of
+from qworker.django.models import Task
+from qworker.transports.lease import Broker
+from qworker.transports.sql.broker import SQLBroker
+from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sqlite.consumer import store_rows
+
+DEFAULT = "default"
+
+
+def broker_alias() -> str:
+    """Return the alias of the database that is the broker, where one is."""
+    return conf.orm or DEFAULT
+
+
+def database_broker(alias: str, lease_seconds: float = 15.0) -> Broker:
+    """Return the broker in the database *alias*, which stores tasks with their acks where ``Task`` is there.
+
+    Raises ConfigurationError for a database that cannot be one.
+    """
+    url, vendor = url_of(alias), connections[alias].vendor
+    if vendor == "sqlite":
+        return SQLiteBroker(url, lease_seconds=lease_seconds, store_rows=_store_in_file)
+    return SQLBroker(url, lease_seconds=lease_seconds, results=task_rows.TaskTable(vendor, 86400.0))
+
+
+def _store_in_file(connection: Any, rows: Any) -> None:
+    others = task_rows.store_in_file(connection, rows)
+    if others:
+        store_rows(connection, others)
+
+
+def keeps_tasks(alias: str) -> bool:
+    """Tell whether the tasks of the model ``Task`` are in the database *alias*."""
+    return bool(
+        connections[router.db_for_write(Task)].settings_dict["NAME"]
+        == connections[alias].settings_dict["NAME"]
+    ) and (router.db_for_write(Task) == alias)
+
+
+def url_and_options() -> tuple[str, dict[str, Any]]:
+    """Return the URL of a broker that is no database, and the settings of qworker that go with it."""
+    return _URLS[conf.broker]()
+
+
+def _redis() -> tuple[str, dict[str, Any]]:
+    if conf.django_redis:
+        return _django_redis(conf.django_redis), {}
+    given = conf.redis
+    if isinstance(given, str):
+        return given, {}
+    given = dict(given or {})
+    password, user = given.get("password"), given.get("username")
+    who = f"{quote(user or '', safe='')}:{quote(password, safe='')}@" if password else ""
+    if given.get("unix_socket_path"):
+        return f"redis+socket://{who}{given['unix_socket_path']}?virtual_host={given.get('db', 0)}", {}
+    scheme = "rediss" if given.get("ssl") else "redis"
+    host, port = given.get("host", "localhost"), given.get("port", 6379)
+    return f"{scheme}://{who}{host}:{port}/{given.get('db', 0)}", {}
+
+
+def _django_redis(alias: str) -> str:
+    from django.conf import settings
+
+    location = settings.CACHES[alias]["LOCATION"]
+    first = location if isinstance(location, str) else location[0]
+    return str(first).split(",")[0]
+
+
+def _sqs() -> tuple[str, dict[str, Any]]:
+    given = dict(conf.sqs)
+    key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
+    who = f"{quote(key, safe='')}:{quote(secret, safe='')}@" if key and secret else ""
+    options: dict[str, Any] = {"visibility_timeout": conf.retry}
+    if region := given.get("aws_region") or given.get("region_name"):
+        options["region"] = region
+    if wait := given.get("receive_message_wait_time_seconds"):
+        options["wait_time_seconds"] = wait
+    return f"sqs://{who}", {"broker_transport_options": options}
+
+
+_URLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {"redis": _redis, "sqs": _sqs}
+
+
+def open_transport() -> Broker:
+    """Return the broker that the settings name, for publishing and looking.
+
+    Raises ConfigurationError for one that cannot be.
+    """
+    if conf.broker == "orm":
+        return database_broker(broker_alias())
+    url, settings = url_and_options()
+    return QWorker("django", broker=url, set_as_current=False, changes=settings).broker
