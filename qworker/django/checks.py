@@ -1,0 +1,245 @@
+"""checks: what Django's ``check`` command says of the configuration.
+
+Comes from:  ``conf`` and Django's own settings.
+Goes to:     Django, before each of its commands, under the tag "qworker".
+Thread:      the main one, at start.
+A check tells only what is known for sure without asking a server.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import register as register_with_django
+
+from qworker.django.broker_choice import CUSTOM, choose, missing_client
+from qworker.django.conf import ClusterConf, conf
+from qworker.django.layers import (
+    Mistake,
+    alternatives,
+    ignored_keys,
+    other_spellings,
+    unknown_keys,
+    wrong_values,
+)
+from qworker.django.reporters import options_of_reporters, reporter_class
+from qworker.errors import ConfigurationError
+from qworker.naming import import_object
+
+TAG = "qworker"
+_UNSHARED = ("LocMemCache", "DummyCache")
+"""Caches, by the names of their classes, that other processes do not see."""
+_SQS_BULK = 10
+
+Messages = list[CheckMessage]
+
+
+def check_values(**_: Any) -> Messages:
+    """E001: values that a key cannot have."""
+    return [Error(mistake.message, id="qworker.E001") for mistake in wrong_values()]
+
+
+def check_keys(**_: Any) -> Messages:
+    """W001: keys that nothing reads. W002: other spellings. W003: keys that have no effect where they are."""
+    told: tuple[tuple[str, str, list[Mistake]], ...] = (
+        ("qworker.W001", "Correct it, or take it out.", unknown_keys()),
+        ("qworker.W002", "Both are read.", other_spellings()),
+        ("qworker.W003", "Take it out of ALT_CLUSTERS.", ignored_keys()),
+    )
+    return [
+        Warning(mistake.message, hint=hint, id=number)
+        for number, hint, mistakes in told
+        for mistake in mistakes
+    ]
+
+
+def check_broker(**_: Any) -> Messages:
+    """E002: a broker that cannot be used. E011: what it cannot do."""
+    found: Messages = []
+    for where, configuration in _clusters():
+        try:
+            choice = choose(configuration)
+            if choice is CUSTOM:
+                import_object(configuration.broker_class)
+            if sentence := missing_client(choice):
+                raise ConfigurationError(sentence)
+            if choice.broker == "sqs" and configuration.bulk > _SQS_BULK:
+                found.append(
+                    Error(
+                        f"{where}: 'bulk' is {configuration.bulk}, and SQS gives out up to {_SQS_BULK} messages",
+                        id="qworker.E011",
+                    )
+                )
+        except ConfigurationError as error:
+            if error.setting is None or not _is_wrong(error.setting):
+                found.append(Error(f"{where}: {error}", id="qworker.E002"))
+        except ImportError as error:
+            found.append(
+                Error(f"{where}: {configuration.broker_class} cannot be imported: {error}", id="qworker.E002")
+            )
+    return found
+
+
+def check_neighbour(**_: Any) -> Messages:
+    """E003: Django-Q itself is installed beside."""
+    if not any(config.name == "django_q" for config in apps.get_app_configs()):
+        return []
+    return [
+        Error(
+            "INSTALLED_APPS has both qworker.django and django_q, and both are Django-Q",
+            hint="Take django_q out.",
+            id="qworker.E003",
+        )
+    ]
+
+
+def check_aliases(**_: Any) -> Messages:
+    """E004: aliases of databases and caches that are not there."""
+    found: Messages = []
+    named = (("orm", "DATABASES"), ("cache", "CACHES"), ("django_redis", "CACHES"))
+    for where, configuration in _clusters():
+        for key, setting in named:
+            alias = _value(configuration, key)
+            if alias is not None and alias not in getattr(settings, setting):
+                found.append(
+                    Error(f"{where}: {key!r} is {alias!r}, which {setting} has not", id="qworker.E004")
+                )
+    return found
+
+
+def check_retry(**_: Any) -> Messages:
+    """E010: tasks are given out again before they may time out."""
+    found: Messages = []
+    for where, configuration in _clusters():
+        if not (_is_given(configuration, "retry") and _is_given(configuration, "timeout")):
+            continue
+        retry, timeout = _value(configuration, "retry"), _value(configuration, "timeout")
+        if retry is not None and timeout is not None and retry <= timeout:
+            found.append(
+                Error(
+                    f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so that a task may be given "
+                    "out again while it runs",
+                    hint="Make retry longer than timeout.",
+                    id="qworker.E010",
+                )
+            )
+    return found
+
+
+def check_reporters(**_: Any) -> Messages:
+    """E014: error reporters that are not installed."""
+    found: Messages = []
+    try:
+        names = list(options_of_reporters())
+    except ConfigurationError:
+        return []  # E001 tells of it
+    for name in names:
+        try:
+            reporter_class(name)
+        except (ConfigurationError, ImportError) as error:
+            found.append(Error(str(error), id="qworker.E014"))
+    return found
+
+
+def check_cache(**_: Any) -> Messages:
+    """E015: results go to a cache that only one process sees."""
+    found: Messages = []
+    for where, configuration in _clusters():
+        alias = _value(configuration, "cache")
+        backend = str(settings.CACHES.get(alias, {}).get("BACKEND", ""))
+        if _value(configuration, "cached") and backend.endswith(_UNSHARED):
+            found.append(
+                Error(
+                    f"{where}: 'cached' is on, and the cache {alias!r} is a {backend.rpartition('.')[2]}, which "
+                    "other processes do not see",
+                    hint="Use a cache that is shared, such as Django's RedisCache or DatabaseCache.",
+                    id="qworker.E015",
+                )
+            )
+    return found
+
+
+def check_connections(**_: Any) -> Messages:
+    """W013: connections that are kept, and not looked at before they are used again."""
+    found: Messages = []
+    for alias, database in settings.DATABASES.items():
+        age = database.get("CONN_MAX_AGE", 0)
+        if (age is None or age > 0) and not database.get("CONN_HEALTH_CHECKS"):
+            found.append(
+                Warning(
+                    f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE) without CONN_HEALTH_CHECKS: a task "
+                    "may meet one that the server has closed",
+                    hint="Set CONN_HEALTH_CHECKS to True.",
+                    id="qworker.W013",
+                )
+            )
+    return found
+
+
+def check_deployment(**_: Any) -> Messages:
+    """W033: tasks run in the web server. W034: nothing limits the table of results. For ``check --deploy``."""
+    found: Messages = []
+    for where, configuration in _clusters():
+        if _value(configuration, "sync") and not settings.DEBUG:
+            found.append(
+                Warning(f"{where}: 'sync' is on: tasks run in the process that calls them", id="qworker.W033")
+            )
+        if _value(configuration, "save_limit") == 0:
+            found.append(
+                Warning(f"{where}: 'save_limit' is 0: all successful tasks are kept", id="qworker.W034")
+            )
+    return found
+
+
+_ALWAYS: Sequence[Callable[..., Messages]] = (
+    check_values,
+    check_keys,
+    check_broker,
+    check_neighbour,
+    check_aliases,
+    check_retry,
+    check_reporters,
+    check_cache,
+    check_connections,
+)
+
+
+def register() -> None:
+    """Tell Django of all checks. Called when the app is ready; it may be called twice."""
+    for check in _ALWAYS:
+        register_with_django(check, TAG)
+    register_with_django(check_deployment, TAG, deploy=True)
+
+
+def _clusters() -> Iterator[tuple[str, ClusterConf]]:
+    """Each cluster that is configured, and how people know it: the one outside, and those of ALT_CLUSTERS
+    that say something of their own."""
+    yield "Q_CLUSTER", conf
+    try:
+        found: Mapping[str, Any] = alternatives()
+    except ConfigurationError:
+        return  # E001 tells of it
+    for cluster, layer in found.items():
+        if layer.values:
+            yield layer.where, conf.of(cluster)
+
+
+def _value(configuration: ClusterConf, name: str) -> Any:
+    """A value; None when it is wrong, which E001 tells."""
+    try:
+        return getattr(configuration, name)
+    except ConfigurationError:
+        return None
+
+
+def _is_given(configuration: ClusterConf, name: str) -> bool:
+    try:
+        return configuration.is_given(name)
+    except ConfigurationError:
+        return False
+
+
+def _is_wrong(key: str) -> bool:
+    return any(mistake.key == key for mistake in wrong_values())

@@ -1,0 +1,88 @@
+"""conf: what the rest imports of the configuration, and Django-Q's own face of it.
+
+Comes from:  ``cluster_conf.py``.
+Goes to:     everything in this package, as ``conf``; Django-Q's users and their tests, as Conf.
+Thread:      any.
+"""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from qworker.django.cluster_conf import DERIVED, ENVIRONMENT, ClusterConf, conf, override, restore, shown
+from qworker.django.keys import KEYS
+from qworker.django.layers import root
+
+__all__ = ["ClusterConf", "Conf", "conf", "logger", "prepare_logger", "shown"]
+
+logger = logging.getLogger("django-q")
+
+_FACADE = {"COMPRESSED": "compress"}
+"""Names that Conf has for keys of other names."""
+_MADE: dict[str, Callable[[], Any]] = {
+    "Q_STAT": lambda: f"django_q:{conf.prefix}:cluster",
+    "REDIS": lambda: {} if conf.redis is None else conf.redis,
+    "ROLLBAR": lambda: conf.rollbar or {},
+    "conf": lambda: dict(root().values),
+    "_Q_CLUSTER_NAME": lambda: os.environ.get(ENVIRONMENT),
+}
+"""Attributes of Conf that are no attributes of ``conf``, and what makes them."""
+
+
+def _attribute(name: str) -> str | None:
+    """The attribute of ``conf`` behind an attribute of Conf; None when there is none."""
+    attribute = _FACADE.get(name, name.lower())
+    return attribute if name.isupper() and (attribute in KEYS or attribute in DERIVED) else None
+
+
+class _Live(type):
+    """What makes attributes of Conf live, and lets them be set."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name in _MADE:
+            return _MADE[name]()
+        attribute = _attribute(name)
+        if attribute is None:
+            raise AttributeError(f"Conf has no {name!r}")
+        return getattr(conf, attribute)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if attribute := _attribute(name):
+            override(attribute, value)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        if attribute := _attribute(name):
+            restore(attribute)
+
+
+class Conf(metaclass=_Live):
+    """Django-Q's names for the configuration: a key in upper case each, as in ``Conf.WORKERS``.
+
+    What is set on it holds for ``conf`` too, as it is, until it is deleted: for tests.
+    """
+
+    STARTING = "Starting"
+    WORKING = "Working"
+    IDLE = "Idle"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+    QSIZE = True
+    SIGNAL_NAMES = {member: member.name for member in signal.Signals}
+
+
+def prepare_logger() -> None:
+    """Give the logger ``django-q`` a console and the level of ``log_level``.
+
+    Only where the project's LOGGING gave it no handler and no level. It may be called twice. Not at import:
+    Django's settings may not be there yet.
+    """
+    if logger.level == logging.NOTSET:
+        logger.setLevel(conf.log_level)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s [Q] %(levelname)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
