@@ -33,7 +33,7 @@ class SignedPackage:
     @staticmethod
     def dumps(value: Any) -> str:
         """Sign *value*."""
-        return signing.dumps(value, salt="default", serializer=PickleSerializer)
+        return str(signing.dumps(value, salt="default", serializer=PickleSerializer))
 
     @staticmethod
     def loads(text: str) -> Any:

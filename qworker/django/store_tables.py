@@ -90,9 +90,13 @@ def is_broker(connection: Any) -> bool:
 
 
 def make_tables(_apps: Any, schema_editor: Any) -> None:
-    """Make the tables that are not there. Raises ConfigurationError where somebody else's have their
-    names.""" connection = schema_editor.connection if not is_broker(connection): return if connection.vendor
-    == "sqlite": _refuse_strangers(connection) _do(connection, _kinds()[connection.vendor].tables)
+    """Make the tables that are not there. Raises ConfigurationError where others have their names."""
+    connection = schema_editor.connection
+    if not is_broker(connection):
+        return
+    if connection.vendor == "sqlite":
+        _refuse_strangers(connection)
+    _do(connection, _kinds()[connection.vendor].tables)
 
 
 def drop_tables(_apps: Any, schema_editor: Any) -> None:
@@ -138,5 +142,5 @@ def _refuse_strangers(connection: Any) -> None:
             if there and not ours & there == ours:
                 raise ConfigurationError(
                     f"the database {connection.alias!r} has a table {name} that is not qworker's: name "
-                    "another database in Q_CLUSTER['orm'], or keep the app out of this one by a database router"
+                    "another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
                 )

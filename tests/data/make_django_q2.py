@@ -1,14 +1,14 @@
 """How django_q2.sqlite.sql, django_q2.postgresql.sql and django_q2.mysql.sql were made.
 
 In a virtualenv of its own: pip install "django-q2==1.11.*" "Django==5.2.*" "psycopg[binary]" pymysql; then
-python make_django_q2.py sqlite, and with postgresql or mysql, where an empty database q2_made must be there (pg_dump
---no-owner --inserts, mysqldump --skip-extended-insert). It is no test and imports nothing of ours.
+python make_django_q2.py sqlite, and with postgresql or mysql, where an empty database q2_made must be there.
+It is no test, and imports nothing of ours.
 """
 
 import sqlite3
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import django
@@ -44,7 +44,7 @@ from django_q.models import OrmQ, Schedule, Task  # noqa: E402
 from django_q.signing import SignedPackage  # noqa: E402
 
 call_command("migrate", verbosity=0)
-start = datetime(2024, 3, 1, 12, tzinfo=timezone.utc)
+start = datetime(2024, 3, 1, 12, tzinfo=UTC)
 for number in range(5):
     Task.objects.create(
         id=f"{number:032x}", name=f"name-{number}", func="math.copysign", hook=None, args=(2, -number),

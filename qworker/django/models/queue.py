@@ -175,17 +175,17 @@ class OrmQ(models.Model):
     @shown_as(_("Task id"))
     def task_id(self) -> str | None:
         """The id of the task; see ``task``."""
-        return self.task.get("id")
+        return _text(self.task.get("id"))
 
     @shown_as(_("Name"))
     def name(self) -> str | None:
         """The name of the task; None if it has none."""
-        return self.task.get("name")
+        return _text(self.task.get("name"))
 
     @shown_as(_("Group"))
     def group(self) -> str | None:
         """The group of the task; None if it has none."""
-        return self.task.get("group")
+        return _text(self.task.get("group"))
 
     @shown_as(_("Arguments"))
     def args(self) -> Any:
@@ -201,6 +201,10 @@ class OrmQ(models.Model):
     def q_options(self) -> dict[str, Any]:
         """All else that the package holds, by name."""
         return {name: value for name, value in self.task.items() if name not in _OWN_COLUMNS}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _instant(seconds: float) -> datetime:

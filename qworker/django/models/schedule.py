@@ -159,12 +159,19 @@ class Schedule(models.Model):
         return recurrence.next_run(self.schedule_type, due, zone, minutes=self.minutes, cron=self.cron)
 
     def clean(self) -> None:
-        """Raises ValidationError for arguments that cannot be read, and for the type Cron without a
-        crontab.""" super().clean() mistakes: dict[str, Any] = {} readers: dict[str, Callable[[], Any]] =
-        {"args": self.parse_args, "kwargs": self.parse_kwargs} for field, read in readers.items(): try: read()
-        except InvalidSchedule as error: mistakes[field] = str(error) if self.schedule_type == self.CRON and
-        not self.cron: mistakes["cron"] = _("The type Cron needs a crontab.") if mistakes: raise
-        ValidationError(mistakes)
+        """Raises ValidationError for arguments that cannot be read, and for a type Cron without a crontab."""
+        super().clean()
+        mistakes: dict[str, Any] = {}
+        readers: dict[str, Callable[[], Any]] = {"args": self.parse_args, "kwargs": self.parse_kwargs}
+        for field, read in readers.items():
+            try:
+                read()
+            except InvalidSchedule as error:
+                mistakes[field] = str(error)
+        if self.schedule_type == self.CRON and not self.cron:
+            mistakes["cron"] = _("The type Cron needs a crontab.")
+        if mistakes:
+            raise ValidationError(mistakes)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save it; a new one of the type Cron is due when its crontab says so first."""
@@ -193,7 +200,9 @@ class Schedule(models.Model):
 
 
 def link_to(task_id: str, name: str, success: bool) -> str:
-    """A link to a task in the admin, as HTML: its name in brackets; without a link where there is no
-    admin.""" page = f"admin:{Task._meta.app_label}_{'success' if success else 'failure'}_change" try: return
-    str(format_html('<a href="{}">[{}]</a>', reverse(page, args=(task_id,)), name)) except NoReverseMatch:
-    return str(format_html("[{}]", name))
+    """A link to a task in the admin, as HTML: its name in brackets. No link where there is no admin."""
+    page = f"admin:{Task._meta.app_label}_{'success' if success else 'failure'}_change"
+    try:
+        return str(format_html('<a href="{}">[{}]</a>', reverse(page, args=(task_id,)), name))
+    except NoReverseMatch:
+        return str(format_html("[{}]", name))
