@@ -154,9 +154,15 @@ def _enter_wal(connection: sqlite3.Connection) -> int:
 def _create(connection: sqlite3.Connection) -> None:
     with transaction(connection):
         if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
-            for statement in SCHEMA.split(";\n"):
-                connection.execute(statement if _STRICT else _STRICTLY.sub("", statement))
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in schema_statements():
+                connection.execute(statement)
+
+
+def schema_statements() -> list[str]:
+    """The statements that make the tables of a file, in the words that this SQLite knows, and note their
+    version; twice does no harm."""
+    made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";\n") if part]
+    return [*made, f"PRAGMA user_version = {SCHEMA_VERSION}"]
 
 
 def busy(error: BaseException) -> bool:

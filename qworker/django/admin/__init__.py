@@ -1,0 +1,22 @@
+"""admin: the pages in Django's admin.
+
+Modules, in reading order: ``filters`` (the groups and clusters to choose from), ``results`` (tasks that
+succeeded or failed), ``schedule_form`` (what may be saved by whom), ``schedules``, ``queue`` (what waits,
+where the database is the broker).
+"""
+
+from django.contrib import admin
+
+from qworker.django.admin.queue import QueueAdmin
+from qworker.django.admin.results import FailAdmin, TaskAdmin
+from qworker.django.admin.schedules import ScheduleAdmin
+from qworker.django.conf import conf
+from qworker.django.models import Failure, OrmQ, Schedule, Success
+
+__all__ = ["FailAdmin", "QueueAdmin", "ScheduleAdmin", "TaskAdmin"]
+
+admin.site.register(Success, TaskAdmin)
+admin.site.register(Failure, FailAdmin)
+admin.site.register(Schedule, ScheduleAdmin)
+if conf.broker == "orm":
+    admin.site.register(OrmQ, QueueAdmin)

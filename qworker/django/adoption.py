@@ -1,0 +1,65 @@
+"""adoption: what django-q2 had in its queue goes into ours.
+
+Comes from:  the migration that gives up the table ``django_q_ormq``.
+Goes to:     the store's table of messages, through Django's connection.
+Thread:      the one that migrates.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from qworker.django import packages
+from qworker.django.store_tables import is_broker
+from qworker.transports.sql.schema import READY
+from qworker.transports.sqlite.schema import NEXT_TAG
+
+logger = logging.getLogger(__name__)
+
+_SQLITE = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
+VALUES ({NEXT_TAG}, %s, %s, %s, %s, %s, %s, %s, %s)"""
+_SERVERS = """INSERT INTO qworker_message (queue, urgency, due, state, sent, headers, properties, body)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"""
+AT_ONCE = 500
+"""Rows of the old queue that are read at once."""
+
+
+def move_queue(apps: Any, schema_editor: Any) -> None:
+    """Put what waits in django-q2's table into the store, oldest first, each in the queue of its key.
+
+    What a cluster of django-q2 had locked waits again: nobody else would run it. Where the database is not
+    the broker, what waits there is left behind, which is logged.
+    """
+    connection = schema_editor.connection
+    old = apps.get_model("django_q", "OrmQ")
+    if old._meta.db_table not in connection.introspection.table_names():
+        return
+    rows = old.objects.using(connection.alias).order_by("pk")
+    if not is_broker(connection):
+        if count := rows.count():
+            logger.warning("%d packages in %s are left behind: it is not the broker", count, connection.alias)
+        return
+    with connection.cursor() as cursor:
+        for row in rows.iterator(AT_ONCE):
+            insert(cursor, connection.vendor, row.key, row.payload)
+
+
+def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
+    """Put a signed package into *queue* of the store. vendor: Django's name for the kind of database."""
+    envelope = packages.envelope_of(package)
+    is_sqlite = vendor == "sqlite"
+    cursor.execute(
+        _SQLITE if is_sqlite else _SERVERS,
+        (
+            queue,
+            envelope.priority if is_sqlite else -envelope.priority,
+            envelope.due,
+            READY,
+            time.time(),
+            envelope.headers,
+            envelope.properties,
+            envelope.body,
+        ),
+    )

@@ -1,0 +1,52 @@
+"""apps: how a project installs this package, under one of two labels.
+
+Comes from:  Django, which reads INSTALLED_APPS.
+Goes to:     the checks; the label goes to the migrations and to links in the admin.
+Thread:      the one that starts Django.
+
+"qworker.django" has tables of its own. "qworker.django.apps.DjangoQConfig" is for a project that used
+django-q2: it takes that one's label, and so its tables with all that is in them. Django refuses both of them
+at once, and either beside the real django-q2, whose label is the second one's.
+"""
+
+from __future__ import annotations
+
+from django.apps import AppConfig, apps
+
+from qworker.django import checks
+from qworker.django.conf import conf
+
+
+class QWorkerConfig(AppConfig):
+    """The application under its own label, ``qworker``."""
+
+    name = "qworker.django"
+    label = "qworker"
+    default = True
+    default_auto_field = "django.db.models.BigAutoField"
+
+    @property
+    def verbose_name(self) -> str:
+        """The heading in the admin, which is the setting ``label``."""
+        return conf.label
+
+    def ready(self) -> None:
+        checks.register()
+
+
+class DjangoQConfig(QWorkerConfig):
+    """The application under django-q2's label, ``django_q``: its tables are adopted."""
+
+    label = "django_q"
+    default = False
+
+
+def label() -> str:
+    """The label that the application is installed under: "qworker" or "django_q".
+
+    Raises LookupError where it is not installed, and Django's AppRegistryNotReady before django.setup().
+    """
+    config = apps.get_containing_app_config(__name__)
+    if config is None:
+        raise LookupError("qworker.django is not in INSTALLED_APPS")
+    return str(config.label)

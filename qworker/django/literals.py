@@ -1,0 +1,68 @@
+"""literals: arguments as people write them into a form.
+
+Comes from:  the model Schedule, whose arguments are text.
+Goes to:     ``ast``; nothing is executed.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from qworker.errors import InvalidSchedule
+
+_MISTAKES = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+"""What ``ast`` raises for text that is no literal."""
+
+
+def positional(text: str | None) -> tuple[Any, ...]:
+    """Read positional arguments, as ``2, -2`` or ``'John'``: literals of Python.
+
+    A tuple is all of the arguments; anything else is the only one. No text is no arguments. Raises
+    InvalidSchedule for what is no literal.
+    """
+    if not (text or "").strip():
+        return ()
+    try:
+        value = ast.literal_eval((text or "").strip())
+    except _MISTAKES as error:
+        raise InvalidSchedule(
+            f"{text!r:.200} are no arguments: write literals with commas between them, as 2, -2, 'John'"
+        ) from error
+    return value if isinstance(value, tuple) else (value,)
+
+
+def keywords(text: str | None) -> dict[str, Any]:
+    """Read keyword arguments, as ``word='django', n=2`` or ``{'word': 'django', 'n': 2}``.
+
+    No text is no arguments. Raises InvalidSchedule for what is neither, and for names that are no text.
+    """
+    text = (text or "").strip()
+    if not text:
+        return {}
+    try:
+        return _dictionary(text) if text.startswith("{") else _assignments(text)
+    except _MISTAKES as error:
+        raise InvalidSchedule(
+            f"{text!r:.200} are no keyword arguments: write word='django', n=2 or {{'word': 'django'}}"
+        ) from error
+
+
+def _dictionary(text: str) -> dict[str, Any]:
+    value = ast.literal_eval(text)
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("no dictionary with names")
+    return value
+
+
+def _assignments(text: str) -> dict[str, Any]:
+    call = ast.parse(f"call({text})", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+        raise ValueError("not only keyword arguments")
+    found: dict[str, Any] = {}
+    for given in call.keywords:
+        if given.arg is None:
+            raise ValueError("no name")
+        found[given.arg] = ast.literal_eval(given.value)
+    return found

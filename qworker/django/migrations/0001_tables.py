@@ -1,0 +1,350 @@
+"""The tables of tasks and schedules, exactly as django-q2 1.11 has them; and under its label, its queue.
+
+Comes from:  Django's command migrate.
+Goes to:     the database.
+Thread:      the one that migrates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django.utils.timezone
+from django.db import migrations, models
+from picklefield.fields import PickledObjectField
+
+from qworker.django.apps import label
+from qworker.django.models.schedule import validate_cron, validate_kwarg
+
+LABEL = label()
+ADOPTING = LABEL == "django_q"
+DJANGO_Q2 = (
+    "0001_initial",
+    "0002_auto_20150630_1624",
+    "0003_auto_20150708_1326",
+    "0004_auto_20150710_1043",
+    "0005_auto_20150718_1506",
+    "0006_auto_20150805_1817",
+    "0007_ormq",
+    "0008_auto_20160224_1026",
+    "0009_auto_20171009_0915",
+    "0010_auto_20200610_0856",
+    "0011_auto_20200628_1055",
+    "0012_auto_20200702_1608",
+    "0013_task_attempt_count",
+    "0014_schedule_cluster",
+    "0015_alter_schedule_schedule_type",
+    "0016_schedule_intended_date_kwarg",
+    "0017_task_cluster_alter",
+    "0018_task_success_index",
+    "0019_alter_task_options_alter_ormq_key_alter_ormq_lock_and_more",
+)
+"""The migrations of django-q2 1.11 that this one stands for."""
+TYPES = [
+    ("O", "Once"),
+    ("I", "Minutes"),
+    ("H", "Hourly"),
+    ("D", "Daily"),
+    ("W", "Weekly"),
+    ("BW", "Biweekly"),
+    ("M", "Monthly"),
+    ("BM", "Bimonthly"),
+    ("Q", "Quarterly"),
+    ("Y", "Yearly"),
+    ("C", "Cron"),
+]
+
+
+OLD_QUEUE: list[Any] = [
+    migrations.CreateModel(
+        name="OrmQ",
+        fields=[
+            ("id", models.AutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+            ("key", models.CharField(max_length=100)),
+            ("payload", models.TextField()),
+            ("lock", models.DateTimeField(null=True)),
+        ],
+        options={"verbose_name": "Queued task", "verbose_name_plural": "Queued tasks"},
+    )
+]
+
+
+class Migration(migrations.Migration):
+    initial = True
+    replaces = [(LABEL, name) for name in DJANGO_Q2] if ADOPTING else []
+    dependencies: list[Any] = []
+    operations: list[Any] = [
+        migrations.CreateModel(
+            name="Schedule",
+            fields=[
+                (
+                    "id",
+                    models.AutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        blank=True,
+                        help_text="The group of the tasks that it sends.",
+                        max_length=100,
+                        null=True,
+                        verbose_name="Name",
+                    ),
+                ),
+                (
+                    "func",
+                    models.CharField(
+                        help_text="Dotted path, as module.tasks.function",
+                        max_length=256,
+                        verbose_name="Function",
+                    ),
+                ),
+                (
+                    "hook",
+                    models.CharField(
+                        blank=True,
+                        help_text="Dotted path of a function that is called with each finished task",
+                        max_length=256,
+                        null=True,
+                        verbose_name="Hook",
+                    ),
+                ),
+                (
+                    "args",
+                    models.TextField(
+                        blank=True, help_text="As 1, 2, 'John'", null=True, verbose_name="Arguments"
+                    ),
+                ),
+                (
+                    "kwargs",
+                    models.TextField(
+                        blank=True,
+                        help_text="As x=1, name='John'",
+                        null=True,
+                        verbose_name="Keyword arguments",
+                    ),
+                ),
+                (
+                    "schedule_type",
+                    models.CharField(
+                        choices=TYPES,
+                        default="O",
+                        help_text="How often",
+                        max_length=2,
+                        verbose_name="Schedule type",
+                    ),
+                ),
+                (
+                    "minutes",
+                    models.PositiveSmallIntegerField(
+                        blank=True,
+                        help_text="Between two runs, for the type Minutes; none is 1",
+                        null=True,
+                        verbose_name="Minutes",
+                    ),
+                ),
+                (
+                    "repeats",
+                    models.IntegerField(
+                        default=-1,
+                        help_text="How many times; 0 = paused, -1 = forever",
+                        verbose_name="Repeats",
+                    ),
+                ),
+                (
+                    "next_run",
+                    models.DateTimeField(
+                        default=django.utils.timezone.now,
+                        help_text="When it is due next",
+                        null=True,
+                        verbose_name="Next run",
+                    ),
+                ),
+                (
+                    "cron",
+                    models.CharField(
+                        blank=True,
+                        help_text="Five fields, as 0 4 * * mon-fri, for the type Cron",
+                        max_length=100,
+                        null=True,
+                        validators=[validate_cron],
+                        verbose_name="Cron",
+                    ),
+                ),
+                (
+                    "task",
+                    models.CharField(editable=False, max_length=100, null=True, verbose_name="Last task"),
+                ),
+                (
+                    "cluster",
+                    models.CharField(
+                        blank=True,
+                        default=None,
+                        help_text="The cluster that runs its tasks; none is the default one",
+                        max_length=100,
+                        null=True,
+                        verbose_name="Cluster",
+                    ),
+                ),
+                (
+                    "intended_date_kwarg",
+                    models.CharField(
+                        blank=True,
+                        help_text="Name of a keyword argument that is given the time of the schedule",
+                        max_length=100,
+                        null=True,
+                        validators=[validate_kwarg],
+                        verbose_name="Argument for the intended time",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "Scheduled task",
+                "verbose_name_plural": "Scheduled tasks",
+                "ordering": ["next_run"],
+                "permissions": [("schedule_any_callable", "Can schedule any function that can be imported")],
+            },
+        ),
+        migrations.CreateModel(
+            name="Task",
+            fields=[
+                (
+                    "id",
+                    models.CharField(
+                        editable=False,
+                        help_text="32 hexadecimal digits.",
+                        max_length=32,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="Task id",
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        editable=False,
+                        help_text="For people; results can be found by it.",
+                        max_length=100,
+                        verbose_name="Name",
+                    ),
+                ),
+                (
+                    "func",
+                    models.CharField(
+                        help_text="Dotted path of the function.", max_length=256, verbose_name="Function"
+                    ),
+                ),
+                (
+                    "hook",
+                    models.CharField(
+                        help_text="Dotted path of a function that is called with the finished task.",
+                        max_length=256,
+                        null=True,
+                        verbose_name="Hook",
+                    ),
+                ),
+                (
+                    "args",
+                    PickledObjectField(editable=False, null=True, protocol=-1, verbose_name="Arguments"),
+                ),
+                (
+                    "kwargs",
+                    PickledObjectField(
+                        editable=False, null=True, protocol=-1, verbose_name="Keyword arguments"
+                    ),
+                ),
+                (
+                    "result",
+                    PickledObjectField(
+                        editable=False,
+                        help_text="What the function returned, or the error.",
+                        null=True,
+                        protocol=-1,
+                        verbose_name="Result",
+                    ),
+                ),
+                (
+                    "group",
+                    models.CharField(
+                        editable=False,
+                        help_text="Tasks of one group are read together.",
+                        max_length=100,
+                        null=True,
+                        verbose_name="Group",
+                    ),
+                ),
+                (
+                    "cluster",
+                    models.CharField(
+                        blank=True,
+                        default=None,
+                        help_text="The cluster that ran it.",
+                        max_length=100,
+                        null=True,
+                        verbose_name="Cluster",
+                    ),
+                ),
+                (
+                    "started",
+                    models.DateTimeField(
+                        editable=False, help_text="When the task was sent.", verbose_name="Started"
+                    ),
+                ),
+                (
+                    "stopped",
+                    models.DateTimeField(
+                        editable=False, help_text="When the task ended.", verbose_name="Stopped"
+                    ),
+                ),
+                (
+                    "success",
+                    models.BooleanField(
+                        default=True,
+                        editable=False,
+                        help_text="No where it raised an error or took too long.",
+                        verbose_name="Success",
+                    ),
+                ),
+                (
+                    "attempt_count",
+                    models.IntegerField(
+                        default=0, help_text="How often it was run.", verbose_name="Attempts"
+                    ),
+                ),
+            ],
+            options={"verbose_name": "Task", "verbose_name_plural": "Tasks", "ordering": ["-stopped"]},
+        ),
+        migrations.AddIndex(
+            model_name="task",
+            index=models.Index(
+                condition=models.Q(("success", True)), fields=["group", "name", "func"], name="success_index"
+            ),
+        ),
+        migrations.CreateModel(
+            name="Failure",
+            fields=[],
+            options={
+                "verbose_name": "Failed task",
+                "verbose_name_plural": "Failed tasks",
+                "ordering": ["-stopped"],
+                "proxy": True,
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=(f"{LABEL}.task",),
+        ),
+        migrations.CreateModel(
+            name="Success",
+            fields=[],
+            options={
+                "verbose_name": "Successful task",
+                "verbose_name_plural": "Successful tasks",
+                "ordering": ["-stopped"],
+                "proxy": True,
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=(f"{LABEL}.task",),
+        ),
+        *(OLD_QUEUE if ADOPTING else []),
+    ]

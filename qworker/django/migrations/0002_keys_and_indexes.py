@@ -1,0 +1,36 @@
+"""A key of 64 bits for schedules, and an index for each order in which the lists are read.
+
+Comes from:  Django's command migrate.
+Goes to:     the database.
+Thread:      the one that migrates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import migrations, models
+
+from qworker.django.apps import label
+
+
+def _index(model: str, name: str, *fields: str) -> Any:
+    return migrations.AddIndex(model_name=model, index=models.Index(fields=list(fields), name=name))
+
+
+class Migration(migrations.Migration):
+    dependencies = [(label(), "0001_tables")]
+    operations: list[Any] = [
+        migrations.AlterField(
+            model_name="schedule",
+            name="id",
+            field=models.BigAutoField(
+                auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+            ),
+        ),
+        _index("schedule", "qworker_schedule_next_run", "next_run"),
+        _index("task", "qworker_task_stopped", "success", "stopped", "id"),
+        _index("task", "qworker_task_group", "group", "stopped"),
+        _index("task", "qworker_task_name", "name"),
+        _index("task", "qworker_task_func", "func", "stopped"),
+    ]

@@ -1,0 +1,54 @@
+"""The queue as the models see it: a view of the broker's table, in place of the table that django-q2 had.
+
+Comes from:  Django's command migrate.
+Goes to:     ``adoption`` and ``store_tables``.
+Thread:      the one that migrates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import migrations, models
+
+from qworker.django.adoption import move_queue
+from qworker.django.apps import label
+from qworker.django.store_tables import drop_views, make_views
+
+LABEL = label()
+HINTS = {"model_name": "ormq"}
+ADOPT: list[Any] = [
+    migrations.RunPython(move_queue, migrations.RunPython.noop, hints=HINTS),
+    migrations.DeleteModel(name="OrmQ"),
+]
+
+
+class Migration(migrations.Migration):
+    dependencies = [(LABEL, "0003_store")]
+    operations: list[Any] = [
+        *(ADOPT if LABEL == "django_q" else []),
+        migrations.RunPython(make_views, drop_views, hints=HINTS),
+        migrations.CreateModel(
+            name="QueueOwner",
+            fields=[
+                ("id", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("name", models.TextField()),
+                ("lease_until", models.FloatField()),
+            ],
+            options={"db_table": "qworker_ormq_owner", "managed": False, "default_permissions": ()},
+        ),
+        migrations.CreateModel(
+            name="OrmQ",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+            ],
+            options={
+                "verbose_name": "Queued task",
+                "verbose_name_plural": "Queued tasks",
+                "db_table": "qworker_ormq",
+                "ordering": ["id"],
+                "select_on_save": True,
+                "managed": False,
+            },
+        ),
+    ]

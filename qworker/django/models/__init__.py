@@ -1,0 +1,11 @@
+"""models: what is kept in the project's database.
+
+Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run), ``schedule``
+(what is to run when), ``queue`` (what waits, where the database is the broker).
+"""
+
+from qworker.django.models.queue import OrmQ, QueueOwner
+from qworker.django.models.schedule import Schedule
+from qworker.django.models.task import Failure, Success, Task
+
+__all__ = ["Failure", "OrmQ", "QueueOwner", "Schedule", "Success", "Task"]

@@ -1,0 +1,216 @@
+"""queue: what waits, where the project's database is the broker.
+
+Comes from:  the store's tables, which the views ``qworker_ormq`` and ``qworker_ormq_owner`` show.
+Goes to:     the admin, and whoever looks into the queue.
+Thread:      any; the database is its owner.
+
+Rows come here only through the store. They can be changed and deleted here, as the store itself does it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import connections, models
+from django.utils import timezone
+from django.utils.functional import cached_property
+from django.utils.translation import gettext_lazy as _
+
+from qworker.django.conf import conf
+from qworker.django.models.display import shown_as
+from qworker.django.signing import SignedPackage
+from qworker.errors import QWorkerError
+from qworker.transports.sql.schema import DELAYED, LEASED, READY
+
+VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
+_OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
+_TRIGGERED = "sqlite"
+"""The kind of database whose views are changed by triggers: it does not tell how many rows were changed."""
+
+
+class QueueRows(models.QuerySet):
+    """Messages of the queue."""
+
+    def update(self, **values: Any) -> int:
+        """Change the messages; return how many there were."""
+        count = self.count() if connections[self.db].vendor == _TRIGGERED else None
+        changed = super().update(**values)
+        return int(changed if count is None else count)
+
+    update.alters_data = True  # type: ignore[attr-defined]
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete the messages; return how many there were, also by kind."""
+        count = self.count() if connections[self.db].vendor == _TRIGGERED else None
+        deleted, kinds = super().delete()
+        return (
+            (deleted, kinds) if count is None else (count, {self.model._meta.label: count} if count else {})
+        )
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+
+class QueueManager(models.Manager.from_queryset(QueueRows)):  # type: ignore[misc]
+    """The queue in the database that is the broker; the router's, where none is named."""
+
+    def get_queryset(self) -> Any:
+        rows = super().get_queryset().select_related("owner")
+        return rows if self._db or not conf.orm else rows.using(conf.orm)
+
+
+class QueueOwner(models.Model):
+    """A consumer of the queue: whoever holds messages, and until when (epoch seconds)."""
+
+    id = models.BigIntegerField(primary_key=True)
+    name = models.TextField()
+    lease_until = models.FloatField()
+
+    class Meta:
+        managed = False
+        db_table = OWNER_VIEW
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class OrmQ(models.Model):
+    """A message of the queue.
+
+    key: the queue's name. state: 0 waits, 1 waits for its time ``due``, 2 is held by ``owner``. due and sent
+    are epoch seconds. body and headers are the message itself.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(max_length=100, verbose_name=_("Cluster key"), help_text=_("Name of the queue"))
+    state = models.SmallIntegerField(default=READY, editable=False)
+    due = models.FloatField(null=True, editable=False)
+    owner = models.ForeignKey(
+        QueueOwner,
+        null=True,
+        editable=False,
+        db_column="owner",
+        db_constraint=False,
+        on_delete=models.DO_NOTHING,
+        related_name="+",
+    )
+    sent = models.FloatField(editable=False)
+    deliveries = models.IntegerField(default=0, editable=False)
+    headers = models.TextField(editable=False)
+    body = models.BinaryField()
+
+    objects = QueueManager()
+
+    class Meta:
+        managed = False
+        db_table = VIEW
+        # A trigger does not tell how many rows it changed; so whether the row is there is asked.
+        select_on_save = True
+        verbose_name = _("Queued task")
+        verbose_name_plural = _("Queued tasks")
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.pk}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Change the message. Raises QWorkerError for a new one: messages are sent, not saved."""
+        if self._state.adding:
+            raise QWorkerError("a message is put into the queue by async_task(), and not by saving it")
+        super().save(*args, **kwargs)
+
+    @property
+    def lock(self) -> datetime | None:
+        """Until when no cluster takes it: the end of its cluster's lease, or the time that it waits for. None
+        when it is free to be taken. Aware where USE_TZ is set.
+
+        When it is set, the message is taken from the cluster that has it, which loses its result: None lets
+        any cluster take it at once, a time lets it wait until then.
+        """
+        if self.state == LEASED:
+            owner = self.owner if self.owner_id is not None else None
+            return None if owner is None else _instant(owner.lease_until)
+        return _instant(self.due) if self.state == DELAYED and self.due is not None else None
+
+    @lock.setter
+    def lock(self, until: datetime | None) -> None:
+        self.owner = None
+        self.state = READY if until is None else DELAYED
+        self.due = None if until is None else _aware(until).timestamp()
+
+    @property
+    def payload(self) -> str:
+        """The signed package, as text; "" for a message that has none."""
+        try:
+            ((package,), *_rest) = json.loads(bytes(self.body))
+        except (ValueError, TypeError, RecursionError):
+            return ""
+        return package if isinstance(package, str) else ""
+
+    @cached_property
+    def task(self) -> dict[str, Any]:
+        """What the package holds, by name. {} for a message that has none; where it cannot be read, an id
+        that names the error after a star."""
+        if not self.payload:
+            return {}
+        try:
+            found = SignedPackage.loads(self.payload)
+        except Exception as error:  # noqa: BLE001 - a package may hold anything, and the list shows the others
+            return {"id": f"*{type(error).__name__}"}
+        return found if isinstance(found, dict) else {"id": f"*{type(found).__name__}"}
+
+    @shown_as(_("Function"))
+    def func(self) -> str | None:
+        """The function: its dotted path; None for a message that has no package."""
+        function = self.task.get("func")
+        if callable(function):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return f"{getattr(function, '__module__', '')}.{name}"
+        return None if function is None else str(function)
+
+    @shown_as(_("Task id"))
+    def task_id(self) -> str | None:
+        """The id of the task; see ``task``."""
+        return _text(self.task.get("id"))
+
+    @shown_as(_("Name"))
+    def name(self) -> str | None:
+        """The name of the task; None if it has none."""
+        return _text(self.task.get("name"))
+
+    @shown_as(_("Group"))
+    def group(self) -> str | None:
+        """The group of the task; None if it has none."""
+        return _text(self.task.get("group"))
+
+    @shown_as(_("Arguments"))
+    def args(self) -> Any:
+        """The positional arguments; None for a message that has no package."""
+        return self.task.get("args")
+
+    @shown_as(_("Keyword arguments"))
+    def kwargs(self) -> Any:
+        """The keyword arguments; None for a message that has no package."""
+        return self.task.get("kwargs")
+
+    @shown_as(_("Queue options"))
+    def q_options(self) -> dict[str, Any]:
+        """All else that the package holds, by name."""
+        return {name: value for name, value in self.task.items() if name not in _OWN_COLUMNS}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _instant(seconds: float) -> datetime:
+    found = datetime.fromtimestamp(seconds, UTC)
+    return found if settings.USE_TZ else timezone.make_naive(found, timezone.get_default_timezone())
+
+
+def _aware(instant: datetime) -> datetime:
+    return timezone.make_aware(instant) if timezone.is_naive(instant) else instant

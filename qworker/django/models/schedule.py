@@ -1,0 +1,208 @@
+"""schedule: what is to run when, again and again.
+
+Comes from:  people, in the admin and in code.
+Goes to:     the cluster, which sends what is due; ``recurrence`` says when that is next.
+Thread:      any; the database is its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from keyword import iskeyword
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from qworker.beat.crontab import crontab
+from qworker.django import literals, recurrence
+from qworker.django.models.display import shown_as
+from qworker.django.models.task import Task
+from qworker.errors import InvalidSchedule
+
+
+def validate_cron(value: str) -> None:
+    """Raises ValidationError for what is no crontab."""
+    try:
+        crontab.from_text(value)
+    except InvalidSchedule as error:
+        raise ValidationError(str(error)) from error
+
+
+def validate_kwarg(value: str) -> None:
+    """Raises ValidationError for what cannot be the name of an argument."""
+    if not value.isidentifier() or iskeyword(value):
+        raise ValidationError(_("%(value)s cannot be the name of an argument."), params={"value": value})
+
+
+class Schedule(models.Model):
+    """A call that is made at its times.
+
+    repeats: how often it is still made; 0 pauses it, and a negative number has no end. args and kwargs are
+    text, read as literals. task is the id of the task that was sent last.
+    """
+
+    ONCE, MINUTES, HOURLY, DAILY = recurrence.ONCE, recurrence.MINUTES, recurrence.HOURLY, recurrence.DAILY
+    WEEKLY, BIWEEKLY, MONTHLY = recurrence.WEEKLY, recurrence.BIWEEKLY, recurrence.MONTHLY
+    BIMONTHLY, QUARTERLY = recurrence.BIMONTHLY, recurrence.QUARTERLY
+    YEARLY, CRON = recurrence.YEARLY, recurrence.CRON
+    TYPE = (
+        (ONCE, _("Once")),
+        (MINUTES, _("Minutes")),
+        (HOURLY, _("Hourly")),
+        (DAILY, _("Daily")),
+        (WEEKLY, _("Weekly")),
+        (BIWEEKLY, _("Biweekly")),
+        (MONTHLY, _("Monthly")),
+        (BIMONTHLY, _("Bimonthly")),
+        (QUARTERLY, _("Quarterly")),
+        (YEARLY, _("Yearly")),
+        (CRON, _("Cron")),
+    )
+
+    name = models.CharField(
+        max_length=100,
+        null=True,
+        blank=True,
+        verbose_name=_("Name"),
+        help_text=_("The group of the tasks that it sends."),
+    )
+    func = models.CharField(
+        max_length=256, verbose_name=_("Function"), help_text=_("Dotted path, as module.tasks.function")
+    )
+    hook = models.CharField(
+        max_length=256,
+        null=True,
+        blank=True,
+        verbose_name=_("Hook"),
+        help_text=_("Dotted path of a function that is called with each finished task"),
+    )
+    args = models.TextField(
+        null=True, blank=True, verbose_name=_("Arguments"), help_text=_("As 1, 2, 'John'")
+    )
+    kwargs = models.TextField(
+        null=True, blank=True, verbose_name=_("Keyword arguments"), help_text=_("As x=1, name='John'")
+    )
+    schedule_type = models.CharField(
+        max_length=2, choices=TYPE, default=ONCE, verbose_name=_("Schedule type"), help_text=_("How often")
+    )
+    minutes = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        verbose_name=_("Minutes"),
+        help_text=_("Between two runs, for the type Minutes; none is 1"),
+    )
+    repeats = models.IntegerField(
+        default=-1, verbose_name=_("Repeats"), help_text=_("How many times; 0 = paused, -1 = forever")
+    )
+    next_run = models.DateTimeField(
+        null=True, default=timezone.now, verbose_name=_("Next run"), help_text=_("When it is due next")
+    )
+    cron = models.CharField(
+        max_length=100,
+        null=True,
+        blank=True,
+        validators=[validate_cron],
+        verbose_name=_("Cron"),
+        help_text=_("Five fields, as 0 4 * * mon-fri, for the type Cron"),
+    )
+    task = models.CharField(max_length=100, null=True, editable=False, verbose_name=_("Last task"))
+    cluster = models.CharField(
+        max_length=100,
+        null=True,
+        blank=True,
+        default=None,
+        verbose_name=_("Cluster"),
+        help_text=_("The cluster that runs its tasks; none is the default one"),
+    )
+    intended_date_kwarg = models.CharField(
+        max_length=100,
+        null=True,
+        blank=True,
+        validators=[validate_kwarg],
+        verbose_name=_("Argument for the intended time"),
+        help_text=_("Name of a keyword argument that is given the time of the schedule"),
+    )
+
+    class Meta:
+        verbose_name = _("Scheduled task")
+        verbose_name_plural = _("Scheduled tasks")
+        ordering = ["next_run"]
+        indexes = [models.Index(name="qworker_schedule_next_run", fields=["next_run"])]
+        permissions = [("schedule_any_callable", _("Can schedule any function that can be imported"))]
+
+    def __str__(self) -> str:
+        return str(self.func)
+
+    def parse_args(self) -> tuple[Any, ...]:
+        """The positional arguments. Raises InvalidSchedule for text that is none."""
+        return literals.positional(self.args)
+
+    def parse_kwargs(self) -> dict[str, Any]:
+        """The keyword arguments. Raises InvalidSchedule for text that is none."""
+        return literals.keywords(self.kwargs)
+
+    def calculate_next_run(self, next_run: datetime | None = None) -> datetime:
+        """When it is due after *next_run*, which is its own when none is given.
+
+        The days and hours of TIME_ZONE count. What is returned is aware in UTC where USE_TZ is set, else
+        naive. Raises InvalidSchedule for a crontab that cannot be read.
+        """
+        zone = timezone.get_default_timezone() if settings.USE_TZ else None
+        due = next_run or self.next_run or timezone.now()
+        return recurrence.next_run(self.schedule_type, due, zone, minutes=self.minutes, cron=self.cron)
+
+    def clean(self) -> None:
+        """Raises ValidationError for arguments that cannot be read, and for a type Cron without a crontab."""
+        super().clean()
+        mistakes: dict[str, Any] = {}
+        readers: dict[str, Callable[[], Any]] = {"args": self.parse_args, "kwargs": self.parse_kwargs}
+        for field, read in readers.items():
+            try:
+                read()
+            except InvalidSchedule as error:
+                mistakes[field] = str(error)
+        if self.schedule_type == self.CRON and not self.cron:
+            mistakes["cron"] = _("The type Cron needs a crontab.")
+        if mistakes:
+            raise ValidationError(mistakes)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save it; a new one of the type Cron is due when its crontab says so first."""
+        if self._state.adding and self.schedule_type == self.CRON and self.cron:
+            self.next_run = self.calculate_next_run(timezone.now())
+        super().save(*args, **kwargs)
+
+    @shown_as(_("Success"), boolean=True)
+    def success(self) -> bool | None:
+        """Whether the last task succeeded; None if there is none."""
+        task = self._last_task()
+        return None if task is None else bool(task.success)
+
+    @shown_as(_("Last run"))
+    def last_run(self) -> str | None:
+        """A link to the last task in the admin; None if there is none. Its name alone where there is no
+        admin."""
+        task = self._last_task()
+        return None if task is None else link_to(task.pk, task.name, task.success)
+
+    def _last_task(self) -> Task | None:
+        if not self.task:
+            return None
+        found: Task | None = Task.objects.filter(id=self.task).only("name", "success").first()
+        return found
+
+
+def link_to(task_id: str, name: str, success: bool) -> str:
+    """A link to a task in the admin, as HTML: its name in brackets. No link where there is no admin."""
+    page = f"admin:{Task._meta.app_label}_{'success' if success else 'failure'}_change"
+    try:
+        return str(format_html('<a href="{}">[{}]</a>', reverse(page, args=(task_id,)), name))
+    except NoReverseMatch:
+        return str(format_html("[{}]", name))

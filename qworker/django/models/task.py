@@ -1,0 +1,215 @@
+"""task: what has run, with its result.
+
+Comes from:  the cluster, which saves a row when a task has ended.
+Goes to:     the functions of ``tasks.py``, the admin, and whoever reads results.
+Thread:      any; the database is its owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.utils.text import Truncator
+from django.utils.translation import gettext_lazy as _
+from picklefield import PickledObjectField
+
+from qworker.django.models.display import shown_as
+
+ID_LENGTH = 32
+"""Of a task's id, which is a UUID in hexadecimal."""
+SHORT = 100
+"""Characters of a result that a list shows."""
+
+
+class Task(models.Model):
+    """A task that has ended.
+
+    args, kwargs and result are any objects that can be pickled. started is when it was sent. func and hook
+    are dotted paths.
+    """
+
+    id = models.CharField(
+        max_length=ID_LENGTH,
+        primary_key=True,
+        editable=False,
+        verbose_name=_("Task id"),
+        help_text=_("32 hexadecimal digits."),
+    )
+    name = models.CharField(
+        max_length=100,
+        editable=False,
+        verbose_name=_("Name"),
+        help_text=_("For people; results can be found by it."),
+    )
+    func = models.CharField(
+        max_length=256, verbose_name=_("Function"), help_text=_("Dotted path of the function.")
+    )
+    hook = models.CharField(
+        max_length=256,
+        null=True,
+        verbose_name=_("Hook"),
+        help_text=_("Dotted path of a function that is called with the finished task."),
+    )
+    args = PickledObjectField(null=True, protocol=-1, verbose_name=_("Arguments"))
+    kwargs = PickledObjectField(null=True, protocol=-1, verbose_name=_("Keyword arguments"))
+    result = PickledObjectField(
+        null=True,
+        protocol=-1,
+        verbose_name=_("Result"),
+        help_text=_("What the function returned, or the error."),
+    )
+    group = models.CharField(
+        max_length=100,
+        null=True,
+        editable=False,
+        verbose_name=_("Group"),
+        help_text=_("Tasks of one group are read together."),
+    )
+    cluster = models.CharField(
+        max_length=100,
+        null=True,
+        blank=True,
+        default=None,
+        verbose_name=_("Cluster"),
+        help_text=_("The cluster that ran it."),
+    )
+    started = models.DateTimeField(
+        editable=False, verbose_name=_("Started"), help_text=_("When the task was sent.")
+    )
+    stopped = models.DateTimeField(
+        editable=False, verbose_name=_("Stopped"), help_text=_("When the task ended.")
+    )
+    success = models.BooleanField(
+        default=True,
+        editable=False,
+        verbose_name=_("Success"),
+        help_text=_("No where it raised an error or took too long."),
+    )
+    attempt_count = models.IntegerField(
+        default=0, verbose_name=_("Attempts"), help_text=_("How often it was run.")
+    )
+
+    class Meta:
+        verbose_name = _("Task")
+        verbose_name_plural = _("Tasks")
+        ordering = ["-stopped"]
+        indexes = [
+            models.Index(
+                name="success_index", fields=["group", "name", "func"], condition=models.Q(success=True)
+            ),
+            # The lists of the admin are in this order, backwards.
+            models.Index(name="qworker_task_stopped", fields=["success", "stopped", "id"]),
+            models.Index(name="qworker_task_group", fields=["group", "stopped"]),
+            models.Index(name="qworker_task_name", fields=["name"]),
+            models.Index(name="qworker_task_func", fields=["func", "stopped"]),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name or self.id)
+
+    @staticmethod
+    def get_task(task_id: str) -> Task | None:
+        """The task with this id or name; of several with one name, the one that stopped last. None if there
+        is none."""
+        return _found(Task.objects.all(), task_id)
+
+    @staticmethod
+    def get_result(task_id: str) -> Any:
+        """The result of the task with this id or name; None if there is none."""
+        task = _found(Task.objects.only("result"), task_id)
+        return None if task is None else task.result
+
+    @staticmethod
+    def get_task_group(group_id: str, failures: bool = True) -> Any:
+        """The tasks of a group, as a queryset. failures: those that failed, too."""
+        return _of_group(group_id, failures)
+
+    @staticmethod
+    def get_result_group(group_id: str, failures: bool = False) -> Any:
+        """The results of a group, as a queryset of values. failures: those of failed tasks, too."""
+        return _of_group(group_id, failures).values_list("result", flat=True)
+
+    @staticmethod
+    def get_group_count(group_id: str, failures: bool = False) -> int:
+        """How many tasks a group has. failures: only those that failed are counted."""
+        tasks = Task.objects.filter(group=group_id)
+        return int((tasks.filter(success=False) if failures else tasks).count())
+
+    @staticmethod
+    def delete_group(group_id: str, objects: bool = False) -> Any:
+        """Take the tasks of a group out of it; return their number. objects: delete the tasks instead, and
+        return what a queryset's delete() does."""
+        tasks = Task.objects.filter(group=group_id)
+        return tasks.delete() if objects else tasks.update(group=None)
+
+    def group_result(self, failures: bool = False) -> Any:
+        """As get_result_group() for the group of this task; None if it has none."""
+        return self.get_result_group(self.group, failures) if self.group else None
+
+    def group_count(self, failures: bool = False) -> int | None:
+        """As get_group_count() for the group of this task; None if it has none."""
+        return self.get_group_count(self.group, failures) if self.group else None
+
+    def group_delete(self, tasks: bool = False) -> Any:
+        """As delete_group() for the group of this task; None if it has none."""
+        return self.delete_group(self.group, tasks) if self.group else None
+
+    @shown_as(_("Time taken"))
+    def time_taken(self) -> float:
+        """Seconds from sending to the end."""
+        return float((self.stopped - self.started).total_seconds())
+
+    @property
+    def short_result(self) -> str:
+        """The result as text, cut at a hundred characters."""
+        return str(Truncator(str(self.result)).chars(SHORT))
+
+
+def _found(tasks: Any, task_id: str) -> Task | None:
+    by_id = tasks.filter(id=task_id).first() if len(task_id) == ID_LENGTH else None
+    found: Task | None = by_id or tasks.filter(name=task_id).first()
+    return found
+
+
+def _of_group(group_id: str, failures: bool) -> Any:
+    tasks = Task.objects.filter(group=group_id)
+    return tasks if failures else tasks.filter(success=True)
+
+
+class SuccessManager(models.Manager):
+    """Only tasks that succeeded."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().filter(success=True)
+
+
+class Success(Task):
+    """A task that succeeded."""
+
+    objects = SuccessManager()
+
+    class Meta:
+        proxy = True
+        verbose_name = _("Successful task")
+        verbose_name_plural = _("Successful tasks")
+        ordering = ["-stopped"]
+
+
+class FailureManager(models.Manager):
+    """Only tasks that failed."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().filter(success=False)
+
+
+class Failure(Task):
+    """A task that failed."""
+
+    objects = FailureManager()
+
+    class Meta:
+        proxy = True
+        verbose_name = _("Failed task")
+        verbose_name_plural = _("Failed tasks")
+        ordering = ["-stopped"]

@@ -1,0 +1,80 @@
+"""recurrence: when a schedule is due after it was due.
+
+Comes from:  the model Schedule.
+Goes to:     ``wall_clock`` and ``crontab`` of the package beat.
+Thread:      any; nothing here changes, and nothing here knows Django.
+
+Minutes and hours are counted as they pass. Days, weeks, months and years are counted by the clock on the
+wall: what is due at noon stays due at noon when the clock is set forward or back. A time that is left out
+when the clock is set forward is due at the end of the gap; one that comes twice is due the first time.
+
+A month that lacks the day has its last day instead, and from then on that day stays: there is no other memory
+than the time that it was due last.
+"""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from datetime import UTC, datetime, timedelta, tzinfo
+
+from qworker.beat.crontab import crontab
+from qworker.beat.wall_clock import instant_of, shown
+from qworker.errors import InvalidSchedule
+
+ONCE, MINUTES, HOURLY, DAILY, WEEKLY, BIWEEKLY = "O", "I", "H", "D", "W", "BW"
+MONTHLY, BIMONTHLY, QUARTERLY, YEARLY, CRON = "M", "BM", "Q", "Y", "C"
+"""The kinds of schedules, as they are stored."""
+
+DAYS = {DAILY: 1, WEEKLY: 7, BIWEEKLY: 14}
+MONTHS = {MONTHLY: 1, BIMONTHLY: 2, QUARTERLY: 3, YEARLY: 12}
+
+
+def next_run(
+    kind: str, due: datetime, zone: tzinfo | None, *, minutes: int | None = None, cron: str | None = None
+) -> datetime:
+    """Return when a schedule that was due at *due* is due next.
+
+    - kind: one of the letters above; ONCE is due at the same time again.
+    - due: aware, or naive where *zone* is None.
+    - zone: whose clock counts; None where the project has no time zones.
+    - minutes: between two runs, for MINUTES; none, or 0, is 1.
+    - cron: five fields, for CRON; as cron has it, one of its two day fields is enough.
+
+    What is returned is aware in UTC, or naive where *zone* is None. Raises InvalidSchedule for another kind,
+    a crontab that cannot be read, and what lies after the end of the calendar.
+    """
+    try:
+        if kind == ONCE:
+            return due if zone is None else due.astimezone(UTC)
+        if kind in (MINUTES, HOURLY):
+            passed = timedelta(minutes=(minutes or 1) if kind == MINUTES else 60)
+            return due + passed if zone is None else due.astimezone(UTC) + passed
+        if kind == CRON:
+            return _next_of_cron(cron, due, zone)
+        if kind in DAYS or kind in MONTHS:
+            wall = _stepped(kind, due if zone is None else shown(due, zone))
+            return wall if zone is None else instant_of(wall, zone).astimezone(UTC)
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, InvalidSchedule):
+            raise
+        raise InvalidSchedule(f"nothing is due after {due}: the calendar ends there") from error
+    raise InvalidSchedule(f"{kind!r:.20} is no kind of schedule")
+
+
+def months_later(wall: datetime, months: int) -> datetime:
+    """Return *wall* so many months later; on the last day of a month that lacks the day."""
+    year, month = divmod(wall.year * 12 + wall.month - 1 + months, 12)
+    return wall.replace(year=year, month=month + 1, day=min(wall.day, monthrange(year, month + 1)[1]))
+
+
+def _stepped(kind: str, wall: datetime) -> datetime:
+    return wall + timedelta(days=DAYS[kind]) if kind in DAYS else months_later(wall, MONTHS[kind])
+
+
+def _next_of_cron(cron: str | None, due: datetime, zone: tzinfo | None) -> datetime:
+    found = crontab.from_text(cron or "", tz=zone or UTC).next(
+        due.replace(tzinfo=UTC) if zone is None else due
+    )
+    if found is None:
+        raise InvalidSchedule(f"{cron!r:.200} is never due after {due}")
+    return found.replace(tzinfo=None) if zone is None else found.astimezone(UTC)

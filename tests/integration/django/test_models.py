@@ -1,0 +1,182 @@
+"""Tasks and schedules, as the manual has them, in a database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from qworker.django.models import Failure, Schedule, Success, Task
+
+START = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+def task(number: int, **fields: Any) -> Task:
+    given = {
+        "id": f"{number:032x}",
+        "name": f"name-{number}",
+        "func": "math.copysign",
+        "started": START,
+        "stopped": START + timedelta(seconds=number),
+        "result": number,
+        **fields,
+    }
+    return Task.objects.create(**given)
+
+
+def test_results_are_found_by_id_and_by_name() -> None:
+    task(1, result={"any": object})
+    assert Task.get_result(f"{1:032x}") == {"any": object}
+    assert Task.get_result("name-1") == {"any": object}
+    assert Task.get_task("name-1").pk == f"{1:032x}"
+
+
+def test_what_is_not_there_is_none() -> None:
+    assert Task.get_result("nobody") is None
+    assert Task.get_task("f" * 32) is None
+
+
+def test_of_one_name_the_newest_counts() -> None:
+    task(1, name="same")
+    task(3, name="same")
+    task(2, name="same")
+    assert Task.get_result("same") == 3
+
+
+def test_a_name_may_have_the_length_of_an_id() -> None:
+    task(1, name="n" * 32)
+    assert Task.get_result("n" * 32) == 1
+
+
+def test_groups() -> None:
+    first = task(1, group="g")
+    task(2, group="g", success=False, result="ValueError")
+    task(3, group="other")
+    assert list(first.group_result()) == [1]
+    assert list(first.group_result(failures=True)) == ["ValueError", 1]
+    assert first.group_count() == 2
+    assert first.group_count(failures=True) == 1
+    assert [found.pk for found in Task.get_task_group("g", failures=False)] == [first.pk]
+    assert Task.get_task_group("g").count() == 2
+
+
+def test_a_group_is_given_up_or_deleted() -> None:
+    first = task(1, group="g")
+    task(2, group="h")
+    assert first.group_delete() == 1
+    assert Task.objects.count() == 2
+    assert Task.get_task("name-1").group is None
+    assert Task.delete_group("h", objects=True)[0] == 1
+    assert Task.objects.count() == 1
+
+
+def test_a_task_of_no_group_has_none() -> None:
+    alone = task(1)
+    assert (alone.group_result(), alone.group_count(), alone.group_delete()) == (None, None, None)
+
+
+def test_the_newest_comes_first() -> None:
+    for number in (2, 3, 1):
+        task(number)
+    assert list(Task.objects.values_list("result", flat=True)) == [3, 2, 1]
+
+
+def test_proxies_show_their_kind_only() -> None:
+    task(1)
+    task(2, success=False)
+    assert [found.result for found in Success.objects.all()] == [1]
+    assert [found.result for found in Failure.objects.all()] == [2]
+
+
+def test_time_taken_and_short_result() -> None:
+    found = task(7, result="x" * 300)
+    assert found.time_taken() == 7.0
+    assert len(found.short_result) == 100
+    assert str(found) == "name-7"
+
+
+def test_a_function_can_be_an_argument() -> None:
+    task(1, args=(len, Task), kwargs={"f": print})
+    assert Task.get_task("name-1").args == (len, Task)
+
+
+# -- schedules --
+
+
+def schedule(**fields: Any) -> Schedule:
+    return Schedule.objects.create(**{"func": "math.hypot", "next_run": START, **fields})
+
+
+def test_arguments_are_read_as_literals() -> None:
+    made = schedule(args="2, -2", kwargs="word='django', n=2")
+    assert made.parse_args() == (2, -2)
+    assert made.parse_kwargs() == {"word": "django", "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"args": "2,"}, None),
+        ({"args": "open('/etc/passwd')"}, "args"),
+        ({"kwargs": "x"}, "kwargs"),
+        ({"kwargs": "{'x': 1}"}, None),
+        ({"schedule_type": "C"}, "cron"),
+        ({"schedule_type": "C", "cron": "0 0 30 2 *"}, "cron"),
+        ({"schedule_type": "C", "cron": "0 4 * * mon-fri"}, None),
+        ({"intended_date_kwarg": "not this"}, "intended_date_kwarg"),
+        ({"intended_date_kwarg": "class"}, "intended_date_kwarg"),
+        ({"intended_date_kwarg": "due"}, None),
+        ({"schedule_type": "Z"}, "schedule_type"),
+    ],
+)
+def test_full_clean_says_which_field_is_wrong(fields: dict[str, str], wrong: str | None) -> None:
+    made = Schedule(func="math.hypot", **fields)
+    if wrong is None:
+        made.full_clean()
+        return
+    with pytest.raises(ValidationError) as caught:
+        made.full_clean()
+    assert list(caught.value.message_dict) == [wrong]
+
+
+def test_a_day_is_one_of_the_projects_clock() -> None:
+    """In Amsterdam the clock is set forward on 31 March."""
+    made = schedule(schedule_type=Schedule.DAILY, next_run=datetime(2024, 3, 30, 11, tzinfo=UTC))
+    assert made.calculate_next_run() == datetime(2024, 3, 31, 10, tzinfo=UTC)
+
+
+def test_the_next_run_can_be_asked_for_another_time() -> None:
+    made = schedule(schedule_type=Schedule.MINUTES, minutes=5)
+    assert made.calculate_next_run(START + timedelta(hours=1)) == START + timedelta(hours=1, minutes=5)
+
+
+def test_a_new_crontab_is_due_at_its_first_time() -> None:
+    made = schedule(schedule_type=Schedule.CRON, cron="0 4 * * *")
+    assert timezone.now() < made.next_run <= timezone.now() + timedelta(days=1)
+    assert timezone.localtime(made.next_run).hour == 4
+    made.next_run = START
+    made.save()
+    assert made.next_run == START
+
+
+def test_the_last_run_is_a_link() -> None:
+    done = task(1, name="a<b")
+    made = schedule(task=done.pk)
+    assert made.last_run() == f'<a href="/admin/qworker/success/{done.pk}/change/">[a&lt;b]</a>'
+    assert made.success() is True
+    Task.objects.update(success=False)
+    assert "/failure/" in str(made.last_run())
+    assert made.success() is False
+
+
+def test_without_a_last_run_there_is_nothing() -> None:
+    assert (schedule().last_run(), schedule().success()) == (None, None)
+    assert (schedule(task="f" * 32).last_run(), schedule(task="f" * 32).success()) == (None, None)
+
+
+def test_the_next_comes_first() -> None:
+    later, sooner = schedule(next_run=START + timedelta(1)), schedule()
+    assert list(Schedule.objects.all()) == [sooner, later]
