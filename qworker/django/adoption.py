@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from qworker.django import packages
+from qworker.django.signing import SignedPackage
 from qworker.django.store_tables import is_broker
 from qworker.transports.sql.schema import READY
 from qworker.transports.sqlite.schema import NEXT_TAG
@@ -48,7 +49,7 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
 
 def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
     """Put a signed package into *queue* of the store. vendor: Django's name for the kind of database."""
-    envelope = packages.envelope_of(package)
+    envelope = packages.envelope_of(package, SignedPackage.loads(package), queue)
     is_sqlite = vendor == "sqlite"
     cursor.execute(
         _SQLITE if is_sqlite else _SERVERS,

@@ -28,7 +28,7 @@ class QWorkerConfig(AppConfig):
     @property
     def verbose_name(self) -> str:
         """The heading in the admin, which is the setting ``label``."""
-        return conf.label
+        return str(conf.label)
 
     def ready(self) -> None:
         checks.register()

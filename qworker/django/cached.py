@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.core.cache import caches
+from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.locmem import LocMemCache
 from django.core.signing import BadSignature
 
 from qworker.django.conf import conf
@@ -32,6 +34,11 @@ LOCK_SECONDS = 10.0
 def store() -> Any:
     """Return the cache."""
     return caches[conf.cache]
+
+
+def is_shared() -> bool:
+    """Tell whether other processes see what is in the cache."""
+    return not isinstance(store(), LocMemCache | DummyCache)
 
 
 def key(name: str, *more: object) -> str:

@@ -22,9 +22,9 @@ from qworker.errors import ConfigurationError
 VENDORS = ("sqlite", "postgresql", "mysql")
 """Databases in which messages can be kept."""
 _POSTGRESQL = frozenset(
-    ["sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "service", "passfile", "options", "target_session_attrs",
-     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "hostaddr",
-     "channel_binding", "gssencmode"]
+    ["sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "service", "passfile", "options",
+     "target_session_attrs", "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval",
+     "keepalives_count", "hostaddr", "channel_binding", "gssencmode"]
 )  # fmt: skip
 """Options of Django's that libpq takes."""
 _MYSQL_TLS = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
@@ -40,7 +40,7 @@ def url_of(alias: str) -> str:
     if vendor not in VENDORS:
         raise ConfigurationError(
             f"the database {alias!r} is {connection.display_name}, which cannot keep messages: SQLite, "
-            "PostgreSQL, MySQL and MariaDB can. Set Q_CLUSTER['orm'] to the alias of one, or set another broker",
+            "PostgreSQL, MySQL and MariaDB can. Set Q_CLUSTER['orm'] to the alias of one, or another broker",
             setting="Q_CLUSTER['orm']",
         )
     return _URLS[vendor](alias, connection.settings_dict)

@@ -33,10 +33,10 @@ Following = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
 
 def end(package: Package) -> list[Following]:
     """See to what follows from the end of *package*; return what is to be enqueued."""
-    if package.get("cached"):
-        number = cached.put(package)
-        if package.get("iter_count") and number == package["iter_count"]:
-            _collect(package)
+    if package.get("iter_count"):
+        _add_to_whole(package)
+    elif package.get("cached"):
+        cached.put(package)
     if package.get("hook") is not None:
         _call_hook(package)
     post_execute.send(SENDER, task=package)
@@ -65,13 +65,28 @@ def _call_hook(package: Package) -> None:
         logger.debug("the traceback of that", exc_info=error)
 
 
-def _collect(package: Package) -> None:
-    """All of an iterable have ended: make one task of their results, and forget them."""
-    group = package["group"]
-    tasks = cached.members(group)
+def _add_to_whole(package: Package) -> None:
+    """Keep a part of an iterable; who brings the last one makes one task of all, and forgets the parts.
+
+    They are kept in the cache; where no other process sees that, in the table of ``Task``.
+    """
+    group, count = package["group"], package["iter_count"]
+    if package.get("cached"):
+        if cached.put(package) == count:
+            _collect(package, cached.members(group))
+            cached.delete_group(group)
+        return
+    save(values_of(package))
+    parts = Task.objects.filter(group=group)
+    if parts.count() >= count:  # who ends at the same time may see that, too, and makes the same of it
+        _collect(package, list(parts))
+        parts.delete()
+
+
+def _collect(package: Package, tasks: list[Task]) -> None:
     whole = {
         **package,
-        "id": group,
+        "id": package["group"],
         "args": [task.args for task in tasks],
         "kwargs": {},
         "result": [task.result for task in tasks],
@@ -80,8 +95,8 @@ def _collect(package: Package) -> None:
         "stopped": timezone.now(),
         "group": None,
         "cached": package.get("iter_cached"),
+        "iter_count": None,
     }
-    cached.delete_group(group)
     if whole["cached"]:
         cached.put(whole)
     elif is_kept(whole):

@@ -85,7 +85,7 @@ def make_app() -> QWorker:
 
 def _in_database(changes: dict[str, Any]) -> QWorker:
     alias = broker_alias()
-    broker = database_broker(alias, max(1.0, float(conf.retry)) if False else 15.0)
+    broker = database_broker(alias)
     kept_in = router.db_for_write(Task)
     settings = Settings(changes)
     plain = broker.url if broker.url.startswith("sqlite:") else f"db+{broker.url}"

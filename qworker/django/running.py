@@ -34,7 +34,7 @@ def unpacked(text: str) -> Package:
         package = SignedPackage.loads(text)
     except BadSignature as error:
         raise Reject(
-            f"the package is not signed with this project's SECRET_KEY for the cluster {conf.prefix!r}: {error}"
+            f"the package is not signed with this project's SECRET_KEY for {conf.prefix!r}: {error}"
         ) from error
     except Exception as error:
         let_pass(error)
@@ -67,9 +67,9 @@ def note(package: Package, success: bool, result: Any) -> None:
 
 
 def is_kept(package: Package) -> bool:
-    """Tell whether the end of *package* is to be a row of ``Task``: failures always, but for what is
-    cached."""
-    if package.get("cached"):
+    """Tell whether the end of *package* is to be a row of ``Task``: failures always, but for what is cached,
+    and for a part of an iterable, which is collected."""
+    if package.get("cached") or package.get("iter_count"):
         return False
     return not package["success"] or bool(package.get("save", conf.save_limit >= 0))
 

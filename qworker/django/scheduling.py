@@ -5,8 +5,8 @@ Goes to:     the table, which is read anew each time; the schedule store of beat
              broker.
 Thread:      schedules.
 
-Every cluster has one, and one of them leads. Each due time of a schedule is a slot that can be taken once: who
-dies after taking it, and before the row of the schedule is changed, leaves a slot that is not free again.
+Every cluster has one, and one of them leads. Each due time of a schedule is a slot that can be taken once:
+who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not free again.
 Whatever is changed in the table counts from the next look on, also by update().
 """
 
@@ -51,7 +51,7 @@ MOST_TOLD = 20
 
 
 class Scheduler(ThreadComponent):
-    """Sends what is due in the table. on_crash: as a ThreadComponent's. store: None opens what the app has."""
+    """Sends what is due in the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
 
     name = "schedules"
 
@@ -87,7 +87,8 @@ class Scheduler(ThreadComponent):
             self._away = False
             logger.info("the schedules go on", extra={"event": "beat-goes-on"})
         self._problems = tuple(
-            f"the schedule {key} is not sent: {text:.500}" for key, text in islice(self._wrong.items(), MOST_TOLD)
+            f"the schedule {key} is not sent: {text:.500}"
+            for key, text in islice(self._wrong.items(), MOST_TOLD)
         )
         return rest
 
@@ -244,5 +245,14 @@ def _seconds(instant: datetime) -> float:
 
 def _fingerprint(row: Schedule) -> str:
     """What is another when a schedule was changed."""
-    fields = (row.func, row.args, row.kwargs, row.schedule_type, row.minutes, row.cron, row.hook, row.next_run)
+    fields = (
+        row.func,
+        row.args,
+        row.kwargs,
+        row.schedule_type,
+        row.minutes,
+        row.cron,
+        row.hook,
+        row.next_run,
+    )
     return f"[{hash(fields):x}]"

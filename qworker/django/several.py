@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.utils import timezone
-
+from qworker.django import cached as cache
 from qworker.django import fetching
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.calls import OPTIONS, enqueue
+from qworker.django.calls import OPTIONS, enqueue, package_of
 from qworker.django.conf import conf
 from qworker.django.endings import call_of, save
 from qworker.django.humanhash import uuid
 from qworker.django.models import Task
-from qworker.django.packages import function_name
+from qworker.django.running import note, values_of
 
 Link = Any
 """``(func, args, kwargs)``, of which the last may be left out, or a function alone."""
@@ -29,8 +28,8 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     """Have a cluster call *func* for each of *args_iter*; return the id under which the list of all results
     will be kept.
 
-    A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and keywords
-    of every call, as for async_task(); there is no hook.
+    A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and
+    keywords of every call, as for async_task(); there is no hook.
     """
     options = dict(
         kwargs.pop("q_options", None) or {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
@@ -40,13 +39,16 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     name, identity = uuid()
     given = options.pop("cached", conf.cached)
     if not calls:  # nothing will ever end
-        now = timezone.now()
-        save(
-            {"id": identity, "name": name, "func": function_name(func), "args": [], "kwargs": kwargs, "result": [],
-             "started": now, "stopped": now, "success": True, "attempt_count": 1}
-        )  # fmt: skip
+        package = package_of(func, (), kwargs, {"id": identity, "task_name": name})
+        note(package, True, [])
+        save(values_of(package))
         return identity
-    options |= {"group": identity, "cached": True, "iter_count": len(calls), "iter_cached": given}
+    options |= {
+        "group": identity,
+        "cached": given or cache.is_shared(),
+        "iter_count": len(calls),
+        "iter_cached": given,
+    }
     options.setdefault(
         "broker", None if options.get("sync", conf.sync) else get_broker(options.get("cluster"))
     )

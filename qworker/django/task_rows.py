@@ -1,6 +1,6 @@
 """Task rows: how finished tasks come into the table of the model ``Task``.
 
-Comes from:  ``results.py``, in the child that ran the task; the transaction of the ack, or Django's connection.
+Comes from:  ``results.py``, in the child that ran the task; the transaction of the ack.
 Goes to:     the table of ``Task``.
 Thread:      any; functions, and a table for the listener.
 
@@ -32,8 +32,8 @@ MARK = b"\x00task"
 PORTION = 200
 """Rows of one statement."""
 COLUMNS = (
-    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped", "success",
-    "attempt_count",
+    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped",
+    "success", "attempt_count",
 )  # fmt: skip
 
 PICKLED = frozenset(["args", "kwargs", "result"])

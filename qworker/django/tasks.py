@@ -42,8 +42,8 @@ def result_group(
 ) -> list[Any] | None:
     """Return what the tasks of a group have returned; None for nothing.
 
-    failures: with the errors of those that failed. count: wait until so many have ended, for ever where *wait*
-    is 0.
+    failures: with the errors of those that failed. count: wait until so many have ended, for ever where
+    *wait* is 0.
     """
     return fetching.results(group_id, failures, wait, count, cached) or None
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from django.db import connections, router
+from django.conf import settings
+from django.db import connections
 
 from qworker import QWorker
 from qworker.django import task_rows
 from qworker.django.conf import conf
 from qworker.django.databases import url_of
-from qworker.django.models import Task
 from qworker.transports.lease import Broker
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sqlite.broker import SQLiteBroker
@@ -48,14 +48,6 @@ def _store_in_file(connection: Any, rows: Any) -> None:
         store_rows(connection, others)
 
 
-def keeps_tasks(alias: str) -> bool:
-    """Tell whether the tasks of the model ``Task`` are in the database *alias*."""
-    return bool(
-        connections[router.db_for_write(Task)].settings_dict["NAME"]
-        == connections[alias].settings_dict["NAME"]
-    ) and (router.db_for_write(Task) == alias)
-
-
 def url_and_options() -> tuple[str, dict[str, Any]]:
     """Return the URL of a broker that is no database, and the settings of qworker that go with it."""
     return _URLS[conf.broker]()
@@ -78,8 +70,6 @@ def _redis() -> tuple[str, dict[str, Any]]:
 
 
 def _django_redis(alias: str) -> str:
-    from django.conf import settings
-
     location = settings.CACHES[alias]["LOCATION"]
     first = location if isinstance(location, str) else location[0]
     return str(first).split(",")[0]

@@ -60,7 +60,7 @@ def run_package(text: str) -> Any:
         if isinstance(error, DatabaseError | InterfaceError):
             _drop_connections()
         if _comes_again(package):
-            task = get_current_task()
+            task: Any = get_current_task()
             raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
         _go_on(package)
         raise

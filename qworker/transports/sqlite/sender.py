@@ -118,8 +118,8 @@ class SQLiteSender(Sender):
 
 
 class JoinedSender(Sender):
-    """Publishes by *connection*, in whatever transaction it is in. Who waits is told by the sender's notify(),
-    once that is committed."""
+    """Publishes by *connection*, in whatever transaction it is in. Who waits is told by the notify() of the
+    sender, once that is committed."""
 
     def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection) -> None:
         self._sender = sender
@@ -155,7 +155,7 @@ def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
     files = [file for _, name, file in found.execute("PRAGMA database_list") if name == "main"]
     if not files or not files[0] or not os.path.samefile(files[0], path):
         raise ConfigurationError(
-            f"publishing_in needs a connection to {path}, and this one leads to {files and files[0] or 'none'}",
+            f"publishing_in needs a connection to {path}; this one leads to {''.join(files[:1]) or 'none'}",
             setting="broker_url",
         )
     return found

@@ -30,7 +30,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--run-once", action="store_true", dest="run_once", help="Work off what waits, and stop."
         )
-        parser.add_argument("-n", "--name", dest="cluster_name", help="The name of the cluster, and its queue.")
+        parser.add_argument(
+            "-n", "--name", dest="cluster_name", help="The name of the cluster, and its queue."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run; the exit code is the worker's: 0 stopped, 1 failed, 3 tasks were abandoned."""
