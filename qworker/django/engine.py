@@ -19,12 +19,16 @@ from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.django import work
+from qworker.django.brokers.choice import broker_class
+from qworker.django.brokers.custom import CustomTransport
 from qworker.django.brokers.transported import close_transports
 from qworker.django.conf import conf
+from qworker.django.databases import VENDORS, is_in_memory, url_of
 from qworker.django.models import Task
 from qworker.django.packages import RUN
 from qworker.django.results import TaskResults
 from qworker.django.transport import broker_alias, database_broker, url_and_options
+from qworker.transports.lease import Broker
 
 _lock = threading.Lock()
 _made: list[QWorker] = []  # under _lock; at most one
@@ -72,11 +76,14 @@ def settings_of() -> dict[str, Any]:
 def make_app() -> QWorker:
     """Return a new app with the settings of this project."""
     changes = settings_of()
-    if conf.broker == "orm":
+    chosen = broker_class()
+    if chosen.kind == "orm":
         made = _in_database(changes)
+    elif chosen.kind == "custom":
+        made = _beside(CustomTransport(chosen, conf.broker_class), "disabled://", changes)
     else:
-        url, more = url_and_options()
-        made = _beside(url, {**changes, **more})
+        url, more = url_and_options(chosen.kind)
+        made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})
     made.task(
         name=RUN, base=work.PackageTask, acks_late=True, reject_on_worker_lost=True, ignore_result=False
     )(work.run_package)
@@ -100,18 +107,21 @@ def _in_database(changes: dict[str, Any]) -> QWorker:
     return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
 
 
-def _beside(url: str, changes: dict[str, Any]) -> QWorker:
+def _beside(broker: str | Broker, others: str, changes: dict[str, Any]) -> QWorker:
+    """The app whose broker is no database. others: the store of results of what is no package."""
+    kept_in = router.db_for_write(Task)
+    if others == "disabled://" and connections[kept_in].vendor in VENDORS and not is_in_memory(kept_in):
+        changes = {**changes, "beat_store": url_of(kept_in)}  # the ledger of schedules
     settings = Settings(changes)
-    others = url if url.startswith(("redis", "rediss")) else "disabled://"
     results = TaskResults(
         others,
         settings,
         SYSTEM_CLOCK,
         lambda: open_backend(others, settings, SYSTEM_CLOCK),
-        router.db_for_write(Task),
+        kept_in,
         lambda _: False,
     )
-    return QWorker("django", broker=url, backend=results, set_as_current=False, changes=changes)
+    return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
 
 
 def close_connections(**_: Any) -> None:

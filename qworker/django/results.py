@@ -47,6 +47,7 @@ class TaskResults(Backend):
         same: Callable[[str], bool],
     ) -> None:
         super().__init__(url, conf, clock)
+        self.supports_locks = url != "disabled://"  # type: ignore[misc]
         self._make_others = others
         self._made: Backend | None = None
         self._alias = alias

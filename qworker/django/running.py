@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 
 from qworker.django.conf import conf
 from qworker.django.packages import Package, function_name
+from qworker.django.reporters import report_error
 from qworker.django.signals import post_execute_in_worker, pre_execute
 from qworker.django.signing import SignedPackage
 from qworker.errors import Reject
@@ -55,6 +56,7 @@ def run(package: Package) -> Any:
     except BaseException as error:
         trace = "".join(traces.format_exception(error))
         note(package, False, f"{error} : {trace}")
+        report_error()
         raise
     note(package, True, value)
     post_execute_in_worker.send(SENDER, func=func, task=package)

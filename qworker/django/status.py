@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from qworker.django.brokers.transported import transport
+from qworker.django.engine import app
 from qworker.errors import BrokerUnavailable, NotSupported
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence
 
@@ -88,7 +88,7 @@ class Stat(Status):
     def get_all(broker: Any = None) -> list[Stat]:
         """Return all clusters of this broker that live; none where it cannot tell."""
         try:
-            return [Stat(each) for each in transport().admin.workers()]
+            return [Stat(each) for each in app().broker.admin.workers()]
         except (NotSupported, BrokerUnavailable):
             return []
 

@@ -48,9 +48,9 @@ def _store_in_file(connection: Any, rows: Any) -> None:
         store_rows(connection, others)
 
 
-def url_and_options() -> tuple[str, dict[str, Any]]:
+def url_and_options(kind: str) -> tuple[str, dict[str, Any]]:
     """Return the URL of a broker that is no database, and the settings of qworker that go with it."""
-    return _URLS[conf.broker]()
+    return _URLS[kind]()
 
 
 def _redis() -> tuple[str, dict[str, Any]]:
@@ -90,12 +90,12 @@ def _sqs() -> tuple[str, dict[str, Any]]:
 _URLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {"redis": _redis, "sqs": _sqs}
 
 
-def open_transport() -> Broker:
-    """Return the broker that the settings name, for publishing and looking.
+def open_transport(kind: str) -> Broker:
+    """Return the broker of this *kind*, for publishing and looking.
 
     Raises ConfigurationError for one that cannot be.
     """
-    if conf.broker == "orm":
+    if kind == "orm":
         return database_broker(broker_alias())
-    url, settings = url_and_options()
-    return QWorker("django", broker=url, set_as_current=False, changes=settings).broker
+    url, more = url_and_options(kind)
+    return QWorker("django", broker=url, set_as_current=False, changes=more).broker

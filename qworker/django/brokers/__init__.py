@@ -5,7 +5,8 @@ Goes to:     the transports of qworker.
 Thread:      any.
 
 Modules, in reading order: ``base`` (the class that all have above them), ``transported`` (those over a
-transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``, ``choice`` (which of them a project has).
+transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``, ``choice`` (which of them a project has),
+``custom`` (a project's own, for qworker's worker).
 """
 
 from qworker.django.brokers.base import Broker

@@ -13,4 +13,5 @@ from qworker.django.brokers.transported import TransportBroker
 class Sqs(TransportBroker):
     """A queue in SQS."""
 
+    kind = "sqs"
     name = "AWS SQS"

@@ -22,6 +22,9 @@ class Broker:
     list_key (text): the name of the queue; None for this cluster's.
     """
 
+    kind = "custom"
+    """How a cluster takes packages: by these methods, or, of qworker's own, by its transport."""
+
     def __init__(self, list_key: str | None = None) -> None:
         self.list_key = list_key or conf.cluster_name
         self.cache = self.get_cache()

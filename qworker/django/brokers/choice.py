@@ -24,7 +24,12 @@ def get_broker(list_key: str | None = None) -> Broker:
     list_key (text): the name of its queue; None for this cluster's. Raises ConfigurationError when the
     settings name none that can be.
     """
-    if conf.broker == "custom":
-        made: Broker = import_string(conf.broker_class)(list_key=list_key)
-        return made
-    return KINDS[conf.broker](list_key)
+    return broker_class()(list_key)
+
+
+def broker_class() -> type[Broker]:
+    """Return the class of the project's broker. Raises ConfigurationError as get_broker() does."""
+    if conf.broker != "custom":
+        return KINDS[conf.broker]
+    found: type[Broker] = import_string(conf.broker_class)
+    return found

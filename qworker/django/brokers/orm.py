@@ -22,6 +22,7 @@ from qworker.transports.lease import Envelope
 class ORM(TransportBroker):
     """A queue in a database of the project."""
 
+    kind = "orm"
     name = "ORM"
 
     def _push(self, envelope: Envelope) -> None:
@@ -41,6 +42,6 @@ class ORM(TransportBroker):
 def publish(envelopes: list[Envelope]) -> None:
     """Publish *envelopes* in the transaction that Django's connection to the broker's database is in."""
     connection = connections[broker_alias()]
-    sender: Any = transport().sender
+    sender: Any = transport("orm").sender
     sender.join(connection).push(envelopes)
     connection.on_commit(sender.notify)

@@ -13,4 +13,5 @@ from qworker.django.brokers.transported import TransportBroker
 class Redis(TransportBroker):
     """A queue in Redis."""
 
+    kind = "redis"
     name = "Redis"

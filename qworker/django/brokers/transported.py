@@ -25,10 +25,9 @@ _transports: dict[str, Transport] = {}
 """Opened already, by kind. One for a process: it has the connections."""
 
 
-def transport() -> Transport:
-    """Return the transport that the settings name, the same for all of this process."""
-    kind = conf.broker
-    return _transports.get(kind) or _transports.setdefault(kind, open_transport())
+def transport(kind: str) -> Transport:
+    """Return the transport of this *kind*, the same for all of this process."""
+    return _transports.get(kind) or _transports.setdefault(kind, open_transport(kind))
 
 
 def close_transports() -> None:
@@ -54,14 +53,18 @@ class TransportBroker(Broker):
         self._push(envelope_of(text, package, self.list_key))
         return package["id"]
 
+    @property
+    def _transport(self) -> Transport:
+        return transport(self.kind)
+
     def _push(self, envelope: Envelope) -> None:
-        transport().sender.push([envelope])
+        self._transport.sender.push([envelope])
 
     def enqueue(self, task: str) -> Any:
         return self.send(task, SignedPackage.loads(task))
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
-        consumer = transport().consumer
+        consumer = self._transport.consumer
         if not self._generation:
             self._generation = consumer.register(node_name("broker@%h"), (self.list_key,), 1)
         found = consumer.lease((self.list_key,), max(1, conf.bulk)).messages
@@ -77,40 +80,36 @@ class TransportBroker(Broker):
         return packages
 
     def acknowledge(self, task_id: Any) -> None:
-        transport().consumer.settle(self._generation, [Ack(task_id)])
+        self._transport.consumer.settle(self._generation, [Ack(task_id)])
 
     def delete(self, task_id: Any) -> None:
         self.acknowledge(task_id)
 
     def fail(self, task_id: Any) -> None:
-        transport().consumer.settle(
+        self._transport.consumer.settle(
             self._generation, [DeadLetter(task_id, "the package could not be unpacked")]
         )
 
     def queue_size(self) -> int:
-        (found,) = transport().admin.depths([self.list_key])
+        (found,) = self._transport.admin.depths([self.list_key])
         return found.ready + found.delayed
 
     def lock_size(self) -> int | None:
-        (found,) = transport().admin.depths([self.list_key])
+        (found,) = self._transport.admin.depths([self.list_key])
         return found.leased
 
     def purge_queue(self) -> Any:
-        return transport().admin.purge(self.list_key)
+        return self._transport.admin.purge(self.list_key)
 
     def delete_queue(self) -> Any:
         return self.purge_queue()
 
     def ping(self) -> bool:
         try:
-            transport().admin.depths([self.list_key])
+            self._transport.admin.depths([self.list_key])
         except QWorkerError:
             return False
         return True
 
     def info(self) -> str:
         return f"{self.name}, by qworker {__version__}"
-
-    @staticmethod
-    def get_connection(list_key: str | None = None) -> Any:
-        return transport()

@@ -1,0 +1,215 @@
+"""A broker of the project's own, ``Q_CLUSTER['broker_class']``, as a transport that qworker's worker takes.
+
+Comes from:  ``transport.py``.
+Goes to:     the methods of the project's class: enqueue, dequeue, acknowledge, fail, queue_size.
+Thread:      the listener's; each queue has an instance of the class for publishing, and one for taking.
+
+It promises what the class does. Without receipts, a task that a killed cluster had taken is lost. What goes
+back, since the cluster ends, is enqueued again and acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from django.core.signing import BadSignature
+
+from qworker.django.brokers.base import Broker
+from qworker.django.conf import conf
+from qworker.django.packages import envelope_of, text_of
+from qworker.django.signing import SignedPackage
+from qworker.errors import BrokerUnavailable
+from qworker.interrupts import let_pass
+from qworker.transports.capabilities import Capability
+from qworker.transports.lease import (
+    Ack,
+    Claim,
+    Dead,
+    Envelope,
+    Leased,
+    QueueInfo,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+    Undivided,
+)
+
+logger = logging.getLogger("django-q")
+
+
+class _Taken(NamedTuple):
+    """A package that is in hand: where it came from, what it is tracked by, and its text."""
+
+    broker: Broker
+    receipt: Any
+    text: str
+
+
+class CustomTransport(Undivided):
+    """make: makes a broker of the project's class for the queue of a name."""
+
+    lacks = frozenset(Capability)
+
+    def __init__(self, make: Callable[[str], Broker], name: str) -> None:
+        self.url = f"custom://{name}"
+        self._make = make
+        self._publishing: dict[str, Broker] = {}
+        self._lock = threading.Lock()  # of _publishing
+        self._taking: dict[str, Broker] = {}  # the listener's, as all below
+        self._taken: dict[int, _Taken] = {}
+        self._fetched: list[Leased] = []
+        self._queues: tuple[str, ...] = ()
+        self._last = 0
+        self._woken = threading.Event()
+
+    def _broker(self, queue: str) -> Broker:
+        with self._lock:
+            return self._publishing.get(queue) or self._publishing.setdefault(queue, self._make(queue))
+
+    # -- publishing --
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        for each in envelopes:
+            self._broker(each.queue).enqueue(text_of(each.body))
+
+    # -- taking --
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._queues = tuple(queues)
+        self._taking = {queue: self._make(queue) for queue in queues}
+        return 1
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        found, self._fetched = self._fetched, []
+        while len(found) < limit and (more := self._take(queues)):
+            found += more
+        return Claim(found)
+
+    def _take(self, queues: Sequence[str]) -> list[Leased]:
+        found = []
+        for queue in queues:
+            broker = self._taking[queue]
+            try:
+                packages = broker.dequeue() or ()
+            except Exception as error:  # a class of somebody else's, and whatever its server says
+                let_pass(error)
+                raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
+            for receipt, text in packages:
+                leased = self._leased(queue, broker, receipt, text)
+                if leased is not None:
+                    found.append(leased)
+        return found
+
+    def _leased(self, queue: str, broker: Broker, receipt: Any, text: Any) -> Leased | None:
+        text = text.decode() if isinstance(text, bytes) else str(text)
+        try:
+            package = SignedPackage.loads(text)
+            envelope = envelope_of(text, package, queue)
+        except (BadSignature, LookupError, TypeError, ValueError, AttributeError, ImportError) as error:
+            logger.error("a package in %s cannot be unpacked, and is given up: %s", queue, error)
+            broker.fail(receipt)
+            return None
+        self._last += 1
+        self._taken[self._last] = _Taken(broker, receipt, text)
+        return Leased(
+            self._last, queue, 0, None, 0, False, 0, envelope.headers, envelope.properties, envelope.body
+        )
+
+    @property
+    def prefetched(self) -> bool:
+        return bool(self._fetched)
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        if prefetch and not self._fetched:
+            self._fetched = self._take(self._queues)
+        if self._fetched:
+            return True
+        self._woken.wait(min(timeout, conf.poll))
+        self._woken.clear()
+        return False
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        lost: set[int] = set()
+        for each in settlements:
+            if isinstance(each, Store):
+                continue
+            taken = self._taken.pop(each.tag, None)
+            if taken is None:
+                lost.add(each.tag)
+            elif isinstance(each, Ack):
+                taken.broker.acknowledge(taken.receipt)
+            elif isinstance(each, Release):
+                taken.broker.enqueue(taken.text)
+                taken.broker.acknowledge(taken.receipt)
+            else:
+                taken.broker.fail(taken.receipt)
+        return lost
+
+    def extend(self) -> None:
+        """The broker's own time counts, from when a package was taken."""
+
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        return []
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        return cursor, []
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return 0
+
+    def running_path(self) -> str | None:
+        return None
+
+    def deregister(self) -> None:
+        self._fetched = []
+        for tag in list(self._taken):
+            self.settle(1, [Release(tag)])
+
+    # -- looking --
+
+    def queues(self) -> list[QueueInfo]:
+        with self._lock:
+            known = dict(self._publishing)
+        return [QueueInfo(queue, int(broker.queue_size() or 0)) for queue, broker in known.items()]
+
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        found = []
+        for queue in queues:
+            broker = self._broker(queue)
+            held = broker.lock_size() or 0
+            found.append(QueueInfo(queue, int(broker.queue_size() or 0), leased=int(held)))
+        return found
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        return None
+
+    def purge(self, queue: str) -> int:
+        broker = self._broker(queue)
+        count = int(broker.queue_size() or 0)
+        broker.purge_queue()
+        return count
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        return []
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        return 0
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return 0
+
+    def workers(self) -> list[dict[str, object]]:
+        return []
+
+    def close(self) -> None:
+        """There is nothing to let go of: the project's class keeps its connections."""
