@@ -12,8 +12,9 @@ at once, and either beside the real django-q2, whose label is the second one's.
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
+from django.db.models.signals import pre_migrate
 
-from qworker.django import checks
+from qworker.django import checks, predecessor
 from qworker.django.conf import conf
 
 
@@ -37,8 +38,12 @@ class QWorkerConfig(AppConfig):
 class DjangoQConfig(QWorkerConfig):
     """The application under django-q2's label, ``django_q``: its tables are adopted."""
 
-    label = "django_q"
+    label = predecessor.LABEL
     default = False
+
+    def ready(self) -> None:
+        super().ready()
+        pre_migrate.connect(predecessor.refuse_older, sender=self, dispatch_uid="qworker.django")
 
 
 def label() -> str:
