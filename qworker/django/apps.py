@@ -49,7 +49,7 @@ class DjangoQConfig(QWorkerConfig):
 def label() -> str:
     """The label that the application is installed under: "qworker" or "django_q".
 
-    Raises LookupError where it is not installed, and Django's AppRegistryNotReady before django.setup().
+    Raises LookupError where it is not installed, and an error of Django's before that is set up.
     """
     config = apps.get_containing_app_config(__name__)
     if config is None:
