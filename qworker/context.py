@@ -263,6 +263,7 @@ def pop(token: Token[Context | None]) -> None:
 
 _apps: WeakSet[QWorker] = WeakSet()
 _default: list[QWorker] = []  # empty or the one default app
+_makers: list[Callable[[], QWorker]] = []  # empty, or what makes the default app of a framework's project
 
 
 def add_app(app: QWorker) -> None:
@@ -280,6 +281,11 @@ def set_default_app(app: QWorker | None) -> None:
     _default[:] = [] if app is None else [app]
 
 
+def set_default_maker(make: Callable[[], QWorker]) -> None:
+    """Have *make* return the default app where none was made by hand: the app of a framework's project."""
+    _makers[:] = [make]
+
+
 def get_current_app() -> QWorker:
     """Return the app of the running task, else the default one (the last that was made).
 
@@ -288,6 +294,8 @@ def get_current_app() -> QWorker:
     context = _current.get()
     if context is not None and context._task is not None:
         return context._task.app
+    if not _default and _makers:
+        return _makers[0]()
     if not _default:
         raise ConfigurationError(
             "no app has been made yet: write app = QWorker('proj') in a module, and import it before this "

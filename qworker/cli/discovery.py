@@ -11,6 +11,7 @@ Thread:      main, before anything else runs. The working directory goes on the 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -31,6 +32,8 @@ ENVIRONMENT_VARIABLE = "QWORKER_APP"
 _SUBMODULES = ("qworker", "qworker_app", "celery", "app", "tasks")
 # Files of the working directory that are looked at, most telling name first.
 _FILES = ("qworker_app.py", "tasks.py", "app.py")
+_SETTINGS_MODULE = "DJANGO_SETTINGS_MODULE"
+_NAMED_SETTINGS = re.compile(rf"""{_SETTINGS_MODULE}["'],\s*["']([\w.]+)["']""")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
 
@@ -73,8 +76,8 @@ def _choose(option: str | None, here: Path) -> tuple[str, str]:
         return named, f"from the environment variable {ENVIRONMENT_VARIABLE}"
     if in_pyproject := _in_pyproject(here):
         return in_pyproject, "from [tool.qworker] in pyproject.toml"
-    if in_django := _in_django():
-        return in_django, "beside the settings named by DJANGO_SETTINGS_MODULE"
+    if in_django := _in_django(here):
+        return in_django
     return _in_directory(here)
 
 
@@ -90,9 +93,42 @@ def _in_pyproject(here: Path) -> str | None:
     return named
 
 
-def _in_django() -> str | None:
-    package = os.environ.get("DJANGO_SETTINGS_MODULE", "").partition(".")[0]
-    return next((name for name in _submodules(package) if not name.endswith((".app", ".tasks"))), None)
+def _in_django(here: Path) -> tuple[str, str] | None:
+    """The app of a Django project: its own, or the one that ``qworker.django`` makes of its settings."""
+    settings = os.environ.get(_SETTINGS_MODULE) or _in_manage(here)
+    if not settings:
+        return None
+    package = settings.partition(".")[0]
+    for name in _submodules(package):
+        if not name.endswith((".app", ".tasks")):
+            return name, f"beside the settings {settings} of Django"
+    if not _installs_ours(settings):
+        return None
+    os.environ[_SETTINGS_MODULE] = settings
+    return "qworker.django.project:app", f"made of the settings {settings} of Django"
+
+
+def _in_manage(here: Path) -> str:
+    """The settings module that manage.py names; "" where there is none."""
+    try:
+        with (here / "manage.py").open(encoding="utf-8", errors="replace") as file:
+            named = _NAMED_SETTINGS.search(file.read(_LONGEST_SOURCE))
+    except OSError:
+        return ""
+    return named[1] if named else ""
+
+
+def _installs_ours(settings: str) -> bool:
+    """Whether the settings of a project, or a file beside them, speak of our package for Django."""
+    try:
+        found = find_spec(settings)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if found is None or found.origin is None:
+        return False
+    path = Path(found.origin)
+    beside = sorted(path.parent.glob("*.py")) if "settings" in (path.parent.name, path.stem) else [path]
+    return any(_speaks_of(each, "qworker.django") for each in beside)
 
 
 def _submodules(package: str) -> Iterator[str]:
@@ -138,11 +174,16 @@ def _module_that_makes_app(package: Path) -> str | None:
 
 
 def _makes_app(path: Path) -> bool:
-    """Whether a file speaks of QWorker. It is read as text, because importing any file that is there may do
+    """Whether a file speaks of QWorker."""
+    return _speaks_of(path, "QWorker")
+
+
+def _speaks_of(path: Path, word: str) -> bool:
+    """Whether *word* is in a file. It is read as text, because importing any file that is there may do
     anything."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return "QWorker" in file.read(_LONGEST_SOURCE)
+            return word in file.read(_LONGEST_SOURCE)
     except OSError:
         return False
 

@@ -1,6 +1,6 @@
 """adoption: what django-q2 had in its queue goes into ours.
 
-Comes from:  the migration that gives up the table ``django_q_ormq``.
+Comes from:  the migration that gives up the table of django-q2's queue.
 Goes to:     the store's table of messages, through Django's connection.
 Thread:      the one that migrates.
 """

@@ -12,9 +12,12 @@ at once, and either beside the real django-q2, whose label is the second one's.
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
+from django.db.models.signals import pre_migrate
 
-from qworker.django import checks
+from qworker.context import set_default_maker
+from qworker.django import checks, predecessor
 from qworker.django.conf import conf
+from qworker.naming import import_object
 
 
 class QWorkerConfig(AppConfig):
@@ -32,19 +35,24 @@ class QWorkerConfig(AppConfig):
 
     def ready(self) -> None:
         checks.register()
+        set_default_maker(lambda: import_object("qworker.django.project:make")())
 
 
 class DjangoQConfig(QWorkerConfig):
     """The application under django-q2's label, ``django_q``: its tables are adopted."""
 
-    label = "django_q"
+    label = predecessor.LABEL
     default = False
+
+    def ready(self) -> None:
+        super().ready()
+        pre_migrate.connect(predecessor.refuse_older, sender=self, dispatch_uid="qworker.django")
 
 
 def label() -> str:
     """The label that the application is installed under: "qworker" or "django_q".
 
-    Raises LookupError where it is not installed, and Django's AppRegistryNotReady before django.setup().
+    Raises LookupError where it is not installed, and an error of Django's before that is set up.
     """
     config = apps.get_containing_app_config(__name__)
     if config is None:

@@ -84,6 +84,7 @@ def make_app() -> QWorker:
     else:
         url, more = url_and_options(chosen.kind)
         made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})
+    made.autodiscover_tasks()
     made.task(
         name=RUN, base=work.PackageTask, acks_late=True, reject_on_worker_lost=True, ignore_result=False
     )(work.run_package)

@@ -17,13 +17,14 @@ from typing import Any
 from django.conf import settings
 
 import qworker
+from qworker.errors import ConfigurationError
 
 _BUILT_IN = ("celery.", "qworker.")
 
 
 def exposed_names() -> list[str]:
     """The paths that can be chosen, sorted: the registered tasks, and what the setting names in full."""
-    registered = {name for name in qworker.current_app.tasks if not name.startswith(_BUILT_IN)}
+    registered = {name for name in _registered() if not name.startswith(_BUILT_IN)}
     return sorted(registered | {path for path in _allowed() if "*" not in path})
 
 
@@ -37,6 +38,14 @@ def hooks_in(options: Mapping[str, Any]) -> list[str]:
     given = options.get("q_options")
     hook = given.get("hook") if isinstance(given, Mapping) else None
     return [] if hook is None else [str(hook)]
+
+
+def _registered() -> list[str]:
+    """The names of the tasks of the current app; none where no app was made."""
+    try:
+        return list(qworker.current_app.tasks)
+    except ConfigurationError:
+        return []
 
 
 def _allowed() -> tuple[str, ...]:

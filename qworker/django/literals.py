@@ -62,7 +62,7 @@ def _assignments(text: str) -> dict[str, Any]:
         raise ValueError("not only keyword arguments")
     found: dict[str, Any] = {}
     for given in call.keywords:
-        if given.arg is None:
-            raise ValueError("no name")
+        if given.arg is None or given.arg in found:
+            raise ValueError("no name, or one that was there")
         found[given.arg] = ast.literal_eval(given.value)
     return found

@@ -10,7 +10,6 @@ The tables are those that a worker makes when it finds none: ``message`` and its
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -24,7 +23,7 @@ from qworker.transports.sqlite.database import schema_statements
 
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
-_TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
+_TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,8 @@ def drop_views(_apps: Any, schema_editor: Any) -> None:
 
 
 def _names(kind: Kind) -> list[str]:
-    return [match[1] for statement in kind.tables if (match := _TABLE.match(statement.strip()))]
+    words = [statement.split() for statement in kind.tables]
+    return [found[len(_TABLE)] for found in words if found[: len(_TABLE)] == _TABLE]
 
 
 def _do(connection: Any, statements: Sequence[str]) -> None:

@@ -7,11 +7,21 @@ Thread:      whoever loads; a list that only grows.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
+
+SETTINGS_MODULE = "DJANGO_SETTINGS_MODULE"
+
+
+def _installed() -> Iterable[str]:
+    """The packages of Django's INSTALLED_APPS."""
+    names: Iterable[str] = import_object("qworker.django.project:package_names")()
+    return names
 
 
 class TaskModules:
@@ -26,13 +36,16 @@ class TaskModules:
         """Add *packages*, of which load() imports the module *related_name*. None imports the packages
         themselves.
 
-        Raises ConfigurationError for None packages.
+        None packages are those of Django's INSTALLED_APPS; ConfigurationError where there is no Django
+        project.
         """
         if packages is None:
-            raise ConfigurationError(
-                'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]; '
-                "looking in Django's INSTALLED_APPS is not in this version"
-            )
+            if SETTINGS_MODULE not in os.environ and "django" not in sys.modules:
+                raise ConfigurationError(
+                    'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]: '
+                    f"this is no Django project, since {SETTINGS_MODULE} is not set"
+                )
+            packages = _installed
         self._packages.append((packages if callable(packages) else lambda: packages, related_name))
 
     def load(self, conf: Any) -> None:

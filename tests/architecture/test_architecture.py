@@ -60,6 +60,7 @@ def test_imports_go_down(module: str) -> None:
             LAYER_OF_ROOM[target] == TOP
             and target != room(module)
             and room(module) not in ("cli", "__main__")
+            and (room(module), target) != ("django", "beat")  # its schedules are reckoned as beat's are
         ):
             wrong.append(f"line {found.line}: {found.name} is an edge, which only the command line imports")
     assert not wrong, f"{MODULES[module].relative_to(REPOSITORY)}:\n" + "\n".join(wrong)

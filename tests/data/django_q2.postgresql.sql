@@ -2,7 +2,6 @@
 -- PostgreSQL database dump
 --
 
-\restrict wliZuFhEdrl2hpH9phGs2FdZBL5L8XfdJg4c93tijLl6JZ97gByvJdA3z1eSfAX
 
 -- Dumped from database version 15.20 (Debian 15.20-0+deb12u1)
 -- Dumped by pg_dump version 15.20 (Debian 15.20-0+deb12u1)
@@ -820,5 +819,4 @@ ALTER TABLE ONLY public.auth_user_user_permissions
 -- PostgreSQL database dump complete
 --
 
-\unrestrict wliZuFhEdrl2hpH9phGs2FdZBL5L8XfdJg4c93tijLl6JZ97gByvJdA3z1eSfAX
 

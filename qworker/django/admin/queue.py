@@ -15,6 +15,7 @@ from django.contrib.admin.widgets import AdminSplitDateTime
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.models import OrmQ
+from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 
 class QueueForm(forms.ModelForm):
@@ -42,6 +43,22 @@ class QueueForm(forms.ModelForm):
         return super().save(commit)
 
 
+class StateFilter(admin.SimpleListFilter):
+    """By state."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The states of a message."""
+        return [(str(READY), _("Waits")), (str(DELAYED), _("Waits for its time")), (str(LEASED), _("Held"))]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        """The messages in the chosen state; all of them when none was chosen."""
+        known = self.value() in {str(READY), str(DELAYED), str(LEASED)}
+        return queryset.filter(state=int(self.value())) if known else queryset
+
+
 class QueueAdmin(admin.ModelAdmin):
     """Messages that wait or are held."""
 
@@ -49,7 +66,7 @@ class QueueAdmin(admin.ModelAdmin):
     list_display = ("id", "key", "task_id", "name", "func", "group", "locked_until")
     fields = ("key", "lock", "task_id", "name", "group", "func", "args", "kwargs", "q_options")
     readonly_fields = ("task_id", "name", "group", "func", "args", "kwargs", "q_options")
-    list_filter = ("state",)
+    list_filter = (StateFilter,)
     search_fields = ("key",)
     show_full_result_count = False
 

@@ -15,31 +15,11 @@ from picklefield.fields import PickledObjectField
 
 from qworker.django.apps import label
 from qworker.django.models.schedule import validate_cron, validate_kwarg
+from qworker.django.predecessor import LABEL as PREDECESSOR
+from qworker.django.predecessor import MIGRATIONS
 
 LABEL = label()
-ADOPTING = LABEL == "django_q"
-DJANGO_Q2 = (
-    "0001_initial",
-    "0002_auto_20150630_1624",
-    "0003_auto_20150708_1326",
-    "0004_auto_20150710_1043",
-    "0005_auto_20150718_1506",
-    "0006_auto_20150805_1817",
-    "0007_ormq",
-    "0008_auto_20160224_1026",
-    "0009_auto_20171009_0915",
-    "0010_auto_20200610_0856",
-    "0011_auto_20200628_1055",
-    "0012_auto_20200702_1608",
-    "0013_task_attempt_count",
-    "0014_schedule_cluster",
-    "0015_alter_schedule_schedule_type",
-    "0016_schedule_intended_date_kwarg",
-    "0017_task_cluster_alter",
-    "0018_task_success_index",
-    "0019_alter_task_options_alter_ormq_key_alter_ormq_lock_and_more",
-)
-"""The migrations of django-q2 1.11 that this one stands for."""
+ADOPTING = LABEL == PREDECESSOR
 TYPES = [
     ("O", "Once"),
     ("I", "Minutes"),
@@ -71,7 +51,7 @@ OLD_QUEUE: list[Any] = [
 
 class Migration(migrations.Migration):
     initial = True
-    replaces = [(LABEL, name) for name in DJANGO_Q2] if ADOPTING else []
+    replaces = [(LABEL, name) for name in MIGRATIONS] if ADOPTING else []
     dependencies: list[Any] = []
     operations: list[Any] = [
         migrations.CreateModel(

@@ -1,0 +1,42 @@
+"""project: the app of a Django project, for the command line and for tasks that name no app.
+
+Comes from:  ``qworker start`` and its like in a Django project that has no app of its own; shared tasks.
+Goes to:     ``engine.py``, once Django is set up.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django
+from django.apps import apps
+
+from qworker import QWorker
+from qworker.django.engine import app as app_of_project
+
+
+def set_up() -> None:
+    """Set Django up, unless it is. Raises Django's ImproperlyConfigured where DJANGO_SETTINGS_MODULE names no
+    settings."""
+    if not apps.ready:
+        django.setup()
+
+
+def package_names() -> list[str]:
+    """Return the packages of INSTALLED_APPS, in their order."""
+    set_up()
+    return [config.name for config in apps.get_app_configs()]
+
+
+def make() -> QWorker:
+    """Return the app of this project."""
+    set_up()
+    return app_of_project()
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, which is made when it is first asked for."""
+    if name == "app":
+        return make()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,84 @@
+"""Arguments as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.django.literals import keywords, positional
+from qworker.errors import InvalidSchedule
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ()),
+        ("", ()),
+        ("  ", ()),
+        ("2,-2", (2, -2)),
+        ("1", (1,)),
+        ("'John'", ("John",)),
+        ("[1, 2]", ([1, 2],)),
+        ("(1, 2)", (1, 2)),
+        ("  'a', None, True", ("a", None, True)),
+        ("()", ()),
+    ],
+)
+def test_positional(text: str | None, expected: tuple[Any, ...]) -> None:
+    assert positional(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, {}),
+        (" ", {}),
+        ("word='django', n=2", {"word": "django", "n": 2}),
+        ("{'word': 'django', 'n': 2}", {"word": "django", "n": 2}),
+        ("q_options={'timeout': 30}", {"q_options": {"timeout": 30}}),
+        ("x=-1,", {"x": -1}),
+    ],
+)
+def test_keywords(text: str | None, expected: dict[str, Any]) -> None:
+    assert keywords(text) == expected
+
+
+@pytest.mark.parametrize("text", ["open('x')", "1 +", "x", "1; 2", "lambda: 0", "(" * 500, "f'{1}'", "\x00"])
+def test_what_is_no_literal_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSchedule):
+        positional(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2",
+        "x",
+        "x=open('y')",
+        "**{'a': 1}",
+        "*[1]",
+        "x=1)(y=2",
+        "x=1) + f(",
+        "{1: 2}",
+        "{1}",
+        "{'a'",
+        "x=1, x=2",
+    ],
+)
+def test_what_is_no_keyword_argument_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSchedule):
+        keywords(text)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner)
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}9", fullmatch=True), VALUES))
+def test_both_ways_to_write_keywords_say_the_same(values: dict[str, Any]) -> None:
+    assert keywords(repr(values)) == values
+    assert keywords(", ".join(f"{name}={value!r}" for name, value in values.items())) == values

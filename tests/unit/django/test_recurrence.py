@@ -1,0 +1,121 @@
+"""When a schedule is due next: no Django, no clock."""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.beat.wall_clock import is_plain, shown
+from qworker.django.recurrence import DAYS, MONTHS, months_later, next_run
+from qworker.errors import InvalidSchedule
+
+AMSTERDAM = ZoneInfo("Europe/Amsterdam")
+ZONES = [
+    ZoneInfo(name) for name in ("Europe/Amsterdam", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata")
+]
+KINDS = (*DAYS, *MONTHS)
+
+
+def local(year: int, month: int, day: int, hour: int = 12, minute: int = 0, fold: int = 0) -> datetime:
+    return datetime(year, month, day, hour, minute, tzinfo=AMSTERDAM, fold=fold)
+
+
+@pytest.mark.parametrize(
+    ("kind", "due", "expected"),
+    [
+        ("H", local(2024, 1, 31, 23), local(2024, 2, 1, 0)),
+        ("D", local(2024, 2, 28), local(2024, 2, 29)),
+        ("W", local(2024, 12, 30), local(2025, 1, 6)),
+        ("BW", local(2024, 12, 30), local(2025, 1, 13)),
+        ("M", local(2024, 1, 15), local(2024, 2, 15)),
+        ("BM", local(2024, 12, 15), local(2025, 2, 15)),
+        ("Q", local(2024, 11, 15), local(2025, 2, 15)),
+        ("Y", local(2024, 2, 29), local(2025, 2, 28)),
+        ("Y", local(2023, 3, 26), local(2024, 3, 26)),  # in summer time, and not
+        ("M", local(2024, 3, 1, 0, 30), local(2024, 4, 1, 0, 30)),  # the day before in UTC
+        ("D", local(2024, 3, 30, 2, 30), local(2024, 3, 31, 3, 0)),  # left out: at the end of the gap
+        ("D", local(2024, 10, 26, 2, 30), local(2024, 10, 27, 2, 30, fold=0)),  # twice: the first time
+        ("D", local(2024, 10, 27, 2, 30, fold=1), local(2024, 10, 28, 2, 30)),
+        ("H", local(2024, 10, 27, 2, 30, fold=0), local(2024, 10, 27, 2, 30, fold=1)),
+        ("O", local(2024, 1, 1), local(2024, 1, 1)),
+    ],
+)
+def test_what_follows(kind: str, due: datetime, expected: datetime) -> None:
+    assert next_run(kind, due, AMSTERDAM) == expected.astimezone(UTC)
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(5, 5), (None, 1), (0, 1), (90, 90)])
+def test_minutes(minutes: int | None, expected: int) -> None:
+    due = local(2024, 3, 31, 1, 59)
+    assert next_run("I", due, AMSTERDAM, minutes=minutes) - due.astimezone(UTC) == timedelta(minutes=expected)
+
+
+def test_the_last_day_of_a_month_stays_where_it_fell() -> None:
+    due, days = local(2024, 1, 31), []
+    for _ in range(3):
+        due = next_run("M", due, AMSTERDAM)
+        days.append(due.astimezone(AMSTERDAM).day)
+    assert days == [29, 29, 29]
+
+
+def test_a_crontab_counts_from_when_it_was_due() -> None:
+    due = local(2024, 3, 30, 4, 0)
+    assert next_run("C", due, AMSTERDAM, cron="0 4 * * *") == local(2024, 3, 31, 4).astimezone(UTC)
+    assert next_run("C", datetime(2024, 3, 30, 4), None, cron="0 4 * * *") == datetime(2024, 3, 31, 4)
+
+
+@pytest.mark.parametrize("cron", [None, "", "* *", "0 0 30 2 *"])
+def test_no_crontab(cron: str | None) -> None:
+    with pytest.raises(InvalidSchedule):
+        next_run("C", local(2024, 1, 1), AMSTERDAM, cron=cron)
+
+
+def test_no_kind() -> None:
+    with pytest.raises(InvalidSchedule, match="no kind"):
+        next_run("Z", local(2024, 1, 1), AMSTERDAM)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "I", "H"])
+def test_the_end_of_the_calendar(kind: str) -> None:
+    with pytest.raises(InvalidSchedule, match="calendar"):
+        next_run(kind, datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC), UTC)
+
+
+INSTANTS = st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1), timezones=st.just(UTC))
+
+
+@given(INSTANTS, st.sampled_from(KINDS), st.sampled_from(ZONES))
+def test_it_is_later_and_the_clock_shows_the_same_time(due: datetime, kind: str, zone: ZoneInfo) -> None:
+    found = next_run(kind, due, zone)
+    assert found > due
+    assert found.tzinfo is UTC
+    before, after = shown(due, zone), shown(found, zone)
+    if is_plain(after, zone) and after.time() != before.time():
+        # It was left out: a second before, the clock showed what is more than a second before.
+        assert after - shown(found - timedelta(seconds=1), zone) > timedelta(seconds=1)
+
+
+@given(INSTANTS, st.sampled_from(tuple(DAYS)), st.sampled_from(ZONES))
+def test_days_are_so_many(due: datetime, kind: str, zone: ZoneInfo) -> None:
+    assert (shown(next_run(kind, due, zone), zone).date() - shown(due, zone).date()).days == DAYS[kind]
+
+
+@given(st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1)), st.integers(1, 48))
+def test_months_are_so_many_and_the_day_fits(wall: datetime, months: int) -> None:
+    found = months_later(wall, months)
+    assert (found.year * 12 + found.month) - (wall.year * 12 + wall.month) == months
+    assert found.day == min(wall.day, monthrange(found.year, found.month)[1])
+    assert found.time() == wall.time()
+
+
+@given(st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1)), st.sampled_from(KINDS))
+def test_without_time_zones_the_time_of_the_day_stays(wall: datetime, kind: str) -> None:
+    found = next_run(kind, wall, None)
+    assert found.tzinfo is None
+    assert found > wall
+    assert found.time() == wall.time()
