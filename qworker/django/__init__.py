@@ -8,10 +8,11 @@ come from, and what is wrong there), ``broker_choice`` (which broker they mean),
 of a cluster), ``conf`` (what the rest imports of it), ``checks`` (what Django's check says). What is kept:
 ``models``, ``recurrence`` (when a schedule is due next), ``literals`` (arguments as people write them),
 ``migrations``, ``store_tables`` (the broker's tables in the project's database), ``predecessor``
-(django-q2), ``adoption`` (what that had in its queue). A task as a message: ``humanhash`` (names of tasks), ``signing``, ``packages``,
-``signals`` (what happens to a task), ``databases`` (as URLs), ``task_rows``, ``transport``, ``brokers``. A
-task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app
-of a project), ``reporters`` (who is told of errors). A cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``.
-What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which
-functions they may schedule).
+(django-q2), ``adoption`` (what that had in its queue). A task as a message: ``humanhash`` (names of tasks),
+``signing``, ``packages``, ``signals`` (what happens to a task), ``databases`` (as URLs), ``task_rows``,
+``transport``, ``brokers``. A task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``,
+``results``, ``engine``, ``project`` (the app of a project), ``reporters`` (who is told of errors). A
+cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``. What callers use:
+``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which functions they may
+schedule).
 """

@@ -13,7 +13,7 @@ import django
 from django.apps import apps
 
 from qworker import QWorker
-from qworker.django.engine import app as app_of_project
+from qworker.naming import import_object
 
 
 def set_up() -> None:
@@ -32,7 +32,8 @@ def package_names() -> list[str]:
 def make() -> QWorker:
     """Return the app of this project."""
     set_up()
-    return app_of_project()
+    made: QWorker = import_object("qworker.django.engine:app")()  # its models need a Django that is set up
+    return made
 
 
 def __getattr__(name: str) -> Any:
