@@ -47,7 +47,6 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "Queued tasks",
                 "db_table": "qworker_ormq",
                 "ordering": ["id"],
-                "select_on_save": True,
                 "managed": False,
             },
         ),

@@ -104,12 +104,11 @@ class OrmQ(models.Model):
     body = models.BinaryField()
 
     objects = QueueManager()
+    _lock_was_set = False
 
     class Meta:
         managed = False
         db_table = VIEW
-        # A trigger does not tell how many rows it changed; so whether the row is there is asked.
-        select_on_save = True
         verbose_name = _("Queued task")
         verbose_name_plural = _("Queued tasks")
         ordering = ["id"]
@@ -117,11 +116,20 @@ class OrmQ(models.Model):
     def __str__(self) -> str:
         return f"{self.key} {self.pk}"
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Change the message. Raises QWorkerError for a new one: messages are sent, not saved."""
+    def save(self, *_args: Any, using: str | None = None, **_kwargs: Any) -> None:
+        """Store the queue's name, and the lock if that was set: a cluster may have taken the message since it
+        was read, and keeps it then. A message that is gone stays gone.
+
+        using: alias of the database; None is where it was read. Raises QWorkerError for a new one: messages
+        are sent, not saved.
+        """
         if self._state.adding:
             raise QWorkerError("a message is put into the queue by async_task(), and not by saving it")
-        super().save(*args, **kwargs)
+        changed: dict[str, Any] = {"key": self.key}
+        if self._lock_was_set:
+            changed |= {"state": self.state, "due": self.due, "owner": None}
+        OrmQ.objects.using(using or self._state.db).filter(pk=self.pk).update(**changed)
+        self._lock_was_set = False
 
     @property
     def lock(self) -> datetime | None:
@@ -138,6 +146,7 @@ class OrmQ(models.Model):
 
     @lock.setter
     def lock(self, until: datetime | None) -> None:
+        self._lock_was_set = True
         self.owner = None
         self.state = READY if until is None else DELAYED
         self.due = None if until is None else _aware(until).timestamp()

@@ -151,8 +151,8 @@ class Schedule(models.Model):
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime:
         """When it is due after *next_run*, which is its own when none is given.
 
-        The clock of the project's time zone counts. What is returned is aware in UTC where USE_TZ is set, else
-        naive. Raises InvalidSchedule for a crontab that cannot be read.
+        The clock of the project's time zone counts. What is returned is aware in UTC where USE_TZ is set,
+        else naive. Raises InvalidSchedule for a crontab that cannot be read.
         """
         zone = timezone.get_default_timezone() if settings.USE_TZ else None
         due = next_run or self.next_run or timezone.now()

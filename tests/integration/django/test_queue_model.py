@@ -110,6 +110,21 @@ def test_a_lock_that_is_set_delays_the_message() -> None:
     assert OrmQ.objects.get().lock == UNTIL
 
 
+def test_who_took_the_message_meanwhile_keeps_it() -> None:
+    found = message()
+    hold(found)
+    found.key = "other"
+    found.save()
+    assert sql("SELECT queue, state, owner FROM message") == [("other", 2, 7)]
+
+
+def test_a_message_that_is_gone_stays_gone() -> None:
+    found = message()
+    sql("DELETE FROM message")
+    found.save()
+    assert sql("SELECT count(*) FROM message") == [(0,)]
+
+
 def test_messages_are_deleted_through_the_view() -> None:
     first, second, _ = message(), message(), message(queue="other")
     first.delete()
