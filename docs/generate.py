@@ -1,5 +1,5 @@
 """Writes the reference pages that are made from code: the command line, the errors, the options of tasks, the
-transports.
+transports, the keys of Django projects.
 
     python docs/generate.py            write them
     python docs/generate.py --check    say which would change, and fail if any would
@@ -19,6 +19,7 @@ import click
 from qworker import errors
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
+from qworker.django.keys import KEYS, SPELLINGS, Key
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
@@ -198,6 +199,36 @@ _PROMISED = (
 )
 
 
+def django_settings_page() -> str:
+    """Every key of Q_CLUSTER."""
+    sections: dict[str, list[Key]] = {}
+    for key in KEYS.values():
+        sections.setdefault(key.section, []).append(key)
+    lines = [
+        "# Settings of Django projects\n",
+        NOTICE + "Keys of `Q_CLUSTER` in a Django project's settings. All of them may be left out. "
+        "`manage.py check` tells of keys that are unknown, and of values that they cannot have.\n",
+        "The environment's `Q_CLUSTER_NAME` says which cluster a process is: its queue has that name, and "
+        "what `ALT_CLUSTERS` has under it is laid over the rest.",
+    ]
+    for title, keys in sections.items():
+        lines += [f"\n## {title}\n", "| key | takes | default | what it says |", "|---|---|---|---|"]
+        lines += [f"| `{key.name}` | {_takes(key)} | {_default(key)} | {key.meaning} |" for key in keys]
+    spelled = ", ".join(f"`{old}` (`{new}`)" for old, new in sorted(SPELLINGS.items()))
+    lines.append(f"\nRead as well, with a warning of `manage.py check`: {spelled}.")
+    same = ", ".join(f"`{key.name}`" for key in KEYS.values() if not key.alternative)
+    lines.append(f"\nThe same for all clusters, and without effect in `ALT_CLUSTERS`: {same}.")
+    return "\n".join(lines) + "\n"
+
+
+def _takes(key: Key) -> str:
+    return f"{key.kind.label}; or None" if key.nullable else key.kind.label
+
+
+def _default(key: Key) -> str:
+    return key.shown or f"`{key.default!r}`"
+
+
 def _anchor(heading: str) -> str:
     kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -")
     return kept.replace(" ", "-")
@@ -208,6 +239,7 @@ PAGES = {
     "cli.md": command_line_page,
     "errors.md": errors_page,
     "task-options.md": task_options_page,
+    "django-settings.md": django_settings_page,
 }
 
 

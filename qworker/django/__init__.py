@@ -2,17 +2,17 @@
 
 A project names this package in its INSTALLED_APPS, migrates its database, and runs its command qcluster.
 
-Modules, in reading order: ``apps`` (how it is installed, under one of two labels). The settings: ``keys``
-(every key of Q_CLUSTER, declared once), ``masking`` (what people see of values), ``layers`` (where values
-come from, and what is wrong there), ``broker_choice`` (which broker they mean), ``cluster_conf`` (the values
-of a cluster), ``conf`` (what the rest imports of it), ``checks`` (what Django's check says). What is kept:
-``models``, ``recurrence`` (when a schedule is due next), ``literals`` (arguments as people write them),
-``migrations``, ``store_tables`` (the broker's tables in the project's database), ``predecessor``
-(django-q2), ``adoption`` (what that had in its queue). A task as a message: ``humanhash`` (names of tasks),
-``signing``, ``packages``, ``signals`` (what happens to a task), ``databases`` (as URLs), ``task_rows``,
-``transport``, ``brokers``. A task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``,
-``results``, ``engine``, ``project`` (the app of a project), ``reporters`` (who is told of errors). A
-cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``. What callers use:
-``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which functions they may
-schedule).
+Modules, in reading order: ``apps`` (how it is installed, under one of two labels). The settings: ``kinds``
+(what values may be), ``keys`` (every key of Q_CLUSTER, declared once), ``masking`` (what people see of
+values), ``layers`` (where values come from, and what is wrong there), ``broker_choice`` (which broker they
+mean), ``cluster_conf`` (the values of a cluster), ``conf`` (what the rest imports of it), ``checks`` (what
+Django's check says). What is kept: ``models``, ``recurrence`` (when a schedule is due next), ``literals``
+(arguments as people write them), ``migrations``, ``store_tables`` (the broker's tables in the project's
+database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue). A task as a message:
+``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task),
+``databases`` (as URLs), ``task_rows``, ``transport``, ``brokers``. A task runs: ``running``, ``cached``,
+``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a project), ``reporters``
+(who is told of errors). A cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``.
+What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which
+functions they may schedule).
 """

@@ -71,4 +71,4 @@ def missing_client(choice: Choice) -> str | None:
     """What to install for *choice*, in one sentence; None when its client library is there."""
     if not choice.package or find_spec(choice.package) is not None:
         return None
-    return f"Q_CLUSTER['{choice.key}'] needs the package {choice.package}, which is not installed: {choice.extra}"
+    return f"Q_CLUSTER['{choice.key}'] needs the package {choice.package}: {choice.extra}"

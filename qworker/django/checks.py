@@ -68,7 +68,7 @@ def check_broker(**_: Any) -> Messages:
             if choice.broker == "sqs" and configuration.bulk > _SQS_BULK:
                 found.append(
                     Error(
-                        f"{where}: 'bulk' is {configuration.bulk}, and SQS gives out up to {_SQS_BULK} messages",
+                        f"{where}: 'bulk' is {configuration.bulk}, and SQS gives out up to {_SQS_BULK}",
                         id="qworker.E011",
                     )
                 )
@@ -119,8 +119,8 @@ def check_retry(**_: Any) -> Messages:
         if retry is not None and timeout is not None and retry <= timeout:
             found.append(
                 Error(
-                    f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so that a task may be given "
-                    "out again while it runs",
+                    f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so that a task may be "
+                    "given out again while it runs",
                     hint="Make retry longer than timeout.",
                     id="qworker.E010",
                 )
@@ -152,8 +152,8 @@ def check_cache(**_: Any) -> Messages:
         if _value(configuration, "cached") and backend.endswith(_UNSHARED):
             found.append(
                 Error(
-                    f"{where}: 'cached' is on, and the cache {alias!r} is a {backend.rpartition('.')[2]}, which "
-                    "other processes do not see",
+                    f"{where}: 'cached' is on, and the cache {alias!r} is a {backend.rpartition('.')[2]}, "
+                    "which other processes do not see",
                     hint="Use a cache that is shared, such as Django's RedisCache or DatabaseCache.",
                     id="qworker.E015",
                 )
@@ -169,8 +169,8 @@ def check_connections(**_: Any) -> Messages:
         if (age is None or age > 0) and not database.get("CONN_HEALTH_CHECKS"):
             found.append(
                 Warning(
-                    f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE) without CONN_HEALTH_CHECKS: a task "
-                    "may meet one that the server has closed",
+                    f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE) without CONN_HEALTH_CHECKS: a "
+                    "task may meet one that the server has closed",
                     hint="Set CONN_HEALTH_CHECKS to True.",
                     id="qworker.W013",
                 )
@@ -179,7 +179,7 @@ def check_connections(**_: Any) -> Messages:
 
 
 def check_deployment(**_: Any) -> Messages:
-    """W033: tasks run in the web server. W034: nothing limits the table of results. For ``check --deploy``."""
+    """For deployments. W033: tasks run where they are called. W034: nothing limits the table of results."""
     found: Messages = []
     for where, configuration in _clusters():
         if _value(configuration, "sync") and not settings.DEBUG:

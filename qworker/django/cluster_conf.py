@@ -2,8 +2,8 @@
 
 Comes from:  ``layers.py``, the environment's Q_CLUSTER_NAME, and the table ``keys.KEYS``.
 Goes to:     everything in this package, as attributes of ``conf``.
-Thread:      any. A value is read when it is first asked for. All are forgotten when Django says that a setting
-             has changed, which only tests do.
+Thread:      any. A value is read when it is first asked for. All are forgotten when Django says that a
+             setting has changed, which only tests do.
 """
 
 import logging
@@ -132,7 +132,7 @@ def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
     A value that is wrong is shown as what is wrong with it, in parentheses.
     """
     found = {}
-    for name in sorted((*KEYS, *DERIVED)):
+    for name in sorted((*KEYS, *DERIVED), key=str.upper):
         try:
             value = getattr(configuration, name)
         except ConfigurationError as error:

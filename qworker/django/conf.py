@@ -60,7 +60,7 @@ class _Live(type):
 
 
 class Conf(metaclass=_Live):
-    """Django-Q's names for the configuration: a key in upper case each, as in ``Conf.WORKERS``.
+    """Django-Q's names for the configuration: each key in upper case.
 
     What is set on it holds for ``conf`` too, as it is, until it is deleted: for tests.
     """

@@ -1,7 +1,7 @@
 """kinds: what values of Q_CLUSTER may be, beside the kinds that all of qworker has.
 
 Comes from:  raw values: Python's objects, or text out of an environment.
-Goes to:     the table ``keys.KEYS``; a value, or ValueError with how the sentence ends that begins "KEY is VALUE, and".
+Goes to:     the table ``keys.KEYS``; a value, or ValueError: how a sentence ends that begins "KEY is".
 Thread:      pure functions, any thread.
 """
 

@@ -1,6 +1,6 @@
 """layers: the places that give values to a configuration, and what is wrong in them.
 
-Comes from:  ``settings.Q_CLUSTER`` and the ALT_CLUSTERS in it.
+Comes from:  the setting Q_CLUSTER, and the ALT_CLUSTERS in it.
 Goes to:     ``cluster_conf.py``, which takes values from them; ``checks.py``, which tells of mistakes.
 Thread:      any; nothing is kept.
 """

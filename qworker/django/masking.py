@@ -16,8 +16,8 @@ _ALSO_SECRET = frozenset({"dsn"})
 def masked(name: str, value: Any) -> Any:
     """The value of a setting as people may see it.
 
-    name: of the setting, or of the option in it. Asterisks stand for what is secret, and for passwords in URLs; of an object that may hold one only the
-    type is told.
+    name: of the setting, or of the option in it. Asterisks stand for what is secret, and for passwords in
+    URLs; of an object that may hold one only the type is told.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -4,7 +4,7 @@ Comes from:  whoever calls a task, with a dictionary; workers, with its result.
 Goes to:     the broker, as text; back again in the worker.
 Thread:      any; nothing is kept.
 A package is a pickle in base64, with the time and a signature. The signature is Django's: its key is the
-SECRET_KEY and its salt is the project's name, as with django-q2, so that packages of both can be read by both.
+SECRET_KEY and its salt is the project's name, as with django-q2, so that each reads packages of the other.
 Who knows the key can make a worker run anything.
 """
 

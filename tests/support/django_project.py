@@ -17,6 +17,8 @@ import django
 from django.conf import settings
 from django.core.management import call_command
 
+SECRET_KEY = "a key that only tests know, and nobody else does, so it is long"
+
 
 def urlpatterns() -> list[Any]:
     """The pages: only the admin's."""
@@ -41,7 +43,7 @@ def configure() -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     file = directory / "project.db"
     settings.configure(
-        SECRET_KEY="a key that only tests know, and nobody else does, so it is long",
+        SECRET_KEY=SECRET_KEY,
         USE_TZ=True,
         TIME_ZONE="Europe/Amsterdam",
         ALLOWED_HOSTS=["*"],

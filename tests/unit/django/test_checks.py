@@ -1,0 +1,135 @@
+"""checks: each fires for what it is for, and for nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import run_checks
+from django.core.checks.registry import registry
+from django.test import override_settings
+
+from qworker.django.checks import register
+
+register()
+DATABASE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+SHARED = {"default": {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "cache"}}
+
+
+def ids(deploy: bool = False) -> list[str]:
+    return sorted(message.id for message in run_checks(tags=["qworker"], include_deployment_checks=deploy))
+
+
+def test_a_project_that_is_right_hears_nothing(cluster):
+    cluster()
+    assert ids() == []
+    cluster(name="shop", workers=2, timeout=50, retry=60, orm="default", ALT_CLUSTERS={"mail": {"bulk": 5}})
+    assert ids(deploy=True) == []
+
+
+def test_checks_are_registered_once():
+    before = len(registry.registered_checks)
+    register()
+    assert len(registry.registered_checks) == before
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"workers": 0}, ["E001"]),
+        ({"ALT_CLUSTERS": {"a": {"workers": 0}}}, ["E001"]),
+        ({"ALT_CLUSTERS": 5}, ["E001"]),
+        ({"redis": 5}, ["E001"]),
+        ({"broker_class": "no"}, ["E001"]),
+        ({"timeout": 0, "retry": "x", "error_reporter": 5, "cached": "x"}, ["E001"] * 4),
+        ({"redis": {}, "sqs": {}}, ["E002"]),
+        ({"disque_nodes": ["h:1"]}, ["E002"]),
+        ({"broker_class": "nowhere.Broker"}, ["E002"]),
+        ({"broker_class": "os.path.Broker"}, ["E002"]),
+        ({"broker_class": "collections.OrderedDict", "redis": {}, "sqs": {}}, []),
+        ({"ALT_CLUSTERS": {"a": {"mongo": {}}}}, ["E002"]),
+        ({"orm": "replica"}, ["E004"]),
+        ({"cache": "fast"}, ["E004"]),
+        ({"retry": 60, "timeout": 60}, ["E010"]),
+        ({"timeout": 90}, []),
+        ({"timeout": 50, "retry": 60, "ALT_CLUSTERS": {"a": {"timeout": 100}}}, ["E010"]),
+        ({"sqs": {}, "bulk": 11}, ["E011"]),
+        ({"sqs": {}, "bulk": 10}, []),
+        ({"error_reporter": {"nobodys": {}}}, ["E014"]),
+        ({"cached": True}, ["E015"]),
+        ({"wrokers": 1}, ["W001"]),
+        ({"ALT_CLUSTERS": {"a": {"wrokers": 1}}}, ["W001"]),
+        ({"ack_failure": True}, ["W002"]),
+        ({"ALT_CLUSTERS": {"a": {"name": "b"}}}, ["W003"]),
+    ],
+)
+def test_what_is_wrong_is_told(cluster, keys, found):
+    cluster(**keys)
+    assert ids() == [f"qworker.{name}" for name in found]
+
+
+def test_a_setting_that_is_no_mapping_is_one_error():
+    with override_settings(Q_CLUSTER=[]):
+        assert set(ids()) == {"qworker.E001"}
+
+
+def test_an_unknown_key_comes_with_the_one_that_is_meant(cluster):
+    cluster(retyr=5)
+    (message,) = run_checks(tags=["qworker"])
+    assert message.msg == "Q_CLUSTER has the unknown key 'retyr'; did you mean 'retry'?"
+
+
+def test_a_client_library_that_is_missing_is_named(cluster, monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    cluster(sqs={})
+    (message,) = run_checks(tags=["qworker"])
+    assert message.id == "qworker.E002"
+    assert "Q_CLUSTER['sqs'] needs the package boto3: pip install" in message.msg
+
+
+def test_a_broker_class_whose_module_lacks_something_is_told(cluster, project):
+    project(**{"my_broker.py": "import a_module_that_is_not_there\nclass Mine: pass\n"})
+    cluster(broker_class="my_broker.Mine")
+    assert ids() == ["qworker.E002"]
+
+
+def test_django_q_beside_us_is_refused(cluster, project):
+    project(**{"django_q.py": ""})
+    cluster()
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "django_q"]):
+        assert apps.is_installed("django_q")
+        assert ids() == ["qworker.E003"]
+
+
+def test_a_cache_that_is_shared_may_have_results(cluster):
+    cluster(cached=60)
+    with override_settings(CACHES=SHARED):
+        assert ids() == []
+    with override_settings(CACHES={"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}):
+        assert ids() == ["qworker.E015"]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, []),
+        ({"CONN_MAX_AGE": 0}, []),
+        ({"CONN_MAX_AGE": 60}, ["qworker.W013"]),
+        ({"CONN_MAX_AGE": None}, ["qworker.W013"]),
+        ({"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}, []),
+    ],
+)
+def test_connections_that_are_kept_should_be_looked_at(cluster, monkeypatch, options, found):
+    cluster()
+    monkeypatch.setattr(settings, "DATABASES", {"default": {**DATABASE, **options}})
+    assert ids() == found
+
+
+def test_a_deployment_hears_of_more(cluster):
+    cluster(sync=True, save_limit=0)
+    assert ids() == []
+    assert ids(deploy=True) == ["qworker.W033", "qworker.W034"]
+    with override_settings(DEBUG=True):
+        assert ids(deploy=True) == ["qworker.W034"]

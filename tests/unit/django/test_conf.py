@@ -1,0 +1,482 @@
+"""conf: defaults, places that values come from, mistakes, Django-Q's face, what people see of secrets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.test import override_settings
+from django.utils.translation import gettext_lazy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.django.broker_choice import CHOICES
+from qworker.django.conf import Conf, conf, logger, prepare_logger, shown
+from qworker.django.keys import FALLBACK_WORKERS, KEYS, SPELLINGS, processors
+from qworker.django.layers import unknown_keys, wrong_values
+from qworker.django.masking import masked
+from qworker.errors import ConfigurationError
+
+MANUAL = {
+    "name": "default",
+    "cluster_name": "default",
+    "workers": os.cpu_count(),
+    "daemonize_workers": True,
+    "recycle": 500,
+    "timeout": None,
+    "retry": 60,
+    "ack_failures": True,
+    "max_attempts": 0,
+    "compress": False,
+    "save_limit": 250,
+    "save_limit_per": None,
+    "guard_cycle": 0.5,
+    "sync": False,
+    "queue_limit": (os.cpu_count() or FALLBACK_WORKERS) ** 2,
+    "label": "Django Q",
+    "catch_up": True,
+    "redis": None,
+    "django_redis": None,
+    "disque_nodes": None,
+    "disque_auth": None,
+    "disque_fastack": False,
+    "iron_mq": None,
+    "sqs": None,
+    "orm": None,
+    "mongo": None,
+    "mongo_db": None,
+    "broker_class": None,
+    "bulk": 1,
+    "poll": 0.2,
+    "cache": "default",
+    "cached": False,
+    "scheduler": True,
+    "error_reporter": {},
+    "rollbar": None,
+    "cpu_affinity": 0,
+    "max_rss": None,
+    "log_level": "INFO",
+    "testing": False,
+    "time_zone": "Europe/Zurich",
+    "alt_clusters": {},
+}
+
+
+def test_defaults_are_those_of_the_manual(cluster):
+    cluster()
+    assert {name: getattr(conf, name) for name in KEYS} == MANUAL
+
+
+@override_settings()
+def test_a_project_without_the_setting_has_the_defaults():
+    del settings.Q_CLUSTER
+    conf.reset()
+    assert (conf.name, conf.retry) == ("default", 60)
+
+
+def test_defaults_follow_what_they_are_made_of(cluster):
+    cluster(name="shop", workers=3)
+    assert (conf.cluster_name, conf.prefix, conf.queue_limit) == ("shop", "shop", 9)
+    with override_settings(TIME_ZONE="Asia/Tokyo"):
+        assert conf.time_zone == "Asia/Tokyo"
+    assert conf.time_zone == "Europe/Zurich"
+
+
+def test_a_default_that_can_be_changed_is_made_anew(cluster):
+    cluster()
+    conf.error_reporter["x"] = 1
+    conf.reset()
+    assert conf.error_reporter == {}
+
+
+def test_a_value_is_read_once_and_again_when_the_setting_changes(cluster):
+    cluster(workers=2, ALT_CLUSTERS={"mail": {"retry": 70}})
+    other = conf.of("mail")
+    assert (conf.workers, other.workers, other.retry) == (2, 2, 70)
+    assert vars(conf)["workers"] == 2
+    with override_settings(Q_CLUSTER={"workers": 5}):
+        assert (conf.workers, other.workers, other.retry) == (5, 5, 60)
+    assert (conf.workers, other.retry) == (2, 70)
+
+
+def test_a_setting_of_somebody_else_changes_nothing(cluster):
+    cluster(workers=2)
+    assert conf.workers == 2
+    with override_settings(DEBUG=True):
+        assert "workers" in vars(conf)
+
+
+def test_an_attribute_that_is_no_key_is_none():
+    with pytest.raises(AttributeError, match="no 'worker'; did you mean 'workers'"):
+        _ = conf.worker
+    assert not hasattr(conf, "zzzzz")
+
+
+def test_the_number_of_processors_is_asked_of_who_knows():
+    def ignorant() -> None:
+        return None
+
+    def unable() -> int:
+        raise NotImplementedError
+
+    assert processors([ignorant, unable, lambda: 7, lambda: 8]) == 7
+    assert processors([ignorant, unable]) == 4
+    assert processors() == os.cpu_count()
+
+
+# -- clusters beside each other --
+
+
+def test_an_alternative_cluster_is_laid_over_the_rest(cluster):
+    cluster(name="shop", timeout=30, retry=40, ALT_CLUSTERS={"long": {"timeout": 3600, "retry": 4000}})
+    long = conf.of("long")
+    assert (long.timeout, long.retry, long.cluster_name, long.name) == (3600, 4000, "long", "shop")
+    assert (conf.timeout, conf.cluster_name) == (30, "shop")
+    assert conf.of("long") is long
+    assert conf.of(None) is conf
+    assert conf.is_given("timeout")
+    assert not conf.is_given("workers")
+
+
+def test_a_cluster_that_nobody_declared_has_a_queue_of_its_own_alone(cluster):
+    cluster(name="shop", timeout=30)
+    assert (conf.of("mail").cluster_name, conf.of("mail").timeout) == ("mail", 30)
+
+
+def test_packages_of_all_clusters_have_one_salt(cluster):
+    cluster(name="shop", ALT_CLUSTERS={"long": {"name": "other", "cluster_name": "third"}})
+    assert (conf.of("long").prefix, conf.of("long").name, conf.of("long").cluster_name) == (
+        "shop",
+        "shop",
+        "long",
+    )
+
+
+def test_the_environment_says_which_cluster_a_process_is(cluster, monkeypatch):
+    cluster(name="shop", cluster_name="front", timeout=30, ALT_CLUSTERS={"long": {"timeout": 3600}})
+    assert (conf.cluster_name, conf.timeout) == ("front", 30)
+    monkeypatch.setenv("Q_CLUSTER_NAME", "long")
+    assert conf.cluster_name == "front"
+    conf.reset()
+    assert (conf.cluster_name, conf.timeout, conf.prefix) == ("long", 3600, "shop")
+    assert conf.of("mail").timeout == 30
+
+
+# -- what a key takes --
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "read"),
+    [
+        ("workers", "8", 8),
+        ("timeout", timedelta(minutes=2), 120),
+        ("timeout", "2.5", 2.5),
+        ("timeout", None, None),
+        ("guard_cycle", 59.9, 59.9),
+        ("save_limit", -1, -1),
+        ("cached", 60, 60),
+        ("cached", True, True),
+        ("cached", 0, False),
+        ("redis", "rediss://host/1", "rediss://host/1"),
+        ("redis", {"host": "h"}, {"host": "h"}),
+        ("log_level", "debug", "DEBUG"),
+        ("log_level", 15, 15),
+        ("time_zone", "UTC", "UTC"),
+        ("disque_nodes", "a:1,b:2", ("a:1", "b:2")),
+        ("sync", "yes", True),
+        ("broker_class", "myapp.broker.CustomBroker", "myapp.broker.CustomBroker"),
+    ],
+)
+def test_values_are_read(cluster, key, given, read):
+    cluster(**{key: given})
+    assert getattr(conf, key) == read
+    assert type(getattr(conf, key)) is type(read)
+    assert wrong_values() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "takes"),
+    [
+        ("workers", 0, "a whole number, 1 or more"),
+        ("workers", True, "a whole number, 1 or more"),
+        ("workers", None, "a whole number, 1 or more"),
+        ("recycle", 0, "1 or more"),
+        ("timeout", 0, "seconds, more than 0"),
+        ("timeout", -1, "seconds, more than 0"),
+        ("retry", "soon", "seconds, more than 0"),
+        ("retry", float("nan"), "seconds, more than 0"),
+        ("guard_cycle", 60, "less than 60"),
+        ("guard_cycle", 0, "more than 0"),
+        ("save_limit", -2, "-1 or more"),
+        ("save_limit_per", "hook", '"group", "name" or "func"'),
+        ("save_limit_per", [], '"group", "name" or "func"'),
+        ("queue_limit", 1.5, "whole number"),
+        ("cached", "forever", "true, false, or the seconds"),
+        ("cached", 0.5, "true, false, or the seconds"),
+        ("redis", "http://host", "a URL of redis://"),
+        ("redis", 5, "a URL of redis://"),
+        ("log_level", "LOUD", "a level of logging"),
+        ("log_level", True, "a level of logging"),
+        ("time_zone", "Mars/Olympus", "a time zone"),
+        ("broker_class", "CustomBroker", "the dotted path of a class"),
+        ("broker_class", "my app.Broker", "the dotted path of a class"),
+        ("ALT_CLUSTERS", {"a": 1}, "a mapping of names to mappings"),
+        ("error_reporter", "rollbar", "a mapping of names to mappings"),
+        ("sync", "perhaps", "true or false"),
+        ("label", "", "text"),
+    ],
+)
+def test_a_wrong_value_names_the_key_the_value_and_what_it_takes(cluster, key, given, takes):
+    cluster(**{key: given})
+    with pytest.raises(ConfigurationError) as caught:
+        getattr(conf, key.lower())
+    assert str(caught.value).startswith(f"Q_CLUSTER['{key}'] is {given!r}, and must be ")
+    assert takes in str(caught.value)
+    assert caught.value.setting == key
+    assert [mistake.key for mistake in wrong_values()] == [key]
+    assert conf.bulk == 1  # the others are as they were
+
+
+def test_a_wrong_value_of_another_cluster_says_which(cluster):
+    cluster(ALT_CLUSTERS={"long": {"retry": 0}})
+    assert conf.retry == 60
+    with pytest.raises(ConfigurationError, match=r"Q_CLUSTER\['ALT_CLUSTERS'\]\['long'\]\['retry'\] is 0"):
+        _ = conf.of("long").retry
+    assert [mistake.key for mistake in wrong_values()] == ["retry"]
+
+
+@pytest.mark.parametrize("given", [[("workers", 2)], "workers=2", 5])
+def test_a_setting_that_is_no_mapping(given):
+    with override_settings(Q_CLUSTER=given):
+        with pytest.raises(ConfigurationError, match="must be a mapping"):
+            _ = conf.workers
+        assert [mistake.key for mistake in wrong_values()] == ["Q_CLUSTER"]
+
+
+def test_a_wrong_value_that_is_secret_is_not_shown(cluster):
+    cluster(disque_auth=["hunter2"])
+    with pytest.raises(ConfigurationError) as caught:
+        _ = conf.disque_auth
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_label_may_be_translated_later(cluster):
+    label = gettext_lazy("Tasks")
+    cluster(label=label)
+    assert conf.label is label
+    assert shown()["LABEL"] == "Tasks"
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
+
+
+@given(st.sampled_from(sorted(KEYS)), values)
+def test_whatever_is_given_is_read_or_refused_with_a_sentence(name, given):
+    key = KEYS[name]
+    with override_settings(Q_CLUSTER={key.name: given}):
+        mistakes = wrong_values()
+        if not mistakes:
+            getattr(conf, name)
+            return
+        with pytest.raises(ConfigurationError, match=f"{key.name}.* must "):
+            getattr(conf, name)
+        assert [mistake.key for mistake in mistakes] == [key.name]
+
+
+# -- keys that are none --
+
+
+def test_unknown_keys_are_logged_once_with_the_one_that_is_meant(cluster, caplog):
+    keys = {"wokrers": 2, "TIMEOUT": 5, "qqqq": 1, "ALT_CLUSTERS": {"a": {"retyr": 1}}}
+    with caplog.at_level(logging.WARNING, "django-q"):
+        cluster(**keys)
+        assert conf.workers == os.cpu_count()
+        assert conf.bulk == 1
+        cluster(**keys, bulk=2)
+        assert conf.bulk == 2
+    assert caplog.messages == [
+        "Q_CLUSTER has the unknown key 'wokrers'; did you mean 'workers'?",
+        "Q_CLUSTER has the unknown key 'TIMEOUT'; did you mean 'timeout'?",
+        "Q_CLUSTER has the unknown key 'qqqq'",
+        "Q_CLUSTER['ALT_CLUSTERS']['a'] has the unknown key 'retyr'; did you mean 'retry'?",
+    ]
+    assert [mistake.key for mistake in unknown_keys()] == ["wokrers", "TIMEOUT", "qqqq", "retyr"]
+
+
+def test_other_spellings_are_read_and_the_own_one_wins(cluster):
+    cluster(compressed=True, ack_failure=False, alt_clusters={"a": {"bulk": 2}})
+    assert (conf.compress, conf.ack_failures, conf.of("a").bulk) == (True, False, 2)
+    assert unknown_keys() == []
+    cluster(compressed=True, compress=False)
+    assert conf.compress is False
+    assert set(SPELLINGS.values()) <= {key.name for key in KEYS.values()}
+
+
+# -- brokers --
+
+
+@pytest.mark.parametrize(
+    ("keys", "broker"),
+    [
+        ({}, "orm"),
+        ({"orm": "other"}, "orm"),
+        ({"redis": {}}, "redis"),
+        ({"redis": None}, "orm"),
+        ({"redis": "redis://h"}, "redis"),
+        ({"django_redis": "default"}, "redis"),
+        ({"sqs": {}}, "sqs"),
+        ({"broker_class": "a.B"}, "custom"),
+        ({"broker_class": "a.B", "redis": {}, "sqs": {}}, "custom"),
+    ],
+)
+def test_the_broker_is_the_one_that_is_configured(cluster, keys, broker):
+    cluster(**keys)
+    assert conf.broker == broker
+
+
+def test_two_brokers_are_refused(cluster):
+    cluster(redis={}, orm="default")
+    with pytest.raises(ConfigurationError, match="more than one broker: 'orm' and 'redis'"):
+        _ = conf.broker
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("disque_nodes", ["h:1"]), ("iron_mq", {"host": "h"}), ("mongo", {"host": "h"})]
+)
+def test_a_broker_of_a_later_version_is_refused_when_it_is_asked_for(cluster, key, value):
+    cluster(**{key: value})
+    assert len(getattr(conf, key)) == 1
+    with pytest.raises(ConfigurationError, match="in a later version; until then use") as caught:
+        _ = conf.broker
+    assert caught.value.setting == key
+
+
+def test_every_broker_has_a_key():
+    assert {choice.key for choice in CHOICES} <= KEYS.keys()
+
+
+# -- Django-Q's face --
+
+
+def test_conf_has_the_keys_in_upper_case(cluster):
+    cluster(name="shop", workers=3, compress=True)
+    assert (Conf.WORKERS, Conf.QUEUE_LIMIT, Conf.PREFIX, Conf.CLUSTER_NAME) == (3, 9, "shop", "shop")
+    assert (Conf.COMPRESSED, Conf.RETRY, Conf.SAVE_LIMIT, Conf.REDIS) == (True, 60, 250, {})
+    assert (Conf.Q_STAT, Conf.SECRET_KEY) == ("django_q:shop:cluster", settings.SECRET_KEY)
+    assert Conf.conf == {"name": "shop", "workers": 3, "compress": True}
+    assert (Conf.IDLE, Conf.STOPPED) == ("Idle", "Stopped")
+    assert Conf.SIGNAL_NAMES[signal.SIGTERM] == "SIGTERM"
+    assert {name for name in KEYS if not hasattr(Conf, name.upper())} == set()
+
+
+def test_conf_has_nothing_else():
+    for name in ("workers", "ZZZ", "Workers"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(Conf, name)
+
+
+def test_what_a_test_sets_on_conf_holds_until_it_is_deleted(cluster):
+    cluster(name="shop", workers=3, ALT_CLUSTERS={"mail": {"workers": 1}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Conf, "WORKERS", 2)
+        patch.setattr(Conf, "PREFIX", "other")
+        patch.setattr(Conf, "COMPRESSED", True)
+        patch.setattr(Conf, "SECRET_KEY", "OOPS")
+        assert (Conf.WORKERS, conf.workers, conf.of("mail").workers, Conf.QUEUE_LIMIT) == (2, 2, 2, 4)
+        assert (conf.prefix, conf.compress, conf.secret_key) == ("other", True, "OOPS")
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Conf, "WORKERS", 9)
+            assert conf.workers == 9
+        assert conf.workers == 2
+    assert (Conf.WORKERS, conf.workers, conf.of("mail").workers) == (3, 3, 1)
+    assert (conf.prefix, conf.compress, conf.secret_key) == ("shop", False, settings.SECRET_KEY)
+    Conf.SYNC = True
+    assert conf.sync
+    del Conf.SYNC
+    assert not Conf.SYNC
+
+
+# -- the log --
+
+
+@contextmanager
+def bare() -> Iterator[None]:
+    """The logger as it is in a project whose LOGGING does not name it, and without pytest's handlers."""
+    before = (logger.level, logger.handlers[:], logger.propagate)
+    logger.setLevel(logging.NOTSET)
+    logger.handlers[:] = []
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        logger.handlers[:], logger.propagate = before[1:]
+
+
+def test_the_logger_gets_a_console_when_it_has_none(cluster):
+    cluster(log_level="WARNING")
+    with bare():
+        prepare_logger()
+        prepare_logger()
+        assert logger.level == logging.WARNING
+        (console,) = logger.handlers
+    assert type(console) is logging.StreamHandler
+    record = logging.LogRecord("django-q", logging.INFO, "f", 1, "%s ready", ("it is",), None)
+    line = console.format(record)
+    assert line[2] == line[5] == ":"
+    assert line[8:] == " [Q] INFO it is ready"
+
+
+def test_a_logger_that_the_project_configured_is_left_alone(cluster):
+    cluster(log_level="WARNING")
+    own = logging.NullHandler()
+    with bare():
+        logger.addHandler(own)
+        logger.setLevel(logging.DEBUG)
+        prepare_logger()
+        assert (logger.handlers, logger.level) == ([own], logging.DEBUG)
+
+
+# -- what people see --
+
+
+def test_secrets_are_never_shown(cluster):
+    cluster(
+        redis={"host": "h", "password": "s-one", "pool": object()},
+        sqs={"aws_region": "eu", "aws_secret_access_key": "s-two", "aws_session_token": 3333},
+        iron_mq={"token": "s-four", "host": "h"},
+        mongo={"host": "mongodb://u:s-five@h/db"},
+        disque_auth="s-six",
+        rollbar={"access_token": "s-seven", "environment": "test"},
+        error_reporter={"sentry": {"dsn": "https://s-eight@host/1", "api_key": b"s-nine"}},
+    )
+    told = shown()
+    text = repr(told)
+    assert "s-" not in text
+    assert "3333" not in text
+    assert settings.SECRET_KEY not in text
+    assert told["REDIS"] == {"host": "h", "password": "********", "pool": "<object>"}
+    assert told["ROLLBAR"]["environment"] == "test"
+    assert told["MONGO"] == {"host": "mongodb://u:********@h/db"}
+    assert told["SECRET_KEY"] == "********"
+    assert told["RETRY"] == 60
+    assert told["BROKER"].startswith("(Q_CLUSTER names more than one broker")
+    assert list(told) == sorted(told)
+    assert {name.upper() for name in KEYS} <= told.keys()
+
+
+def test_the_password_of_a_redis_url_is_not_shown(cluster):
+    cluster(redis="redis://user:hunter2@host/0")
+    assert shown()["REDIS"] == "redis://user:********@host/0"
+
+
+def test_what_is_no_secret_is_shown():
+    assert masked("sync", False) is False
+    assert masked("disque_auth", None) is None
+    assert masked("disque_nodes", ("a:1", "b:2")) == ["a:1", "b:2"]

@@ -1,0 +1,64 @@
+"""humanhash: names that people know from django-q2."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.django.humanhash import DEFAULT_WORDLIST, HumanHasher, humanize, uuid
+
+
+@pytest.mark.parametrize(
+    ("digest", "words", "name"),
+    [
+        # Made by django-q2 1.11.
+        ("b9f1e6905b9f43019d09d837396de0a4", 4, "emma-massachusetts-lithium-bacon"),
+        ("60ad8d0d871b6095808297", 4, "sodium-magnesium-nineteen-hydrogen"),
+        ("0102030405060708090a", 4, "alaska-april-alaska-aspen"),
+        ("ff" * 16, 3, "zulu-zulu-ack"),
+        ("0102030405", 5, "alabama-alanine-alaska-alpha-angel"),
+    ],
+)
+def test_a_digest_has_the_name_that_django_q2_gives_it(digest, words, name):
+    assert humanize(digest, words) == name
+    assert humanize(hexdigest=digest, words=words, separator=" ") == name.replace("-", " ")
+
+
+def test_an_id_has_a_name_that_is_made_of_it():
+    name, digest = uuid()
+    assert name == humanize(digest)
+    assert len(digest) == 32
+    assert int(digest, 16) >= 0
+    assert uuid()[1] != digest
+    assert uuid(words=2, separator="/")[0].count("/") == 1
+
+
+def test_the_words_are_all_different():
+    assert len(set(DEFAULT_WORDLIST)) == 256
+
+
+@pytest.mark.parametrize(("digest", "words"), [("0102", 4), ("zz", 1), ("", 1), ("0102", 0), ("0102", -1)])
+def test_what_has_no_such_name_is_refused(digest, words):
+    with pytest.raises(ValueError, match=r"cannot become|fromhex"):
+        humanize(digest, words)
+
+
+def test_a_word_list_has_256_words():
+    with pytest.raises(ValueError, match="has 256 words; this one has 3"):
+        HumanHasher(("a", "b", "c"))
+    assert HumanHasher([str(number) for number in range(256)]).humanize("07ff", 2) == "7-255"
+
+
+@given(st.binary(min_size=1, max_size=40), st.integers(1, 40))
+def test_every_byte_counts_once(data, target):
+    if len(data) < target:
+        return
+    made = HumanHasher.compress(data, target)
+    assert len(made) == target
+    whole = rest = 0
+    for byte in data:
+        whole ^= byte
+    for byte in made:
+        rest ^= byte
+    assert whole == rest

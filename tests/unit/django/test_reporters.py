@@ -1,0 +1,135 @@
+"""reporters: plugins and Rollbar are told of errors, and no task fails because of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+from qworker.django.reporters import make_reporters, report_error, reporter_class
+from qworker.errors import ConfigurationError
+
+PLUGIN = """
+import sys
+MADE, TOLD = [], []
+class Reporter:
+    def __init__(self, **options):
+        if options.get("broken"):
+            raise RuntimeError("no such project")
+        MADE.append(options)
+        self.options = options
+    def report(self):
+        TOLD.append((self.options, sys.exc_info()[1]))
+        if self.options.get("fails"):
+            raise OSError("unreachable")
+"""
+
+
+@pytest.fixture
+def plugin(project):
+    """A package that is installed, and brings reporters of three names."""
+    directory = project(**{"a_reporter.py": PLUGIN})
+    info = directory / "a_reporter-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-reporter\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[djangoq.errorreporters]\n"
+        "one = a_reporter:Reporter\ntwo = a_reporter:Reporter\ngone = a_reporter:Nothing\n"
+    )
+    importlib.invalidate_caches()
+    return importlib.import_module("a_reporter")
+
+
+@pytest.fixture
+def rollbar(monkeypatch):
+    """A package rollbar that keeps what it is told."""
+    module = ModuleType("rollbar")
+    module.__spec__ = ModuleSpec("rollbar", None)
+    module.told = []
+    module.init = lambda *args, **options: module.told.append((args, options))
+    module.report_exc_info = lambda: module.told.append(sys.exc_info()[1])
+    monkeypatch.setitem(sys.modules, "rollbar", module)
+    return module
+
+
+def failing() -> ValueError:
+    """Report an error while it is handled."""
+    try:
+        raise ValueError("what the task raised")
+    except ValueError as error:
+        report_error()
+        return error
+
+
+def test_without_reporters_nothing_happens(cluster, caplog):
+    cluster()
+    failing()
+    assert make_reporters() == ()
+    assert caplog.messages == []
+
+
+def test_every_plugin_is_told_of_the_error(cluster, plugin, caplog):
+    cluster(error_reporter={"one": {"dsn": "a"}, "two": {"dsn": "b"}})
+    errors = [failing(), failing()]
+    assert [({"dsn": dsn}, error) for error in errors for dsn in "ab"] == plugin.TOLD
+    assert plugin.MADE == [{"dsn": "a"}, {"dsn": "b"}]
+    assert caplog.messages == []
+    cluster(error_reporter={"one": {"dsn": "c"}})
+    failing()
+    assert plugin.MADE[2:] == [{"dsn": "c"}]
+
+
+def test_a_plugin_that_fails_is_logged_and_the_others_are_told(cluster, plugin, caplog):
+    cluster(error_reporter={"one": {"fails": True}, "two": {"dsn": "b"}})
+    failing()
+    assert [options for options, _ in plugin.TOLD] == [{"fails": True}, {"dsn": "b"}]
+    assert caplog.messages == ["the error reporter Reporter failed"]
+
+
+def test_a_plugin_that_cannot_be_made_is_logged_once_and_left_out(cluster, plugin, caplog):
+    cluster(error_reporter={"tow": {}, "one": {"broken": True}, "gone": {}, "two": {"dsn": "b"}})
+    failing()
+    failing()
+    assert len(plugin.TOLD) == 2
+    assert [line.partition(" cannot")[0] for line in caplog.messages] == [
+        "the error reporter tow",
+        "the error reporter one",
+        "the error reporter gone",
+    ]
+    assert "did you mean 'two'?" in caplog.messages[0]
+
+
+def test_a_wrong_configuration_fails_no_task(cluster, caplog):
+    cluster(error_reporter="sentry")
+    failing()
+    assert caplog.messages[0].startswith("errors are not reported: Q_CLUSTER['error_reporter'] is 'sentry'")
+
+
+def test_rollbar_is_told_through_its_package(cluster, rollbar):
+    cluster(rollbar={"access_token": "secret", "environment": "Django-Q", "root": "/srv"})
+    error = failing()
+    assert rollbar.told == [(("secret", "Django-Q"), {"root": "/srv"}), error]
+
+
+def test_rollbar_is_a_reporter_too(cluster, rollbar):
+    cluster(error_reporter={"rollbar": {"access_token": "secret"}})
+    error = failing()
+    assert rollbar.told == [(("secret", "production"), {}), error]
+
+
+def test_rollbar_without_its_package_is_refused_by_a_sentence(cluster, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "rollbar", None)
+    cluster(rollbar={"access_token": "another"})
+    failing()
+    assert caplog.messages == [
+        "the error reporter rollbar cannot be used: errors cannot be reported to Rollbar without its "
+        "package: pip install rollbar"
+    ]
+
+
+def test_a_name_that_nobody_brings_is_refused():
+    with pytest.raises(ConfigurationError, match=r"brings the error reporter 'rolbar'.* mean 'rollbar'"):
+        reporter_class("rolbar")
