@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import Any
+from uuid import uuid4
 
 from qworker.django import packages
 from qworker.django.signing import SignedPackage
@@ -49,7 +50,7 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
 
 def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
     """Put a signed package into *queue* of the store. vendor: Django's name for the kind of database."""
-    envelope = packages.envelope_of(package, SignedPackage.loads(package), queue)
+    envelope = packages.envelope_of(package, _described(package), queue)
     is_sqlite = vendor == "sqlite"
     cursor.execute(
         _SQLITE if is_sqlite else _SERVERS,
@@ -64,3 +65,15 @@ def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
             envelope.body,
         ),
     )
+
+
+def _described(text: str) -> packages.Package:
+    """What the package *text* holds; of one that cannot be read no more than that: a cluster makes a dead
+    letter of it."""
+    try:
+        package: packages.Package = SignedPackage.loads(text)
+        packages.function_name(package["func"])
+    except Exception as error:  # noqa: BLE001 - it may be anything, and the others are moved
+        logger.warning("a package is moved that cannot be read: %s", error)
+        return {"id": uuid4().hex, "func": "unreadable"}
+    return package

@@ -63,7 +63,7 @@ MANUAL = {
     "max_rss": None,
     "log_level": "INFO",
     "testing": False,
-    "time_zone": "Europe/Zurich",
+    "time_zone": "Europe/Amsterdam",
     "alt_clusters": {},
 }
 
@@ -85,7 +85,7 @@ def test_defaults_follow_what_they_are_made_of(cluster):
     assert (conf.cluster_name, conf.prefix, conf.queue_limit) == ("shop", "shop", 9)
     with override_settings(TIME_ZONE="Asia/Tokyo"):
         assert conf.time_zone == "Asia/Tokyo"
-    assert conf.time_zone == "Europe/Zurich"
+    assert conf.time_zone == "Europe/Amsterdam"
 
 
 def test_a_default_that_can_be_changed_is_made_anew(cluster):
