@@ -21,7 +21,7 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError, QWorkerError
 from qworker.transports.sqlite.path import NETWORK_FILE_SYSTEMS, file_system
-from qworker.transports.sqlite.schema import SCHEMA, SCHEMA_VERSION
+from qworker.transports.sqlite.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn before it gives up."""
@@ -156,6 +156,10 @@ def _create(connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
             for statement in SCHEMA.split(";\n"):
                 connection.execute(statement if _STRICT else _STRICTLY.sub("", statement))
+            for table, column, kind in ADDED_COLUMNS:
+                known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                if column not in known:
+                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
