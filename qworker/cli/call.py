@@ -131,12 +131,7 @@ def warn_without_worker(app: QWorker, queue: str | None) -> None:
     """Say on standard error when no worker consumes the queue that a task was just sent to."""
     if "workers" in app.broker.lacks:
         return
-    names = {name for worker in app.broker.admin.workers() for name in _queues_of(worker)}
+    names = {name for worker in app.broker.admin.workers() for name in worker.queues}
     if queue is not None and queue not in names:
         other = "" if queue == app.conf.task_default_queue else f" -Q {queue}"
         click.echo(f"No worker works on queue {queue!r} now. Start one with: qworker start{other}", err=True)
-
-
-def _queues_of(worker: dict[str, object]) -> list[str]:
-    queues = worker.get("queues") or []
-    return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")

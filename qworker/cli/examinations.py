@@ -130,10 +130,10 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
         "ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready"
     )
     workers = store.admin.workers()
-    worked_on = {queue for worker in workers for queue in _list(worker["queues"])}
+    worked_on = {queue for worker in workers for queue in worker.queues}
     if workers:
         yield Finding(
-            "ok", f"{count(len(workers), 'worker')}: {', '.join(str(worker['name']) for worker in workers)}"
+            "ok", f"{count(len(workers), 'worker')}: {', '.join(worker.name for worker in workers)}"
         )
     if "workers" in store.lacks:
         yield Finding("ok", "this broker does not tell which workers there are")
@@ -194,10 +194,6 @@ def _queues_in_use(choice: AppChoice) -> dict[str, str]:
             if isinstance(queue, str):
                 senders.setdefault(queue, []).append(f"task_routes {pattern}")
     return {queue: ", ".join(names[:3]) for queue, names in senders.items()}
-
-
-def _list(queues: object) -> list[str]:
-    return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")
 
 
 def suits(choice: AppChoice) -> Iterator[Finding]:

@@ -95,12 +95,12 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
         workers = store.admin.workers()
     except BrokerUnavailable as error:
         return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
-    names = [str(worker["name"]) for worker in workers if pid is None or worker["pid"] == pid]
+    names = [worker.name for worker in workers if pid is None or worker.pid == pid]
     if node is not None:
         names = [name for name in names if name == node]
     if names:
         return Check("broker", True, f"{', '.join(sorted(names))} consumes from {where}")
-    others = ", ".join(sorted(str(worker["name"]) for worker in workers))
+    others = ", ".join(sorted(worker.name for worker in workers))
     wanted = node or (f"process {pid}" if pid is not None else "a worker")
     known = f"; there are {others}" if others else ""
     return Check("broker", False, f"{where} knows nothing of {wanted}{known}")

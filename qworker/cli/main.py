@@ -28,6 +28,7 @@ COMMANDS = {
     "result": ("result", "result", "Show the state and result of a task."),
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
     "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
+    "workers": ("workers", "workers", "Show the workers: where they are, what they do."),
     "dead": ("dead", "dead", "Look at dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),

@@ -116,7 +116,7 @@ def _warn(source: Broker, target: Broker) -> None:
     if "workers" in source.lacks:
         click.echo("This broker does not tell whether workers are running; stop them first.", err=True)
     elif workers := source.admin.workers():
-        names = ", ".join(str(worker["name"]) for worker in workers[:5])
+        names = ", ".join(worker.name for worker in workers[:5])
         verb = "is" if len(workers) == 1 else "are"
         text = f"Warning: {count(len(workers), 'worker')} {verb} running on the old broker ({names}): "
         click.echo(text + "what they hold stays with them.", err=True)

@@ -29,7 +29,7 @@ def queues(app: str | None, as_json: bool) -> None:
     unknown |= {"workers"} if "workers" in store.lacks else set()
     rows = []
     for info in store.admin.queues():
-        working = sum(info.queue in _names(worker["queues"]) for worker in workers)
+        working = sum(info.queue in worker.queues for worker in workers)
         oldest = None if info.oldest is None else max(now - info.oldest, 0.0)
         row = {**info._asdict(), "oldest_age": oldest, "workers": working}
         rows.append({key: None if key in unknown else value for key, value in row.items()})
@@ -43,7 +43,3 @@ def queues(app: str | None, as_json: bool) -> None:
     keys = ("queue", "ready", "delayed", "leased", "dead")
     table = [(*(row[key] for key in keys), age(row["oldest_age"]), row["workers"]) for row in rows]
     print_table(heads, table, right="ready delayed running dead oldest workers")
-
-
-def _names(queues: object) -> list[str]:
-    return list(queues) if isinstance(queues, (list, tuple, set, frozenset)) else str(queues).split(",")

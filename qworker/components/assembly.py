@@ -24,6 +24,7 @@ from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.mediator import Mediator
 from qworker.components.pool.choice import make_pool, make_zygote
 from qworker.components.pool.contract import OnRoom, PoolSettings, TaskPool
+from qworker.components.presence_report import PresenceReport
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.replays import Replays
 from qworker.components.request import Request
@@ -112,7 +113,8 @@ class Assembly:
         settlements = Settlements(app, broker.consumer, on_parts)
         limits = FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count)
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
-        self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks)
+        presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
+        self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And who watches.
         others = [make(on_crash) for make in besides]
         self.health = Health(

@@ -25,6 +25,7 @@ from qworker.components.fetch_window import FetchWindow
 from qworker.components.housekeeping import Housekeeping
 from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
+from qworker.components.presence_report import PresenceReport
 from qworker.components.request import Request
 from qworker.components.revocations import Revocations
 from qworker.components.waiting_requests import WaitingRequests
@@ -55,6 +56,7 @@ class Listener(ThreadComponent):
         intake: Intake,
         waiting: WaitingRequests,
         acks: AckBuffer,
+        presence: PresenceReport,
     ) -> None:
         super().__init__(app.clock, on_crash)
         conf = app.conf
@@ -65,6 +67,7 @@ class Listener(ThreadComponent):
         self._intake = intake
         self._waiting = waiting
         self._acks = acks
+        self._presence = presence
         self._revocations = Revocations(app, state, waiting.revoked)
         self._housekeeping = Housekeeping(
             app.clock,
@@ -99,7 +102,7 @@ class Listener(ThreadComponent):
     def opened(self) -> None:
         """Say at the start what cannot be mended by waiting: a wrong URL or password, a missing extra."""
         try:
-            self._lease.register()
+            self._register()
         except BrokerUnavailable:
             if not self._retry_on_startup:
                 raise
@@ -142,9 +145,13 @@ class Listener(ThreadComponent):
         """See at the next turn what the broker has, though it may not have told of it yet. Listener."""
         self._news = True
 
+    def _register(self) -> None:
+        self._consumer.present(self._presence.text())
+        self._lease.register()
+
     def _turn(self, now: float) -> float | None:
         if not self._lease.generation:  # the broker was not there yet when we started
-            self._lease.register()
+            self._register()
         if self._news:
             self._news = False
             self._backlog = self._revocations.pending = True
@@ -161,7 +168,10 @@ class Listener(ThreadComponent):
             ):
                 # Only a few acks, and nothing else to do: they wait for others to come along.
                 return self._acks.rest(now)
-        if now >= self._lease.renew_at and self._state.requests:
+        if now >= self._lease.renew_at or (
+            now >= self._housekeeping.due_at and self._presence.has_changed()
+        ):  # once a second at most, while what others see of us changes
+            self._consumer.present(self._presence.text())
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)
@@ -264,7 +274,7 @@ class Listener(ThreadComponent):
         logger.error("%s; what had not started is left to others", error, extra={"event": "lease-lost"})
         self._lease.lost()
         self._acks.lost_lease(self._waiting.lease_lost())
-        self._lease.register()
+        self._register()
         self._news = True
 
     # -- now and then --

@@ -43,7 +43,7 @@ class WorkerLease:
     ) -> None:
         self.registration = registration
         self.renew_at = 0.0
-        """Monotonic time at which the lease is to be renewed if anything is held."""
+        """Monotonic time at which the lease is to be renewed."""
         self._clock = clock
         self._consumer: Consumer = broker.consumer
         self._seconds = min(seconds, broker.silent_seconds)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.context import current_context
@@ -149,7 +149,7 @@ def hint(app: QWorker, task_id: str, queue: str | None) -> None:
         let_pass(error)
         logger.debug("cannot tell whether workers are there: %s", error)
         return
-    consumed = {name for worker in workers for name in cast("list[str]", worker["queues"])}
+    consumed = {name for worker in workers for name in worker.queues}
     if queue is not None and queue not in consumed:
         logger.warning(
             "No worker is consuming queue %s: task %s waits until one does (qworker start -Q %s)",

@@ -61,13 +61,15 @@ class Message:
 
 @dataclass
 class Owner:
-    """A consumer of leases. lease_until: in the seconds of the clock that leases run on."""
+    """A consumer of leases. lease_until: in the seconds of the clock that leases run on.
+    presence: what it tells of itself."""
 
     name: str
     queues: tuple[str, ...]
     concurrency: int
     started: float
     lease_until: float
+    presence: str
 
 
 @dataclass

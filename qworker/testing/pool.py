@@ -175,6 +175,9 @@ class InlinePool(TaskPool):
     def busy_beyond(self, seconds: float) -> int:
         return self.busy_for_long
 
+    def running(self) -> list[tuple[Request, float]]:
+        return [(request, self._app.clock.monotonic()) for request in self.started]
+
     def info(self) -> dict[str, Any]:
         return {
             "implementation": "inline",

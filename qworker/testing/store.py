@@ -31,6 +31,7 @@ from qworker.transports.lease import (
     Store,
     Undivided,
 )
+from qworker.transports.presence import Presence, from_text
 
 
 class _Building:
@@ -73,6 +74,7 @@ class MemoryStore(Undivided):
         self._changed = threading.Condition(self._building.lock)
         self._rang = self._woken = False  # under the lock, as all below
         self._generation = 0
+        self._presence = ""
         self._turn_of_queues = 0
         self._building.handles.append(self)
 
@@ -149,8 +151,14 @@ class MemoryStore(Undivided):
                 self._ring()
             self._generation = memory.next()
             until = self._uptime() + self._lease_seconds
-            memory.owners[self._generation] = Owner(name, tuple(queues), concurrency, self.clock.now(), until)
+            memory.owners[self._generation] = Owner(
+                name, tuple(queues), concurrency, self.clock.now(), until, self._presence
+            )
             return self._generation
+
+    def present(self, text: str) -> None:
+        with self._building.lock:
+            self._presence = text
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -201,6 +209,7 @@ class MemoryStore(Undivided):
                 f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
             )
         owner.lease_until = self._uptime() + self._lease_seconds
+        owner.presence = self._presence
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._reached() as memory:
@@ -296,16 +305,12 @@ class MemoryStore(Undivided):
                 del memory.dead[tag]
             return len(chosen)
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         with self._reached() as memory:
             return [
-                {
-                    "name": owner.name,
-                    "pid": 0,
-                    "queues": list(owner.queues),
-                    "concurrency": owner.concurrency,
-                    "started": owner.started,
-                }
+                from_text(
+                    owner.presence, Presence(owner.name, 0, owner.queues, owner.concurrency, owner.started)
+                )
                 for owner in memory.owners.values()
             ]
 

@@ -4,7 +4,8 @@ Comes from:  ``app.broker``.
 Goes to:     the store's module, imported when its scheme is asked for.
 Thread:      any.
 
-Modules, in reading order: ``lease`` (what a broker promises), ``capabilities`` (what it may lack),
+Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (what a worker tells by it),
+``capabilities`` (what it may lack),
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from

@@ -36,6 +36,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
+from qworker.transports.presence import Presence
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class FailoverConsumer(Consumer):
         self._asked = -1
         """The broker whose revocations were asked for last."""
         self._registration: tuple[str, Sequence[str], int] = ("", (), 0)
+        self._presence = ""
 
     @property
     def broker(self) -> Broker:
@@ -160,6 +162,10 @@ class FailoverConsumer(Consumer):
 
     def wake(self) -> None:
         self.broker.consumer.wake()
+
+    def present(self, text: str) -> None:
+        self._presence = text
+        self.broker.consumer.present(text)
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._registration = (name, queues, concurrency)
@@ -180,7 +186,9 @@ class FailoverConsumer(Consumer):
     def _register_at(self, index: int) -> int:
         """The generation tells its server too, as the tags do."""
         name, queues, concurrency = self._registration
-        generation = self._brokers.brokers[index].consumer.register(name, queues, concurrency)
+        consumer = self._brokers.brokers[index].consumer
+        consumer.present(self._presence)
+        generation = consumer.register(name, queues, concurrency)
         self._index = index
         self._answered = True
         return generation * len(self._brokers.brokers) + index
@@ -301,7 +309,7 @@ class FailoverAdmin(Admin):
     def flush_delayed(self, queue: str) -> int:
         return self._current.ask(lambda broker: broker.admin.flush_delayed(queue))
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         return self._current.ask(lambda broker: broker.admin.workers())
 
 

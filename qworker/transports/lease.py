@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from qworker.errors import ConfigurationError, NotSupported
 from qworker.transports.capabilities import Capability
+from qworker.transports.presence import Presence
 
 SLOT = struct.Struct("=q")
 """One slot of the file at running_path(): the tag that a child runs, 0 for none."""
@@ -217,6 +218,10 @@ class Consumer(ABC):
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         """Become a consumer under a new generation, which is returned; what an older one held goes back."""
 
+    def present(self, text: str) -> None:  # noqa: B027 - who lists no workers has no use for it
+        """Keep *text* (see ``presence.py``) to be written with the registration and with each renewal of the
+        lease; it costs no exchange of its own. Nothing where the broker lacks WORKERS."""
+
     @abstractmethod
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -345,8 +350,8 @@ class Admin(ABC):
         raise NotSupported("this broker gives out delayed messages when they are due, and not before")
 
     @abstractmethod
-    def workers(self) -> list[dict[str, object]]:
-        """Live workers: ``{"name", "pid", "queues", "concurrency", "started"}`` each."""
+    def workers(self) -> list[Presence]:
+        """Live workers, with what they last told of themselves; [] where the broker lacks WORKERS."""
 
 
 class Broker(ABC):

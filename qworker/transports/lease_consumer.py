@@ -32,7 +32,7 @@ class WorkerRecord:
     """What a server keeps of a consumer: for ``Admin.workers()``, and for who finds it dead.
 
     boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner
-    files, '' where there are none.
+    files, '' where there are none. presence: what the worker tells of itself, '' when nothing.
     """
 
     name: str
@@ -44,6 +44,7 @@ class WorkerRecord:
     started: float
     lock: str
     running: str
+    presence: str
 
 
 class LeaseConsumer(Consumer):
@@ -71,6 +72,8 @@ class LeaseConsumer(Consumer):
         self._files = OwnerFiles(self._directory)
         self._generation = NOT_REGISTERED
         self._renew_at = 0.0
+        self._presence = ""
+        """What is written with each renewal."""
 
     def after_fork(self) -> None:
         """In a forked child: what the parent holds stays its own, and dies with it."""
@@ -90,7 +93,7 @@ class LeaseConsumer(Consumer):
 
     @abstractmethod
     def _renew(self) -> None:
-        """Renew the lease. Raises _lost() for who was taken for dead."""
+        """Renew the lease, and write _presence. Raises _lost() for who was taken for dead."""
 
     @abstractmethod
     def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
@@ -123,11 +126,15 @@ class LeaseConsumer(Consumer):
             started=self._clock.now(),
             lock=self._files.lock,
             running=self._files.running,
+            presence=self._presence,
         )
         began = self._uptime()
         self._generation = self._insert(record)
         self._renewed(began)
         return self._generation
+
+    def present(self, text: str) -> None:
+        self._presence = text
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0

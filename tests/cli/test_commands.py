@@ -193,6 +193,28 @@ def test_queues_show_depth_and_age(tasks, run):
     assert 0 <= info["oldest_age"] < 60
 
 
+def test_workers_are_shown_with_what_they_tell(tasks, run):
+    assert "No worker is running on sqlite:" in run("workers").stdout
+    assert json.loads(run("workers", "--json").stdout) == []
+    broker = find_app("tasks").app.broker
+    broker.consumer.present('{"host":"far","status":"working","busy":1,"waiting":7,"totals":{"finished":5}}')
+    broker.consumer.register("w@far", ["celery", "mail"], 2)
+    head, row = run("workers").stdout.splitlines()
+    assert head.split()[:8] == ["name", "host", "pid", "status", "queues", "running", "waiting", "finished"]
+    assert row.split()[:8] == ["w@far", "far", str(os.getpid()), "working", "celery,mail", "1/2", "7", "5"]
+    (found,) = json.loads(run("workers", "--json").stdout)
+    told = found["name"], found["queues"], found["concurrency"], found["totals"], found["running"]
+    assert told == ("w@far", ["celery", "mail"], 2, {"finished": 5}, [])
+    broker.consumer.deregister()
+
+
+def test_a_broker_that_does_not_tell_of_workers_says_so(tasks, run):
+    Path("plain.py").write_text(
+        "from qworker import QWorker\napp = QWorker('plain', broker_url='memory://')\n"
+    )
+    assert "does not tell which workers there are" in run("workers", "-A", "plain").stdout
+
+
 def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
     folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), "messages")
     Path("messages").mkdir()

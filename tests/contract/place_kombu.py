@@ -92,6 +92,15 @@ CANNOT = {
         ),
         "dead letters are kept until somebody looks after them, and come from here alone",
     ),
+    **dict.fromkeys(
+        (
+            "test_what_a_worker_tells_of_itself_is_read_by_other_processes",
+            "test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again",
+            "test_a_presence_that_is_damaged_spoils_nothing",
+            "test_a_presence_may_be_large",
+        ),
+        "WORKERS: nobody is told of them",
+    ),
     "test_queues_say_how_they_stand": "COUNTS",
     "test_order_holds_over_several_leases_and_pushes": "PRIORITY: there are a few steps, or none",
     "test_a_message_comes_back_as_it_was_sent": "headers are written anew, with the same values",

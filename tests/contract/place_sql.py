@@ -44,6 +44,10 @@ class SQLPlace:
         rows = self._ask("SELECT count(*) FROM qworker_message")
         return int(rows[0][0]) if rows else 0
 
+    def version(self) -> int:
+        """Of the tables, as every version of ours reads it."""
+        return int(self._ask("SELECT max(version) FROM qworker_schema")[0][0])
+
     def lose(self) -> None:
         for table in ("message", "dead", "owner", "revoked"):
             self._ask(f"TRUNCATE TABLE qworker_{table}{self.from_one}")

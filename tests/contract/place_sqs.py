@@ -166,7 +166,16 @@ CANNOT = {
         "DELIVERY_COUNT: SQS shows to others what was hidden for 30 s, and does not tell of it",
     ),
     "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
-    "test_live_workers_are_listed": "WORKERS",
+    **dict.fromkeys(
+        (
+            "test_live_workers_are_listed",
+            "test_what_a_worker_tells_of_itself_is_read_by_other_processes",
+            "test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again",
+            "test_a_presence_that_is_damaged_spoils_nothing",
+            "test_a_presence_may_be_large",
+        ),
+        "WORKERS",
+    ),
     "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
 }
 """test_lease_machine leaves SQS out like all that cannot do all: it counts what dead workers held, and looks

@@ -64,6 +64,34 @@ def test_tables_of_a_newer_version_are_left_alone(stores: Any, place: SQLPlace) 
         stores().sender.push([message("b")])
 
 
+def test_tables_from_before_there_was_a_presence_get_it_while_others_use_them(
+    stores: Any, place: SQLPlace
+) -> None:
+    """What a worker of before reads and writes stays as it was: it may go on, and others may start."""
+    stores().sender.push([message("a")])
+    place.execute("ALTER TABLE qworker_owner DROP COLUMN presence")
+    place.execute("DELETE FROM qworker_schema WHERE id > 1")
+    place.execute(
+        "INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency, started, "
+        "lease_until, armed_until, running) VALUES (1, 'before@test', 1, '', '', '', 'q', 1, 1, 1e12, 0, '')"
+    )
+    several = [stores() for _ in range(4)]
+    threads = [threading.Thread(target=each.admin.workers) for each in several]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    several[0].consumer.present('{"waiting":3}')
+    several[0].consumer.register("w@test", ["q"], 1)
+    assert [(one.name, one.waiting) for one in several[1].admin.workers()] == [
+        ("before@test", 0),
+        ("w@test", 3),
+    ]
+    assert [leased.headers for leased in several[0].consumer.lease(["q"], 9).messages] == ["a"]
+    # All that a worker of before looks at.
+    assert place.version() == 1
+
+
 def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQLPlace) -> None:
     store = stores()
     store.consumer.register("w@test", ["q"], 1)

@@ -99,7 +99,7 @@ def test_whose_files_were_deleted_lives_until_its_lease_ends(directory: Path) ->
     assert len(first.consumer.lease(["q"], 1).messages) == 1
     shutil.rmtree(directory / "queue.db-owners")
     assert second.consumer.reclaim() == []
-    assert [worker["name"] for worker in second.admin.workers()] == ["first@test", "second@test"]
+    assert [worker.name for worker in second.admin.workers()] == ["first@test", "second@test"]
     now += 31.0
     ((name, returned, _),) = second.consumer.reclaim()
     assert (name, returned) == ("first@test", 1)

@@ -10,6 +10,7 @@ from qworker.errors import BrokerUnavailable
 from qworker.message.protocol import Body, decode_body, parse_headers, parse_properties
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope, Undivided
+from qworker.transports.presence import Presence
 
 ACCEPT = frozenset({"json", "pickle", "msgpack"})
 
@@ -36,7 +37,7 @@ class KeepingStore(Undivided):
         self.failure: Exception = BrokerUnavailable("the store is away")
         self.timeouts: list[float] = []
         self.revoked: list[tuple[list[str], bool, str]] = []
-        self.alive: list[dict[str, object]] = []
+        self.alive: list[Presence] = []
         self.closed = 0
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -50,7 +51,7 @@ class KeepingStore(Undivided):
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         self.revoked.append((list(ids), terminate, signal))
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         return self.alive
 
     def close(self) -> None:

@@ -30,6 +30,12 @@ def running(pool: Pool) -> list[list[int]]:
     return [tags(handle.requests()) for handle in pool.handles.all()]
 
 
+def test_of_the_sync_tasks_of_a_child_the_first_has_begun(one: Pool) -> None:
+    one.submit(*one.rooms.requests(3))
+    (begun,) = one.pool.running()
+    assert begun[0].tag == 1
+
+
 # -- assigning --
 
 

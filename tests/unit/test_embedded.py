@@ -161,6 +161,20 @@ def test_a_file_from_before_there_were_joins_gets_them(tmp_path: Path) -> None:
         assert connection.execute(counts).fetchone() == (0, 0)
 
 
+def test_a_file_from_before_there_was_a_presence_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    with closing(Database(path).connect()) as connection:
+        connection.execute("ALTER TABLE owner DROP COLUMN presence")
+        connection.execute(
+            "INSERT INTO owner (name, pid, boot, queues, concurrency, lease_until, started, marks) "
+            "VALUES ('w@h', 1, '', 'q', 1, 0, 0, '')"
+        )
+        connection.execute("PRAGMA user_version = 4")
+    with closing(Database(path).connect()) as connection:
+        assert connection.execute("SELECT name, presence FROM owner").fetchall() == [("w@h", "")]
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
 def test_tags_go_on_where_an_older_qworker_stopped(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:

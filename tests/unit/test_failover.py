@@ -70,7 +70,7 @@ def test_a_worker_starts_with_the_first_that_answers() -> None:
     stores, store = three()
     stores[0].away = True
     generation = store.consumer.register("w@h", ["q"], 1)
-    assert [worker["name"] for worker in stores[1].admin.workers()] == ["w@h"]
+    assert [worker.name for worker in stores[1].admin.workers()] == ["w@h"]
     stores[1].sender.push([envelope("a")])
     (message,) = store.consumer.lease(["q"], 10).messages
     assert store.consumer.settle(generation, [Ack(message.tag)]) == set()
@@ -121,7 +121,7 @@ def moved() -> tuple[list[Slow], FailoverBroker, int, int, int]:
 def test_the_second_failure_leads_to_the_next_server_under_a_new_epoch() -> None:
     stores, store, _, old, new = moved()
     assert new != old
-    assert [worker["name"] for worker in stores[1].admin.workers()] == ["w@h"]
+    assert [worker.name for worker in stores[1].admin.workers()] == ["w@h"]
     assert store.consumer.lease(["q"], 10).messages == []
 
 

@@ -21,6 +21,7 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, result_from_tuple
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
+from qworker.transports.presence import Presence
 from tests.support.stores import KeepingStore, make_app
 from tests.support.waiting import until
 
@@ -232,8 +233,8 @@ def test_who_is_cancelled_waits_for_nothing_any_more(app: QWorker) -> None:
 
 def test_who_waits_long_is_told_once_that_nobody_works(caplog: pytest.LogCaptureFixture) -> None:
     app, store, clock = make_app()
-    for alive in ([{"queues": ["celery"]}], []):
-        store.alive = alive  # type: ignore[assignment]
+    for alive in ([Presence("w@h", 1, ("celery",), 1, 0.0)], []):
+        store.alive = alive
         caplog.clear()
         with pytest.raises(ResultTimeout):
             group(app, "a", "b").get(timeout=20, interval=0.001, on_interval=lambda: clock.advance(1.0))

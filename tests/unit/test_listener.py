@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,11 +18,13 @@ from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings
+from qworker.components.presence_report import PresenceReport
 from qworker.components.ready_queue import ReadyQueue, Slots
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
 from qworker.components.settler import Settler
+from qworker.components.shutdown import DRAINING, RUNNING
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
@@ -37,6 +41,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
+from qworker.transports.presence import MAX_RUNNING, Presence, RunningTask, from_text, to_text
 from tests.support.logging_events import logged
 from tests.support.rooms import Rooms, tags
 
@@ -76,6 +81,16 @@ class Ears:
         )
         self.idle = 0
         mediator: Any = self
+        waiting = WaitingRequests(self.ready, self.schedule, mediator, self.settler.ended)
+        acks = AckBuffer(
+            self.store,
+            self.mailbox,
+            Settlements(self.app, self.store.consumer),
+            self.state,
+            self.early,
+            FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count),
+        )
+        self.phase = RUNNING
         self.listener = Listener(
             self.app,
             crash,
@@ -83,15 +98,9 @@ class Ears:
             self.state,
             FetchWindow(self.pool, self.ready, 2, prefetch, lambda: 0),
             Intake(self.app, self.state, self.settler.settle, self.settler.refuse),
-            WaitingRequests(self.ready, self.schedule, mediator, self.settler.ended),
-            AckBuffer(
-                self.store,
-                self.mailbox,
-                Settlements(self.app, self.store.consumer),
-                self.state,
-                self.early,
-                FlushLimits(conf.worker_ack_flush_seconds, conf.worker_ack_flush_count),
-            ),
+            waiting,
+            acks,
+            PresenceReport(self.clock, lambda: self.phase, self.lease, self.pool, waiting, acks, self.state),
         )
         self.listener.opened()
 
@@ -810,14 +819,107 @@ def test_leases_are_renewed_while_something_is_held() -> None:
     assert len(ears.store.held) == 1
 
 
-def test_an_idle_worker_renews_nothing() -> None:
-    class Unasked(MemoryStore):
-        def extend(self) -> None:
-            raise AssertionError("there is nothing to renew")
+class Counting(MemoryStore):
+    """Counts the renewals of leases."""
 
-    ears = Ears(store=Unasked)
-    ears.clock.advance(60)
+    renewals = 0
+
+    def extend(self) -> None:
+        self.renewals += 1
+        super().extend()
+
+
+def test_an_idle_worker_renews_every_third_of_its_lease_and_no_more_often() -> None:
+    """So that it is seen, with everything that others read of it."""
+    ears = Ears(store=(store := Counting()), worker_lease_seconds=30.0)
     ears.turns()
+    store.renewals = 0
+    ears.pass_time(60)
+    assert store.renewals == 6
+
+
+def told(ears: Ears) -> Presence:
+    (found,) = ears.store.another().admin.workers()
+    return found
+
+
+def test_a_worker_has_told_of_itself_when_it_is_first_seen() -> None:
+    ears = Ears()
+    assert (told(ears).status, told(ears).pid, told(ears).host) == ("starting", 0, socket.gethostname())
+    ears.turns()
+    found = told(ears)
+    assert (found.status, found.busy, found.waiting) == ("idle", 0, 0)
+    assert (found.started, found.seen) == (ears.clock.now(), ears.clock.now())
+    assert found.version
+
+
+def test_what_runs_and_waits_is_told_within_a_second() -> None:
+    ears = Ears()
+    ears.turns()
+    ears.push(3)
+    ears.turns()
+    (first,) = ears.run(1)
+    began = ears.clock.now()
+    ears.pass_time(1)
+    found = told(ears)
+    assert (found.status, found.busy, found.waiting, found.seen) == ("working", 1, 2, ears.clock.now())
+    assert found.running == (RunningTask(first.id, first.name, pytest.approx(began, abs=2.0)),)
+
+
+def test_what_does_not_change_is_not_told_again_before_the_lease_is_renewed() -> None:
+    ears = Ears(store=(store := Counting()), worker_lease_seconds=3000.0)
+    ears.push(1)
+    ears.turns()
+    ears.run(1)
+    ears.pass_time(2)
+    store.renewals, known = 0, told(ears)
+    ears.pass_time(30)
+    assert (store.renewals, told(ears)) == (0, known)
+
+
+def test_changes_are_told_once_a_second_however_many_they_are() -> None:
+    ears = Ears(store=(store := Counting()), worker_lease_seconds=3000.0)
+    ears.turns()
+    store.renewals = 0
+    for _ in range(4):
+        ears.push(1)
+        ears.turns()
+    assert store.renewals == 0
+    ears.pass_time(1)
+    assert (store.renewals, told(ears).waiting) == (1, 4)
+
+
+def test_who_stops_says_so() -> None:
+    ears = Ears()
+    ears.push(1)
+    ears.turns()
+    ears.run(1)
+    ears.phase = DRAINING
+    ears.listener.quiet()
+    ears.pass_time(1)
+    assert told(ears).status == "stopping"
+
+
+def test_who_registers_again_tells_of_itself_at_once() -> None:
+    ears = Ears(worker_lease_seconds=15)
+    ears.turns()
+    ears.push(1)
+    ears.turns()
+    other = ears.store.another()
+    other.consumer.register("other@h", ["celery"], 1)
+    ears.clock.advance(16)
+    assert [dead.name for dead in other.consumer.reclaim()] == ["w@h"]
+    other.consumer.deregister()
+    ears.turns()
+    assert told(ears).status == "idle"
+
+
+def test_no_more_than_a_hundred_running_tasks_are_named() -> None:
+    names = [RunningTask(str(number), "proj.add", 1.0) for number in range(150)]
+    record = Presence("w@h", 1, ("q",), 4, 0.0)
+    text = to_text(replace(record, running=tuple(names), busy=150))
+    found = from_text(text, record)
+    assert (found.busy, found.running) == (150, tuple(names[:MAX_RUNNING]))
 
 
 def test_what_a_dead_worker_held_is_taken_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -1119,9 +1221,6 @@ def test_others_are_told_for_how_long_the_lease_surely_stands() -> None:
     assert ears.lease.standing()
     ears.clock.advance(0.2)
     assert not ears.lease.standing()
-    ears.turns()
-    assert not ears.lease.standing(), "an idle worker renews nothing"
-    ears.push(1)
     ears.turns()
     assert ears.lease.standing()
 

@@ -24,6 +24,7 @@ from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, RemoteTraceback, result_from_tuple
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
+from qworker.transports.presence import Presence
 from tests.support.stores import KeepingStore, make_app
 from tests.support.waiting import until
 
@@ -229,12 +230,12 @@ class Never(Backend):
     ("alive", "expected"),
     [
         ([], "No worker is consuming queue far"),
-        ([{"queues": ["celery"]}], "No worker is consuming queue far"),
-        ([{"queues": ["celery", "far"]}], ""),
+        ([Presence("w@h", 1, ("celery",), 1, 0.0)], "No worker is consuming queue far"),
+        ([Presence("w@h", 1, ("celery", "far"), 1, 0.0)], ""),
     ],
 )
 def test_who_waits_is_told_once_that_nobody_listens(
-    alive: list[dict[str, object]], expected: str, caplog: pytest.LogCaptureFixture
+    alive: list[Presence], expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, store, clock = make_app()
     app = QWorker(

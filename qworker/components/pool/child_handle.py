@@ -292,6 +292,18 @@ class ChildHandle:
         since = now - self.last_heard
         return self.load - since if since < self.load else since
 
+    def running(self) -> list[tuple[Request, float]]:
+        """What has begun here, each with the monotonic time since when: of the sync jobs the first."""
+        found: list[tuple[Request, float]] = []
+        first = True
+        for request, _, since in self.jobs.values() if self.up else ():
+            if request.is_async:
+                found.append((request, since))
+            elif first:
+                first = False
+                found.append((request, max(since, self.last_heard)))
+        return found
+
     def next_limit(self) -> Limit | None:
         """The next time at which something that runs here must have ended; None when nothing must."""
         limits = list(self._cancelled.values())

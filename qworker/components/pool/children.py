@@ -85,6 +85,11 @@ class Children:
         with self._lock:
             return list(self._handles)
 
+    def running(self) -> list[tuple[Request, float]]:
+        """What has begun, each with the monotonic time since when. Any thread."""
+        with self._lock:
+            return [run for child in self._handles for run in child.running()]
+
     def starting(self, index: int) -> ChildHandle | None:
         """The child *index*, as long as its process id is not known."""
         return next((child for child in self.all() if child.index == index and not child.pid), None)

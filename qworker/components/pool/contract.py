@@ -108,6 +108,10 @@ class TaskPool(ABC):
         """How many of them are ``async def`` tasks, which take no process or thread of their own. Any
         thread."""
 
+    @abstractmethod
+    def running(self) -> list[tuple[Request, float]]:
+        """What has begun, as far as is known here, each with the monotonic time since when. Any thread."""
+
     def mean_runtime(self) -> float:
         """Seconds that recent sync tasks took, on average; 0.0 when none has run yet. Any thread."""
         return self.runtimes.mean

@@ -174,6 +174,9 @@ class ProcessPool(TaskPool):
     def async_in_flight(self) -> int:
         return self._children.async_in_flight()
 
+    def running(self) -> list[tuple[Request, float]]:
+        return self._children.running()
+
     def info(self) -> dict[str, Any]:
         return {
             "implementation": "prefork",

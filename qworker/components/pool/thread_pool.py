@@ -167,6 +167,10 @@ class ThreadPool(TaskPool):
         expected = self.expected_runtime(request.name) or 0.0
         return expected - since if since < expected else since
 
+    def running(self) -> list[tuple[Request, float]]:
+        with self._lock:
+            return list(self._running.items())
+
     def info(self) -> dict[str, Any]:
         return {
             "implementation": self._name,

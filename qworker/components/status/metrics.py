@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from qworker.components.ledger import WorkerState
+from qworker.components.presence_report import qworker_version
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
@@ -55,7 +54,7 @@ class Metrics:
         pool, listener, info = health.pool, health.listener, health.pool.info()
         silence = health.silence()
         yield from _family("qworker_info", "gauge", "This worker.",
-                           [({"version": _version(), "worker": health.hostname}, 1)])  # fmt: skip
+                           [({"version": qworker_version(), "worker": health.hostname}, 1)])  # fmt: skip
         yield from _family(
             "qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready())
         )
@@ -92,14 +91,6 @@ class Metrics:
         for name, text, value in counters:
             yield from _family(name, "counter", text, _one(value))
         yield from _process(self._started, [pid for pid in info["processes"] if pid != os.getpid()])
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("qworker")
-    except PackageNotFoundError:  # it runs from a directory
-        return "unknown"
 
 
 def _runs(counters: Counters) -> Iterable[str]:

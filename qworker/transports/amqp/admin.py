@@ -17,6 +17,7 @@ from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import DEAD, REVOKED
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.presence import Presence
 
 
 class AMQPAdmin(Admin):
@@ -81,6 +82,6 @@ class AMQPAdmin(Admin):
         messages = [dead_lettered(letter, self._queues, task_id(), 0, {}, frame_max) for letter in letters]
         self._publisher.send(messages, self._server.timeout)
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         """Always []: RabbitMQ does not tell (it lacks WORKERS)."""
         return []

@@ -18,6 +18,7 @@ from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import DEAD, Server, close
 from qworker.transports.lease import Admin, Dead, QueueInfo
 from qworker.transports.own_headers import REDELIVERED
+from qworker.transports.presence import Presence
 
 
 class KombuAdmin(Admin):
@@ -118,6 +119,6 @@ class KombuAdmin(Admin):
                     count += 1
         return count
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         """Always []: brokers do not tell (see ``lacks``)."""
         return []

@@ -13,6 +13,7 @@ from typing import Any
 
 from qworker.naming import task_id
 from qworker.transports.lease import Admin, Dead, Envelope, QueueInfo
+from qworker.transports.presence import Presence, from_text
 from qworker.transports.redis.connection import checked, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, SHOW, TAKE_IN
@@ -56,18 +57,12 @@ class RedisAdmin(Admin):
             count += portion
         return count
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         with self._database.links.lent() as link:
             owners = Reclaimer(self._layout).owners(link)
             now = server_time(link) if self._leases_on is None else self._leases_on()
         return [
-            {
-                "name": record["name"],
-                "pid": int(record["pid"]),
-                "queues": record["queues"].split("\n"),
-                "concurrency": int(record["concurrency"]),
-                "started": float(record["started"]),
-            }
+            _presence(record)
             for _, lease, record in owners
             if int(record.get("concurrency", 0)) > 0
             and not died(record)
@@ -140,3 +135,15 @@ class RedisAdmin(Admin):
         with self._database.links.lent() as link:
             replies = link.ask(b"".join(map(pack, commands)), len(commands))
             return [checked(link, reply) for reply in replies]
+
+
+def _presence(record: dict[str, str]) -> Presence:
+    known = Presence(
+        record["name"],
+        int(record["pid"]),
+        tuple(record["queues"].split("\n")),
+        int(record["concurrency"]),
+        float(record["started"]),
+        record.get("host", ""),
+    )
+    return from_text(record.get("presence", ""), known)

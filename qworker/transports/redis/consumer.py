@@ -96,6 +96,7 @@ class RedisConsumer(LeaseConsumer):
             "lease_seconds": repr(self._lease_seconds),
             "lock": record.lock,
             "marks": record.running,
+            "presence": record.presence,
         }
         if CRASHING:
             crash_point("registering")
@@ -145,7 +146,7 @@ class RedisConsumer(LeaseConsumer):
             crash_point("renewing")
         fields = self._claims.held.values()
         lease = self._lease_now(), repr(self._lease_seconds)
-        if self._call(EXTEND, self._generation, *lease, *fields) is None:
+        if self._call(EXTEND, self._generation, *lease, self._presence, *fields) is None:
             raise self._lost()
 
     # -- leasing --

@@ -270,11 +270,12 @@ return generation
 EXTEND = Script(
     PRELUDE
     + r"""
--- ARGV: generation, now, lease seconds, fields…  Returns false for who was taken for dead.
+-- ARGV: generation, now, lease seconds, presence, fields…  Returns false for who was taken for dead.
 if not redis.call('ZSCORE', OWNERS, ARGV[4]) then return false end
 local expires = exact(seconds(ARGV[5]) + tonumber(ARGV[6]))
 redis.call('ZADD', OWNERS, 'XX', expires, ARGV[4])
-for i = 7, #ARGV do redis.call('ZADD', INDEX, 'XX', expires, ARGV[i]) end
+redis.call('HSET', P .. 'qworker.owner.' .. ARGV[4], 'presence', ARGV[7])
+for i = 8, #ARGV do redis.call('ZADD', INDEX, 'XX', expires, ARGV[i]) end
 return 1
 """
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from qworker.clock import Clock
 from qworker.transports.lease import Admin, Dead, QueueInfo
 from qworker.transports.owner_files import died
+from qworker.transports.presence import Presence, from_text
 from qworker.transports.sql.link import Handle, Link, earliest
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import NEXT_DUE, NOW
@@ -34,7 +35,7 @@ DISCARD = "DELETE FROM qworker_dead WHERE tag = ANY(%s)"
 PUSH_DEAD = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers,
 properties, body)
 VALUES (%s, %s, %s, %s, %s, 0, %s, %s, %s)"""
-WORKERS = f"""SELECT name, pid, queues, concurrency, started, boot, lock_path, lease_until, {NOW}
+WORKERS = f"""SELECT name, pid, queues, concurrency, started, boot, lock_path, lease_until, {NOW}, presence
 FROM qworker_owner
 WHERE concurrency > 0 ORDER BY id"""
 
@@ -125,18 +126,12 @@ class SQLAdmin(Admin):
 
         return self._handle.transact(work)
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         now = None if self._uptime is None else self._uptime()
         rows = self._handle.transact(lambda link: link.ask(WORKERS))
         return [
-            {
-                "name": name,
-                "pid": pid,
-                "queues": queues.split("\n"),
-                "concurrency": concurrency,
-                "started": started,
-            }
-            for name, pid, queues, concurrency, started, boot, lock, until, clock in rows
+            from_text(text or "", Presence(name, pid, tuple(queues.split("\n")), concurrency, started))
+            for name, pid, queues, concurrency, started, boot, lock, until, clock, text in rows
             if until + self._lease_seconds > (float(clock) if now is None else now) and not died(lock, boot)
         ]
 

@@ -103,7 +103,7 @@ class SQLConsumer(LeaseConsumer):
         row = (
             *(record.name, record.pid, record.boot, record.lock, record.running),
             *("\n".join(record.queues), record.concurrency, record.started),
-            *(*values, SUBSCRIBED_SECONDS),
+            *(*values, SUBSCRIBED_SECONDS, record.presence),
         )
 
         def work(link: Link) -> int:
@@ -129,8 +129,8 @@ class SQLConsumer(LeaseConsumer):
             crash_point("renewing")
         until, values = self._until()
         also = f", {self._subscription.renewal}" if self._subscription.active else ""
-        statement = f"UPDATE qworker_owner SET lease_until = {until}{also} WHERE id = %s"
-        if not link.do(statement, (*values, self._generation)):
+        statement = f"UPDATE qworker_owner SET lease_until = {until}{also}, presence = %s WHERE id = %s"
+        if not link.do(statement, (*values, self._presence, self._generation)):
             raise self._lost()
         self._copy_running(link)
 

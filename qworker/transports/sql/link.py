@@ -21,7 +21,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
 from qworker.interrupts import NotOurTurn, apart, in_turn
 from qworker.transports.lease import Leased, Part
 from qworker.transports.sql.join_rows import JoinTables, record
-from qworker.transports.sql.schema import VERSION
+from qworker.transports.sql.schema import ADDITIONS, VERSION
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -137,12 +137,19 @@ class Link(ABC):
 
     @abstractmethod
     def create(self) -> None:
-        """Make the tables, if they are not there, also beside others who do."""
+        """Make the tables, if they are not there, and their additions, also beside others who do."""
+
+    @abstractmethod
+    def add(self) -> None:
+        """Make the additions to the tables that are not there, also beside others who do."""
 
     def _make_tables(self, there: bool) -> None:
-        """create() them unless they are *there*, as this version has them. Raises ConfigurationError for a
-        newer one's."""
-        version = int(self.ask("SELECT max(version) FROM qworker_schema")[0][0] or 0) if there else 0
+        """create() them unless they are *there*, as this version has them; add() what they lack. Raises
+        ConfigurationError for a newer one's."""
+        version = rows = 0
+        if there:
+            found = self.ask("SELECT max(version), count(*) FROM qworker_schema")[0]
+            version, rows = int(found[0] or 0), int(found[1])
         if version > VERSION:
             raise ConfigurationError(
                 f"the tables in this database were made by a newer qworker (version {version}, this "
@@ -152,6 +159,8 @@ class Link(ABC):
             )
         if version < VERSION:
             self.create()
+        elif rows <= len(ADDITIONS):
+            self.add()
 
     @abstractmethod
     def table_and_channel(self) -> tuple[str, str]:

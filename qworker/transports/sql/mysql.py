@@ -29,6 +29,7 @@ from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, R
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
+    ADDITIONS,
     BELLS,
     COLUMNS,
     LAST_REVOKED,
@@ -57,6 +58,7 @@ ANSWER_SECONDS = 30.0
 """Seconds after which a server that says nothing is given up."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
+_NOTE = "INSERT IGNORE INTO qworker_schema (id, version) VALUES (%s, %s)"
 # Whoever takes this consumer for dead deletes its row first, and so waits until what is taken here can be
 # seen.
 ALIVE = "SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE"
@@ -159,17 +161,35 @@ class MySQLLink(Link):
         self._make_tables(bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'")))
 
     def create(self) -> None:
-        name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
-        if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
-            raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
-        try:
+        with self._making():
             for statement in MYSQL:
                 self.do(statement)
             self._connection.cursor().executemany(
                 "INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, 0)",
                 [(slot,) for slot in range(BELLS)],
             )
-            self.do("INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, %s)", (VERSION,))
+            self.do(_NOTE, (1, VERSION))
+            self._add()
+
+    def add(self) -> None:
+        with self._making():
+            self._add()
+
+    def _add(self) -> None:
+        """While nobody else does."""
+        for id, (table, column, kind) in enumerate(ADDITIONS, 2):
+            if not self.ask(f"SHOW COLUMNS FROM {table} LIKE %s", (column,)):
+                self.do(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            self.do(_NOTE, (id, VERSION))
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        """Nobody else makes tables meanwhile."""
+        name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
+        if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
+            raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
+        try:
+            yield
         finally:
             self.ask(name.format("release_lock", ""))
 

@@ -28,7 +28,7 @@ from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
-from qworker.transports.sql.schema import NEW_COLUMNS, NOW, POSTGRESQL, VERSION
+from qworker.transports.sql.schema import ADDITIONS, NEW_COLUMNS, NOW, POSTGRESQL, VERSION
 
 try:
     import psycopg
@@ -52,6 +52,7 @@ BROKEN_CLASSES = ("08", "57P", "58", "XX")
 PASSING = ("40001", "40P01", "55P03", "25P02")
 MISSING_TABLE = ("42P01", "42703")
 TAKEN = "23505"
+_NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO NOTHING"
 
 
 class PostgreSQLLink(Link):
@@ -118,7 +119,19 @@ class PostgreSQLLink(Link):
             self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
             for statement in POSTGRESQL:
                 self.do(statement)
-            self.do("INSERT INTO qworker_schema VALUES (1, %s) ON CONFLICT DO NOTHING", (VERSION,))
+            self.do(_NOTE, (1, VERSION))
+            self._add()
+
+    def add(self) -> None:
+        with self.transaction():
+            self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+            self._add()
+
+    def _add(self) -> None:
+        """Within a transaction that nobody else is in."""
+        for id, (table, column, kind) in enumerate(ADDITIONS, 2):
+            self.do(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}")
+            self.do(_NOTE, (id, VERSION))
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, values or None).fetchall()

@@ -15,6 +15,11 @@ its running file, ``armed_until`` until when it wants notifications, and ``bell`
 from __future__ import annotations
 
 VERSION = 1
+"""Of the tables: a version does not touch those of a newer one."""
+ADDITIONS = (("qworker_owner", "presence", "text"),)
+"""Table, column and type of what was added since, so that a consumer of before takes no notice of it: workers
+of before and after share the tables. ``qworker_schema`` has the row 1 for the version, and one with the next
+id for each addition; all have that version, which is all that a consumer of before reads."""
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 """Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not
 cut, and a backslash escapes."""
@@ -104,7 +109,7 @@ floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
 """The number of a new consumer or revocation; see ``lease.py``."""
 NEW_OWNER = """INSERT INTO qworker_owner (id, name, pid, boot, lock_path, marks, queues, concurrency,
 started, lease_until,
-armed_until, running) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '')"""
+armed_until, running, presence) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '', %s)"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
 REVOKED_SINCE = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked

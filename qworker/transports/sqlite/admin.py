@@ -14,6 +14,7 @@ from pathlib import Path
 from qworker.clock import Clock, boot_id
 from qworker.transports.lease import Admin, Dead, QueueInfo
 from qworker.transports.owner_files import died, lock_beside
+from qworker.transports.presence import Presence, from_text
 from qworker.transports.sqlite import DELAYED, NEXT_TAG, READY, Handle, Notifier
 
 INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties,
@@ -122,22 +123,16 @@ class SQLiteAdmin(Admin):
             )
         )
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         rows = self._handle.read(
             "SELECT CAST(name AS TEXT), pid, CAST(queues AS TEXT), concurrency, started, CAST(boot AS TEXT), "
-            "CAST(marks AS TEXT) FROM owner "
+            "CAST(marks AS TEXT), CAST(presence AS TEXT) FROM owner "
             "WHERE concurrency > 0 AND lease_until > ?",
             (self._silent_since(),),
         )
         return [
-            {
-                "name": name,
-                "pid": pid,
-                "queues": queues.split("\n"),
-                "concurrency": concurrency,
-                "started": started,
-            }
-            for name, pid, queues, concurrency, started, boot, marks in rows
+            from_text(text, Presence(name, pid, tuple(queues.split("\n")), concurrency, started))
+            for name, pid, queues, concurrency, started, boot, marks, text in rows
             if boot == boot_id() and not died(lock_beside(str(self._owners / marks.replace("\0", ""))), boot)
         ]
 

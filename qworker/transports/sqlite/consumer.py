@@ -65,8 +65,9 @@ CLAIM_DELAYED = FITTING % (
 )
 PROMOTE_DUE = f"""UPDATE message SET state = {READY} WHERE tag IN (
 SELECT tag FROM message WHERE queue = ? AND state = 1 AND due <= ? ORDER BY due LIMIT 1000)"""
-NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lease_until, started, marks)
-VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?)"""
+NEW_OWNER = f"""INSERT INTO owner (id, name, pid, boot, queues, concurrency, lease_until, started, marks,
+presence)
+VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
@@ -173,6 +174,7 @@ class SQLiteConsumer(LeaseConsumer):
                     self._uptime() + self._lease_seconds,
                     record.started,
                     Path(record.running).name,
+                    record.presence,
                 )
                 generation = int(connection.execute(NEW_OWNER, row).lastrowid or 0)
                 if CRASHING:
@@ -217,7 +219,8 @@ class SQLiteConsumer(LeaseConsumer):
             crash_point("renewing")
         until = self._uptime() + self._lease_seconds
         renewed = connection.execute(
-            "UPDATE owner SET lease_until = ? WHERE id = ?", (until, self._generation)
+            "UPDATE owner SET lease_until = ?, presence = ? WHERE id = ?",
+            (until, self._presence, self._generation),
         )
         if not renewed.rowcount:
             raise self._lost()

@@ -21,7 +21,7 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError, QWorkerError
 from qworker.transports.sqlite.path import NETWORK_FILE_SYSTEMS, file_system
-from qworker.transports.sqlite.schema import SCHEMA, SCHEMA_VERSION
+from qworker.transports.sqlite.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for its turn before it gives up."""
@@ -154,14 +154,19 @@ def _enter_wal(connection: sqlite3.Connection) -> int:
 def _create(connection: sqlite3.Connection) -> None:
     with transaction(connection):
         if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
+            for table, column, kind in ADDED_COLUMNS:
+                known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                if known and column not in known:
+                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             for statement in schema_statements():
                 connection.execute(statement)
 
 
 def schema_statements() -> list[str]:
-    """The statements that make the tables of a file, in the words that this SQLite knows, and note their
+    """The statements that make the tables of a new file, in the words that this SQLite knows, and note their
     version; twice does no harm."""
-    made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";\n") if part]
+    made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";
+") if part]
     return [*made, f"PRAGMA user_version = {SCHEMA_VERSION}"]
 
 

@@ -7,7 +7,7 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
@@ -31,7 +31,7 @@ CREATE INDEX IF NOT EXISTS dead_age ON dead (died_at, tag, queue);
 CREATE TABLE IF NOT EXISTS owner (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, pid INTEGER NOT NULL, boot TEXT NOT NULL,
     queues TEXT NOT NULL, concurrency INTEGER NOT NULL, lease_until REAL NOT NULL, started REAL NOT NULL,
-    marks TEXT NOT NULL) STRICT;
+    marks TEXT NOT NULL, presence TEXT NOT NULL DEFAULT '') STRICT;
 CREATE TABLE IF NOT EXISTS revoked (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL, terminate INTEGER NOT NULL,
     signal TEXT NOT NULL,
@@ -62,6 +62,9 @@ CREATE TRIGGER IF NOT EXISTS message_highest AFTER DELETE ON message
     WHEN old.tag > ifnull((SELECT max(tag) FROM message), 0) BEGIN UPDATE highest
     SET tag = max(tag, old.tag); END;
 """
+
+ADDED_COLUMNS = (("owner", "presence", "TEXT NOT NULL DEFAULT ''"),)
+"""Table, column and type of what came to tables that older files have."""
 
 NEXT_NUMBER = "max(?, (SELECT ifnull(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = '{table}'))"
 """The number of a new owner or revocation, given the microseconds of the wall clock; see ``lease.py``."""

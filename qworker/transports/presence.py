@@ -1,0 +1,170 @@
+"""Presence: what a live worker tells of itself through its broker, and how that is written and read.
+
+Comes from:  a worker's listener, as text for ``Consumer.present``; the record that the broker keeps of it.
+Goes to:     ``Admin.workers()``, and so the command line and who else asks which workers there are.
+Thread:      any; values.
+
+The text is JSON of ASCII characters, so that every server takes it. It may have been written by another
+version, or by a stranger: a field that is missing, or is not what it should be, is left at its default, and
+what the record says is believed before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+STARTING = "starting"
+"""It has registered, and has not looked for messages yet."""
+IDLE = "idle"
+WORKING = "working"
+STOPPING = "stopping"
+"""It takes nothing new, and ends."""
+
+MAX_RUNNING = 100
+"""So many running tasks are named."""
+MAX_WORD = 255
+"""Characters of an id or a name that are told."""
+
+
+class RunningTask(NamedTuple):
+    """A task that a worker is running. started: epoch seconds."""
+
+    id: str
+    name: str
+    started: float
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A live worker.
+
+    - name: of the node, as ``celery@host``. host, pid: where it is; "" when the host is not known.
+    - queues, concurrency: what it consumes, and how many tasks it runs at once.
+    - started: epoch seconds of its registration.
+    - status: one of the constants of this module; "" when it has told nothing.
+    - pool: process ids of its children; () where tasks run in threads.
+    - restarts: how many of them ended before their time, and were replaced.
+    - waiting: tasks that it has received and that wait for a free place.
+    - scheduled: tasks that it has received and that wait for their time.
+    - unsettled: tasks that have ended, of which the broker is still to be told.
+    - busy: how many tasks it is running. running: the first MAX_RUNNING of them, the oldest first.
+    - totals: how many messages were "finished", "returned" and "dead_lettered".
+    - seen: epoch seconds, on its clock, at which it told this.
+    - version: of its qworker; "" when it has not said.
+    """
+
+    name: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    started: float
+    host: str = ""
+    status: str = ""
+    pool: tuple[int, ...] = ()
+    restarts: int = 0
+    waiting: int = 0
+    scheduled: int = 0
+    unsettled: int = 0
+    busy: int = 0
+    running: tuple[RunningTask, ...] = ()
+    totals: Mapping[str, int] = field(default_factory=dict)
+    seen: float = 0.0
+    version: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """All fields by name, as JSON has them."""
+        return {
+            **asdict(self),
+            "queues": list(self.queues),
+            "pool": list(self.pool),
+            "running": [task._asdict() for task in self.running],
+            "totals": dict(self.totals),
+        }
+
+
+def to_text(presence: Presence) -> str:
+    """What a worker gives its broker: what the broker's record of it does not say."""
+    told = {name: value for name, value in presence.plain().items() if name in READERS}
+    told["running"] = [
+        {"id": task.id[:MAX_WORD], "name": task.name[:MAX_WORD], "started": task.started}
+        for task in presence.running[:MAX_RUNNING]
+    ]
+    return json.dumps(told, separators=(",", ":"))
+
+
+def from_text(text: str, record: Presence) -> Presence:
+    """The worker of which the broker keeps *record* and has been given *text* ('': nothing). Never fails."""
+    told: dict[str, Any] = {"seen": record.started}
+    for name, value in _parsed(text).items():
+        reader = READERS.get(name)
+        if reader is None:
+            continue
+        try:
+            told[name] = reader(value)
+        except (ValueError, TypeError, KeyError):
+            continue
+    kept = {one.name: getattr(record, one.name) for one in fields(Presence) if one.name in RECORDED}
+    if record.host:
+        told["host"] = record.host
+    return Presence(**(told | kept))
+
+
+RECORDED = ("name", "pid", "queues", "concurrency", "started")
+"""What every broker's record of a worker says."""
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _moment(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _each(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value
+
+
+def _task(value: Any) -> RunningTask:
+    return RunningTask(_word(value["id"]), _word(value["name"]), _moment(value["started"]))
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "host": _word,
+    "status": _word,
+    "pool": lambda value: tuple(map(_count, _each(value))),
+    "restarts": _count,
+    "waiting": _count,
+    "scheduled": _count,
+    "unsettled": _count,
+    "busy": _count,
+    "running": lambda value: tuple(map(_task, _each(value))),
+    "totals": lambda value: {_word(name): _count(number) for name, number in dict(value).items()},
+    "seen": _moment,
+    "version": _word,
+}
+"""What the text tells, each with what makes a value of what JSON has for it, or raises."""

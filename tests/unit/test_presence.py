@@ -1,0 +1,80 @@
+"""What a worker tells of itself, as text and back, whatever is in the text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.transports.presence import Presence, RunningTask, from_text, to_text
+
+RECORD = Presence("w@host", 17, ("q", "r"), 4, 1000.5)
+TOLD = replace(
+    RECORD,
+    host="host",
+    status="working",
+    pool=(18, 19),
+    restarts=1,
+    waiting=2,
+    scheduled=3,
+    unsettled=4,
+    busy=1,
+    running=(RunningTask("id\udc80", "proj.tâche\0", 1001.25),),
+    totals={"finished": 5, "dead_lettered": 1},
+    seen=1002.0,
+    version="0.1",
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "name", "started"]), inner)
+    ),
+    max_leaves=5,
+)
+NAMES = [name for name in TOLD.plain() if name not in ("name", "pid", "queues", "concurrency", "started")]
+
+
+def test_what_is_told_is_read_as_it_was_told() -> None:
+    text = to_text(TOLD)
+    assert text.isascii()
+    assert "\0" not in text
+    assert from_text(text, RECORD) == TOLD
+
+
+def test_what_tells_nothing_was_seen_when_it_registered() -> None:
+    assert from_text("", RECORD) == replace(RECORD, seen=RECORD.started)
+
+
+def test_the_record_is_believed_before_the_text() -> None:
+    text = json.dumps(
+        {"name": "liar", "pid": 1, "queues": [], "concurrency": 0, "started": 0, "host": "liar"}
+    )
+    assert from_text(text, replace(RECORD, host="host")) == replace(RECORD, host="host", seen=1000.5)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "7", '"x"', "[" * 10_000, "\udc80", "9" * 5000])
+def test_a_text_that_is_no_object_tells_nothing(text: str) -> None:
+    assert from_text(text, RECORD) == from_text("", RECORD)
+
+
+def test_a_field_that_is_wrong_or_unknown_leaves_the_others() -> None:
+    told = json.loads(to_text(TOLD)) | {"pool": [1, "x"], "waiting": True, "seen": float("nan"), "more": 1}
+    assert from_text(json.dumps(told), RECORD) == replace(TOLD, pool=(), waiting=0, seen=RECORD.started)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), JSON))
+def test_no_text_fails_and_all_fields_have_their_types(fields: dict[str, object]) -> None:
+    found = from_text(json.dumps(fields), RECORD)
+    assert json.loads(json.dumps(found.plain())) == found.plain()
+    assert {name: type(value) for name, value in found.plain().items()} == {
+        name: type(value) for name, value in TOLD.plain().items()
+    }
+
+
+def test_long_words_are_cut() -> None:
+    text = to_text(replace(TOLD, running=(RunningTask("i" * 9999, "n" * 9999, 1.0),)))
+    assert len(text) < 1500
