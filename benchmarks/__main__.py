@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: list, setup, run, growth, schedulers, report. Without a command it runs all
+"""`python -m benchmarks`: list, setup, run, growth, schedulers, django, report. Without a command it runs all
 workloads: some 40 minutes."""
 
 import argparse
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, growth, markdown, report, results, run, schedulers
+from benchmarks import django, django_page, environments, growth, markdown, report, results, run, schedulers
 from benchmarks.growth import CURVES
 from benchmarks.peers import GROUPS, PEERS
 from benchmarks.schedulers import SCHEDULERS
@@ -158,6 +158,27 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--out", **out)
     look.set_defaults(command=_schedulers)
 
+    pair = commands.add_parser("django", help="measure qworker.django beside django-q2")
+    for option, known in (
+        ("packages", django.APPS),
+        ("brokers", django.BROKERS),
+        ("workloads", django.WORKLOADS),
+    ):
+        pair.add_argument(
+            f"--{option}",
+            type=_names(known),
+            default=list(known),
+            metavar="NAME,NAME",
+            help=f"of {', '.join(known)}",
+        )
+    pair.add_argument("--rounds", type=int, default=1, choices=range(1, 21), metavar="N", help="default: 1")
+    pair.add_argument("--scale", **scale)
+    pair.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="write the report of earlier runs instead"
+    )
+    pair.add_argument("--out", **out)
+    pair.set_defaults(command=_django)
+
     again = commands.add_parser("report", help="write one report of earlier runs")
     again.add_argument("results", type=Path, metavar="RESULTS.JSON", nargs="+")
     again.add_argument(
@@ -224,6 +245,20 @@ def _schedulers(options: argparse.Namespace) -> int:
         print(f"wrote {path}", file=sys.stderr)
     print(scheduler_page.document(found))
     return 1 if any(point.error for point in found.points) else 0
+
+
+def _django(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.read:
+        found = django.load(options.read)
+    else:
+        found = django.execute(
+            options.packages, options.brokers, options.workloads, options.rounds, options.scale, options.out
+        )
+    for path in django_page.write(found, options.out):
+        print(f"wrote {path}", file=sys.stderr)
+    print(django_page.document(found))
+    return 1 if any(cell.error for cell in found.cells) else 0
 
 
 def _report(options: argparse.Namespace) -> int:

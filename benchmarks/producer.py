@@ -157,6 +157,16 @@ def _peak(reset: bool = True) -> int:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
 
+def await_kept(adapter: ModuleType, patience: float) -> dict[str, Any]:
+    """Wait until what the last calls returned is kept. Answers the monotonic time of that, in nanoseconds."""
+    until = time.monotonic() + patience
+    while not adapter.kept():
+        if time.monotonic() > until:
+            raise TimeoutError(f"results are not kept within {patience:.0f} s")
+        time.sleep(0.01)
+    return {"at": time.monotonic_ns()}
+
+
 def finish(adapter: ModuleType) -> dict[str, Any]:
     """Remove what `prepare` made outside the cell's directory."""
     getattr(adapter, "finish", lambda: None)()
@@ -164,7 +174,8 @@ def finish(adapter: ModuleType) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (prepare, fill, send, one_by_one, schedule, workflow, finish)
+    function.__name__: function
+    for function in (prepare, fill, send, one_by_one, schedule, workflow, await_kept, finish)
 }
 
 

@@ -11,7 +11,7 @@ RABBITMQ_URL = os.environ.get("BENCHMARK_RABBITMQ", "amqp://guest:guest@127.0.0.
 POSTGRES_URL = os.environ.get("BENCHMARK_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 MARIADB_URL = os.environ.get("BENCHMARK_MARIADB", "mysql://root@127.0.0.1:3306/test")
 
-QUEUE = "qworker_benchmarks"
+QUEUE = os.environ.get("BENCHMARK_NAME", "qworker_benchmarks")
 """Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the
 peers' schema."""
 

@@ -2,13 +2,14 @@
 
 Comes from:  whoever calls a task, with a dictionary; workers, with its result.
 Goes to:     the broker, as text; back again in the worker.
-Thread:      any; nothing is kept.
+Thread:      any; only signers are kept.
 A package is a pickle in base64, with the time and a signature. The signature is Django's: its key is the
 SECRET_KEY and its salt is the project's name, as with django-q2, so that each reads packages of the other.
 Who knows the key can make a worker run anything.
 """
 
 import pickle
+from functools import lru_cache
 from typing import Any
 
 from django.core.signing import BadSignature, TimestampSigner
@@ -62,6 +63,10 @@ class SignedPackage:
 
 
 def _signer() -> TimestampSigner:
-    return TimestampSigner(
-        key=conf.secret_key, salt=conf.prefix, fallback_keys=list(conf.secret_key_fallbacks)
-    )
+    return _made(conf.secret_key, conf.prefix, tuple(conf.secret_key_fallbacks))
+
+
+@lru_cache(maxsize=8)
+def _made(key: str, salt: str, fallback_keys: tuple[str, ...]) -> TimestampSigner:
+    """A signer; it keeps nothing of what it has signed."""
+    return TimestampSigner(key=key, salt=salt, fallback_keys=list(fallback_keys))

@@ -94,6 +94,8 @@ def make_tables(_apps: Any, schema_editor: Any) -> None:
     if not is_broker(connection):
         return
     if connection.vendor == "sqlite":
+        if _is_ours(connection):  # a cluster came first: the store itself brings its tables up to date
+            return
         _refuse_strangers(connection)
     _do(connection, _kinds()[connection.vendor].tables)
 

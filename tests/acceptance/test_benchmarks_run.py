@@ -102,6 +102,25 @@ def test_a_scheduler_is_started_weighed_and_killed(tmp_path: Path) -> None:
     assert "</svg>" in (tmp_path / "schedulers.svg").read_text()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_a_django_project_is_drained_filled_and_started(tmp_path: Path) -> None:
+    """Ours alone: the environment of django-q2 would need a network."""
+    done = benchmarks(
+        *("django", "--packages", "qworker-django", "--brokers", "sqlite", "--scale", "0.01"),
+        *("--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "django.json").read_text())["cells"]
+    assert [cell["workload"] for cell in cells] == ["drain", "enqueue", "start", "keep-all", "keep-none"]
+    for cell in cells:
+        assert (cell["broker"], cell["error"], cell["lost"]) == ("sqlite", None, 0)
+        assert cell["value"] > 0
+    page = (tmp_path / "django.md").read_text()
+    assert page in done.stdout
+    assert "| sqlite" in page
+    assert "## What save_limit costs" in page
+
+
 def test_the_list_names_peers_and_workloads() -> None:
     done = benchmarks("list")
     assert done.returncode == 0
