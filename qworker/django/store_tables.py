@@ -18,7 +18,7 @@ from typing import Any
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
-from qworker.transports.sql.schema import BELLS, MYSQL, POSTGRESQL, VERSION
+from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
 from qworker.transports.sqlite.database import schema_statements
 
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
@@ -98,6 +98,27 @@ def make_tables(_apps: Any, schema_editor: Any) -> None:
             return
         _refuse_strangers(connection)
     _do(connection, _kinds()[connection.vendor].tables)
+    if connection.vendor != "sqlite":
+        _add_columns(connection)
+
+
+def _is_ours(connection: Any) -> bool:
+    """Whether the store has made its tables in an SQLite file already."""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA user_version")
+        return bool(cursor.fetchone()[0]) and "message" in connection.introspection.table_names(cursor)
+
+
+def _add_columns(connection: Any) -> None:
+    """Add what came to the tables of a server since their first version, as the store does it."""
+    with connection.cursor() as cursor:
+        for number, (table, column, kind) in enumerate(ADDITIONS, 2):
+            known = {each.name for each in connection.introspection.get_table_description(cursor, table)}
+            if column not in known:
+                cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            cursor.execute("SELECT 1 FROM qworker_schema WHERE id = %s", [number])
+            if cursor.fetchone() is None:
+                cursor.execute("INSERT INTO qworker_schema (id, version) VALUES (%s, %s)", [number, VERSION])
 
 
 def drop_tables(_apps: Any, schema_editor: Any) -> None:

@@ -38,6 +38,7 @@ from qworker.transports.lease import (
     Store,
     Undivided,
 )
+from qworker.transports.presence import Presence
 
 logger = logging.getLogger("django-q")
 
@@ -208,7 +209,7 @@ class CustomTransport(Undivided):
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         return 0
 
-    def workers(self) -> list[dict[str, object]]:
+    def workers(self) -> list[Presence]:
         return []
 
     def close(self) -> None:

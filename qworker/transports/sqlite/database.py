@@ -165,8 +165,7 @@ def _create(connection: sqlite3.Connection) -> None:
 def schema_statements() -> list[str]:
     """The statements that make the tables of a new file, in the words that this SQLite knows, and note their
     version; twice does no harm."""
-    made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";
-") if part]
+    made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";\n") if part]
     return [*made, f"PRAGMA user_version = {SCHEMA_VERSION}"]
 
 
