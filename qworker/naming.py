@@ -21,6 +21,8 @@ DISTRIBUTION = "qworker-queue"
 """What package managers call us. On PyPI "qworker" is another project, which is why no text may tell people
 to install that.
 The import and the command are "qworker"."""
+VERSION = "0.1.0"
+"""As ``pyproject.toml`` and the front door have it, which loads nothing."""
 DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 

@@ -11,8 +11,6 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from qworker.clock import Clock
 from qworker.components.ack_buffer import AckBuffer
@@ -22,6 +20,7 @@ from qworker.components.request import Key
 from qworker.components.shutdown import RUNNING
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
+from qworker.naming import VERSION
 from qworker.transports.presence import (
     IDLE,
     MAX_RUNNING,
@@ -89,7 +88,7 @@ class PresenceReport:
             busy=len(running),
             running=tuple(running[:MAX_RUNNING]),
             totals=dict(state.totals),
-            version=qworker_version(),
+            version=VERSION,
         )
 
     def _status(self, in_flight: int) -> str:
@@ -109,12 +108,3 @@ class PresenceReport:
         }
         tasks = [RunningTask(request.id, request.name, self._began[request.key]) for request, _ in found]
         return sorted(tasks, key=lambda task: task.started)
-
-
-@cache
-def qworker_version() -> str:
-    """Of this installation; "unknown" when it runs from a directory."""
-    try:
-        return version("qworker")
-    except PackageNotFoundError:
-        return "unknown"

@@ -7,7 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from qworker.naming import DISTRIBUTION, install_command
+from qworker import __version__
+from qworker.naming import DISTRIBUTION, VERSION, install_command
 from tests.conftest import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -22,6 +23,10 @@ _TELLING_SO = "pip uninstall qworker "
 
 def test_the_constant_is_the_projects_name():
     assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_the_version_is_the_same_wherever_it_is_said():
+    assert PROJECT["version"] == VERSION == __version__
 
 
 def test_extras_are_installed_by_our_name():

@@ -526,6 +526,21 @@ def test_no_more_run_at_once_than_there_are_slots(busy: Rig) -> None:
     busy.end_of(second)
 
 
+def test_the_pool_tells_what_it_runs_and_since_when(busy: Rig) -> None:
+    before = time.monotonic()
+    requests = [busy.request(task, busy.path("go")) for task in ("await_for", "wait_for", "wait_for")]
+    assert busy.pool.running() == []
+    assert busy.pool.submit(requests) == []
+    until(lambda: len(busy.pool.running()) == 3)
+    found = busy.pool.running()
+    assert {request.id for request, _ in found} == {request.id for request in requests}
+    assert all(before <= since <= time.monotonic() for _, since in found)
+    Path(busy.path("go")).touch()
+    for request in requests:
+        busy.end_of(request)
+    until(lambda: busy.pool.running() == [])
+
+
 def test_async_tasks_run_at_once_beside_sync_ones(busy: Rig) -> None:
     requests = [busy.request("await_for", busy.path("go")) for _ in range(5)]
     waiting: list[Request] = requests

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker
+from qworker import QWorker, __version__
 from qworker.components.status.http_status import MAX_CONNECTIONS
 from qworker.errors import ConfigurationError
 from qworker.testing import MemoryStore
@@ -99,6 +99,7 @@ def test_while_the_broker_is_away_it_lives_and_is_not_ready_and_says_why(watched
     until(lambda: watched.get("/readyz")[0] == 200)
     metrics = watched.metrics()
     assert metrics[("qworker_up",)] == 1
+    assert [dict(labels)["version"] for name, *labels in metrics if name == "qworker_info"] == [__version__]
     assert metrics[("qworker_broker_reconnects_total",)] == 1
     assert metrics[("qworker_broker_failures_total",)] >= 1
 

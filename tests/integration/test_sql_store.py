@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,35 @@ def test_tables_from_before_there_was_a_presence_get_it_while_others_use_them(
     assert [leased.headers for leased in several[0].consumer.lease(["q"], 9).messages] == ["a"]
     # All that a worker of before looks at.
     assert place.version() == 1
+
+
+def test_who_may_not_add_to_old_tables_can_publish_and_a_worker_says_what_to_do(tmp_path: Path) -> None:
+    place = PostgreSQLPlace(tmp_path)
+    role = place._name  # a role of this test's own
+    owner = place.open()
+    url = place.url.replace("options=", f"options=-crole%3D{role}%20", 1)
+    try:
+        owner.sender.push([message("a")])
+        place.execute("ALTER TABLE qworker_owner DROP COLUMN presence")
+        place.execute("DELETE FROM qworker_schema WHERE id > 1")
+        place.execute(f"CREATE ROLE {role}")
+        place.execute(f"GRANT USAGE ON SCHEMA {role} TO {role}")
+        for kind in ("TABLES", "SEQUENCES"):
+            place.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA {role} TO {role}")
+        with closing(SQLBroker(url)) as other:
+            other.sender.push([message("b")])
+            with pytest.raises(ConfigurationError, match="run `qworker queues` once as their owner"):
+                other.consumer.register("w@test", ["q"], 1)
+        with closing(place.open()) as upgraded:
+            upgraded.admin.queues()
+        with closing(SQLBroker(url)) as other:
+            other.consumer.register("w@test", ["q"], 1)
+            assert [leased.headers for leased in other.consumer.lease(["q"], 9).messages] == ["a", "b"]
+    finally:
+        owner.close()
+        place.clear()
+        with closing(place._connect()) as connection:
+            connection.execute(f"DROP ROLE IF EXISTS {role}")
 
 
 def test_connections_that_the_server_ended_are_made_anew(stores: Any, place: SQLPlace) -> None:

@@ -77,6 +77,18 @@ def test_a_worker_starts_with_the_first_that_answers() -> None:
     assert stores[1].messages == 0
 
 
+def test_what_a_worker_tells_of_itself_goes_with_it_to_the_next() -> None:
+    stores, store = three()
+    store.consumer.present('{"waiting":1}')
+    store.consumer.register("w@h", ["q"], 1)
+    store.consumer.present('{"waiting":2}')
+    store.consumer.extend()
+    assert [worker.waiting for worker in store.admin.workers()] == [2]
+    stores[0].away = True
+    store.consumer.register("w@h", ["q"], 1)
+    assert [worker.waiting for worker in stores[1].admin.workers()] == [2]
+
+
 def test_one_failure_is_not_yet_a_reason_to_leave() -> None:
     stores, store = three()
     generation = store.consumer.register("w@h", ["q"], 1)

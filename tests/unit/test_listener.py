@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from qworker import __version__
 from qworker.components.ack_buffer import AGAIN, LOST, AckBuffer, FlushLimits
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.fetch_window import FetchWindow
@@ -850,7 +851,7 @@ def test_a_worker_has_told_of_itself_when_it_is_first_seen() -> None:
     found = told(ears)
     assert (found.status, found.busy, found.waiting) == ("idle", 0, 0)
     assert (found.started, found.seen) == (ears.clock.now(), ears.clock.now())
-    assert found.version
+    assert found.version == __version__
 
 
 def test_what_runs_and_waits_is_told_within_a_second() -> None:

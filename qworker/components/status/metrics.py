@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qworker.components.ledger import WorkerState
-from qworker.components.presence_report import qworker_version
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.waiting_requests import WaitingRequests
+from qworker.naming import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
@@ -54,7 +54,7 @@ class Metrics:
         pool, listener, info = health.pool, health.listener, health.pool.info()
         silence = health.silence()
         yield from _family("qworker_info", "gauge", "This worker.",
-                           [({"version": qworker_version(), "worker": health.hostname}, 1)])  # fmt: skip
+                           [({"version": VERSION, "worker": health.hostname}, 1)])  # fmt: skip
         yield from _family(
             "qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready())
         )

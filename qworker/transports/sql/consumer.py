@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from qworker.clock import Clock
-from qworker.errors import BrokerUnavailable
+from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
@@ -73,7 +73,14 @@ class SQLConsumer(LeaseConsumer):
         return self._handle.run(work)
 
     def _connected(self, link: Link) -> None:
-        """On a new connection: listen, and put in order what the server lost with the old one."""
+        """On a new connection: listen, and put in order what the server lost with the old one. Raises
+        ConfigurationError when the tables lack what only their owner may add."""
+        if link.lacks_additions:
+            raise ConfigurationError(
+                "the tables of the broker are of an older qworker, and this user may not add to them "
+                f"({link.lacks_additions}): run `qworker queues` once as their owner",
+                setting="broker_url",
+            )
         self._results.forget_layout()
         link.listen()
         if self._generation == NOT_REGISTERED:

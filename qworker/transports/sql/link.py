@@ -80,6 +80,8 @@ class Link(ABC):
     errors: tuple[type[Exception], ...]
     table: str = ""
     """What tells this broker from others in the same server."""
+    lacks_additions: str = ""
+    """Why the tables are without what was added to them; "" when they have it."""
 
     def __init__(self) -> None:
         self._next_dues: dict[str, float | None] = {}
@@ -160,7 +162,14 @@ class Link(ABC):
         if version < VERSION:
             self.create()
         elif rows <= len(ADDITIONS):
-            self.add()
+            try:
+                self.add()
+            except self.errors as error:
+                # Who may not change tables can publish all the same; a worker says so, see SQLConsumer.
+                if not isinstance(self.trouble(error).error, ConfigurationError):
+                    raise
+                self.rollback()
+                self.lacks_additions = str(error).strip().partition("\n")[0]
 
     @abstractmethod
     def table_and_channel(self) -> tuple[str, str]:
