@@ -281,9 +281,10 @@ def set_default_app(app: QWorker | None) -> None:
     _default[:] = [] if app is None else [app]
 
 
-def set_default_maker(make: Callable[[], QWorker]) -> None:
-    """Have *make* return the default app where none was made by hand: the app of a framework's project."""
-    _makers[:] = [make]
+def set_default_maker(make: Callable[[], QWorker] | None) -> None:
+    """Have *make* return the default app where none was made by hand: the app of a framework's project. None:
+    there is none."""
+    _makers[:] = [] if make is None else [make]
 
 
 def get_current_app() -> QWorker:

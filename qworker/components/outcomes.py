@@ -331,7 +331,9 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
         return settlement
     error = None if rule.error is None else rule.error(request, outcome)
     if rule.state is not None and error is not None and settlement.row is None:
-        settlement = settlement._replace(row=outcome.row or _row(app, request, rule.state, error))
+        # A child that was given the end to tell has made the row of it.
+        told = outcome.row if isinstance(request, Request) and request.failing is not None else None
+        settlement = settlement._replace(row=told or _row(app, request, rule.state, error))
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
     return settlement

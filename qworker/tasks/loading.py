@@ -24,6 +24,12 @@ def _installed() -> Iterable[str]:
     return names
 
 
+def _is_configured() -> bool:
+    """Whether this process is a Django project already."""
+    conf = sys.modules.get("django.conf")
+    return conf is not None and bool(conf.settings.configured)
+
+
 class TaskModules:
     """The packages that were named for discovery; looked at no sooner than load() is called."""
 
@@ -40,7 +46,7 @@ class TaskModules:
         project.
         """
         if packages is None:
-            if SETTINGS_MODULE not in os.environ and "django" not in sys.modules:
+            if SETTINGS_MODULE not in os.environ and not _is_configured():
                 raise ConfigurationError(
                     'autodiscover_tasks needs the packages to look in, such as ["proj.mail", "proj.shop"]: '
                     f"this is no Django project, since {SETTINGS_MODULE} is not set"

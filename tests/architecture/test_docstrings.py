@@ -34,7 +34,7 @@ THEIRS = {
     "qworker_owner.armed_until",
 }  # fmt: skip
 """Names that no code of ours has."""
-THEIR_FILES = {"file.py", "tasks.py"}
+THEIR_FILES = {"file.py", "manage.py", "tasks.py"}
 
 _FILE = re.compile(r"[\w./]*\w\.py\b")
 _NAME = re.compile(

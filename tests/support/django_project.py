@@ -17,6 +17,8 @@ import django
 from django.conf import settings
 from django.core.management import call_command
 
+from qworker.context import set_default_maker
+
 SECRET_KEY = "a key that only tests know, and nobody else does, so it is long"
 
 
@@ -79,5 +81,6 @@ def configure() -> Path:
         Q_CLUSTER={"name": "default", "orm": "default", "label": "Queue of tests"},
     )
     django.setup()
+    set_default_maker(None)  # other tests of this process have apps of their own
     call_command("migrate", verbosity=0)
     return file

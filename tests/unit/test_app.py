@@ -229,7 +229,9 @@ def test_a_module_to_import_that_is_not_there() -> None:
         app.load_tasks()
 
 
-def test_discovery_needs_packages() -> None:
+def test_discovery_needs_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # other tests' project
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     with pytest.raises(ConfigurationError, match="packages to look in"):
         QWorker(set_as_current=False).autodiscover_tasks()
 

@@ -83,6 +83,7 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
 BOUNDED: dict[str, str] = {
     "qworker.beat.fields:_PART": "read() looks at 1,000 characters at most",
     "qworker.beat.kinds:_ADDRESS": "it looks at what a schedule of one's own code says of itself",
+    "qworker.cli.discovery:_NAMED_SETTINGS": "the file is one that the user runs, of 1 MB at most",
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",
