@@ -12,7 +12,8 @@ database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue
 ``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task),
 ``databases`` (as URLs), ``task_rows``, ``transport``, ``brokers``. A task runs: ``running``, ``cached``,
 ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a project), ``reporters``
-(who is told of errors). A cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``.
-What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which
-functions they may schedule).
+(who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to the cache, where the
+broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated`` (whether the tables are
+there), ``management``. What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``,
+``exposure`` (which functions they may schedule).
 """

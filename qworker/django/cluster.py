@@ -21,27 +21,39 @@ from typing import Any
 from django.db import connections
 
 from qworker import signals
-from qworker.components.component import Component
+from qworker.clock import SYSTEM_CLOCK
+from qworker.components.assembly import MakeComponent
+from qworker.components.shutdown import RUNNING
+from qworker.django import cluster_log
+from qworker.django.announcing import Announcer
 from qworker.django.brokers import Broker, get_broker
+from qworker.django.cluster_conf import override
 from qworker.django.conf import conf, logger
 from qworker.django.engine import app, forget
 from qworker.django.humanhash import humanize
 from qworker.django.retention import Retention
-from qworker.django.running import SENDER
 from qworker.django.scheduling import Scheduler
-from qworker.django.signals import post_spawn
-from qworker.django.status import Stat, Status, node_of
+from qworker.django.status import Stat, Status, broker_tells, node_of
+from qworker.errors import QWorkerError
+from qworker.transports.presence import IDLE, STOPPING, WORKING, Presence
 from qworker.worker import Worker
 
-STOP_SECONDS = 30.0
 FORK = multiprocessing.get_context("fork")
 """The settings of the caller go along, also those that were changed while it runs."""
+LOOK_SECONDS = 0.1
 
 
 class Cluster:
     """A cluster of this project; it is nothing before start().
 
     broker: the one that is asked for the state; None: the project's own.
+
+    - pid (int): of the cluster's process; of this one before it is started.
+    - host (text), cluster_id (UUID): where it is, and its own id, which it keeps when it is started anew.
+    - timeout (seconds, or None): how long a task may run. What is set before start() holds for this cluster.
+    - sentinel (Process): the process that start() has made; None before.
+    - start_event, stop_event (Event): it takes tasks; it was told to stop. None before start() and after
+      stop().
     """
 
     def __init__(self, broker: Broker | None = None) -> None:
@@ -60,86 +72,153 @@ class Cluster:
         return humanize(self.cluster_id.hex)
 
     def start(self) -> int:
-        """Start a worker in a process of its own; return its process id once it takes tasks."""
+        """Start a worker in a process of its own; return its process id once it takes tasks.
+
+        One that runs already is left as it is. Raises QWorkerError when it ends before it takes tasks; its
+        log says why.
+        """
+        if self._lives:
+            return self.pid
         self.start_event, self.stop_event = FORK.Event(), FORK.Event()
         connections.close_all()
         forget()
         self.sentinel = FORK.Process(target=self._guard, name="qworker-cluster")
         self.sentinel.start()
-        while not self.start_event.wait(0.1) and self.sentinel.is_alive():
-            pass
         self.pid = int(self.sentinel.pid)
+        while not self.start_event.wait(LOOK_SECONDS):
+            if not self.sentinel.is_alive():
+                self.start_event = self.stop_event = None
+                raise QWorkerError(
+                    f"the cluster {self.name} has ended with exit code {self.sentinel.exitcode} before it "
+                    "took tasks: its log says why"
+                )
         return self.pid
 
     def stop(self) -> bool:
-        """End what start() has started, after what runs; whether there was anything to end."""
-        if self.sentinel is None or not self.sentinel.is_alive():
+        """End what start() has started, after what runs; whether there was anything to end.
+
+        What runs has the time that the setting ``worker_shutdown_timeout`` gives it; then its task goes back
+        to the broker.
+        """
+        if not self._lives:
+            self.start_event = self.stop_event = None
             return False
-        self.stop_event.set()
-        os.kill(self.sentinel.pid, signal.SIGTERM)
-        self.sentinel.join(STOP_SECONDS + conf.guard_cycle)
+        if not self.stop_event.is_set():  # a second signal would cut short what runs
+            self.stop_event.set()
+            os.kill(self.sentinel.pid, signal.SIGTERM)
+        self.sentinel.join()
         self.start_event = self.stop_event = None
         return True
 
     def _guard(self) -> None:
-        os._exit(self.run())
+        if self.timeout != conf.timeout:
+            override("timeout", self.timeout)
+        try:
+            code = self.run()
+        except QWorkerError as error:
+            logger.error("Q Cluster %s cannot run: %s", self.name, error)
+            code = 1
+        os._exit(code)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> int:
-        """Be the cluster, in this process, until told to stop; return the exit code."""
+        """Be the cluster, in this process, until told to stop; return the exit code of qworker's worker.
+
+        on_ready: called once it takes tasks. Raises QWorkerError when it cannot start.
+        """
+        title = f"{self.name} [{conf.cluster_name}]"
 
         def ready() -> None:
-            logger.info("Q Cluster %s [%s] running.", self.name, conf.cluster_name)
+            cluster_log.tell_running(title)
             if self.start_event is not None:
                 self.start_event.set()
             if on_ready is not None:
                 on_ready()
 
+        def stopping(**_: Any) -> None:
+            cluster_log.tell_stopping(title)
+
         self.pid = os.getpid()
-        logger.info("Q Cluster %s [%s] starting.", self.name, conf.cluster_name)
+        cluster_log.prepare()
+        cluster_log.tell_start(title)
         node = node_of(conf.cluster_name, self.cluster_id, self.host)
-        worker = Worker(app(), hostname=node, on_ready=ready, besides=besides())
-        code = worker.run()
-        logger.info("Q Cluster %s [%s] has stopped.", self.name, conf.cluster_name)
+        worker: Worker
+        parts = besides(self.broker, lambda: presence_of(worker, started))
+        worker = Worker(app(), hostname=node, on_ready=ready, besides=parts)
+        started = SYSTEM_CLOCK.now()
+        signals.worker_shutting_down.connect(stopping, weak=False)
+        try:
+            code = worker.run()
+        finally:
+            signals.worker_shutting_down.disconnect(stopping)
+        cluster_log.tell_end(title)
         return code
+
+    @property
+    def _lives(self) -> bool:
+        return self.sentinel is not None and self.sentinel.is_alive()
 
     @property
     def is_starting(self) -> bool:
         """Whether it was started, and takes no tasks yet."""
-        return bool(self.start_event and not self.start_event.is_set())
+        return self._lives and self.start_event is not None and not self.start_event.is_set()
 
     @property
     def is_running(self) -> bool:
         """Whether it takes tasks."""
-        return bool(self.start_event and self.start_event.is_set() and not self.stop_event.is_set())
+        return self._has_begun and not self.stop_event.is_set()
 
     @property
     def is_stopping(self) -> bool:
         """Whether it was told to stop, and has not."""
-        return bool(self.start_event and self.start_event.is_set() and self.stop_event.is_set())
+        return self._has_begun and self.stop_event.is_set()
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it has run, and runs no more."""
-        return self.start_event is None and self.stop_event is None and self.sentinel is not None
+        """Whether it has run, and runs no more, however it has ended."""
+        return self.sentinel is not None and not self._lives
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._lives and self.start_event is not None and self.start_event.is_set()
 
     @property
     def stat(self) -> Status:
         """What it tells of itself."""
-        return Stat.get(self.pid, self.cluster_id)
+        return Stat.get(self.pid, self.cluster_id, self.broker)
 
 
-def besides() -> Sequence[Callable[[Any], Component]]:
-    """Return what makes the parts of a cluster's worker that others have not."""
-    makers: list[Callable[[Any], Component]] = [lambda on_crash: Retention(app(), on_crash)]
+def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
+    """Return what makes the parts of a cluster's worker that others have not.
+
+    broker: of the cluster. snapshot: tells what the worker does.
+    """
+    makers: list[MakeComponent] = [lambda on_crash: Retention(app(), on_crash)]
     if conf.scheduler:
         makers.append(lambda on_crash: Scheduler(app(), on_crash))
+    if not broker_tells():
+        makers.append(lambda on_crash: Announcer(SYSTEM_CLOCK, on_crash, broker, snapshot))
     return makers
 
 
-def _spawned(**_: Any) -> None:
-    """A child has begun."""
-    post_spawn.send(SENDER, proc_name="worker")
-    logger.info("ready for work at %d", os.getpid())
-
-
-signals.worker_process_init.connect(_spawned, weak=False)
+def presence_of(worker: Worker, started: float) -> Presence:
+    """Return what *worker* tells of itself where its broker keeps nothing of that. started: epoch seconds."""
+    info = worker.info()
+    pool, totals = info["pool"], info["total"]
+    busy = pool["in-flight"]
+    status = STOPPING if worker.phase != RUNNING else WORKING if busy else IDLE
+    return Presence(
+        worker.hostname,
+        os.getpid(),
+        worker.queues,
+        worker.concurrency,
+        started,
+        host=socket.gethostname(),
+        status=status,
+        pool=tuple(pid for pid in pool["processes"] if pid != os.getpid()),
+        restarts=worker.parts.pool.deaths,
+        waiting=info["ready"],
+        scheduled=info["scheduled"],
+        busy=busy,
+        totals=totals,
+        seen=SYSTEM_CLOCK.now(),
+    )

@@ -1,7 +1,8 @@
 """Status: what the clusters of a project tell of themselves, as Django-Q has it.
 
 Comes from:  monitors, the commands, and programs.
-Goes to:     the presence that each worker publishes through its broker.
+Goes to:     the presence that each worker publishes through its broker; where that keeps none, through
+             Django's cache.
 Thread:      any.
 """
 
@@ -11,10 +12,11 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.utils import timezone
-
+from qworker.django.announcing import announced, as_presence
+from qworker.django.brokers import Broker, get_broker
 from qworker.django.engine import app
-from qworker.errors import BrokerUnavailable, NotSupported
+from qworker.errors import BrokerUnavailable
+from qworker.transports.capabilities import WORKERS
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence
 
 WORDS = {STARTING: "Starting", IDLE: "Idle", WORKING: "Working", STOPPING: "Stopping", "": "Idle"}
@@ -27,6 +29,7 @@ class Status:
     - pid, host: where it is. cluster_id: of its own.
     - tob (datetime): since when. timestamp (datetime): when it told this.
     - status (text): Starting, Idle, Working, Stopping or Stopped.
+    - name (text): of its node.
     - workers (process ids). reincarnations: how many of them were replaced.
     - task_q_size, done_q_size: tasks that wait in it, and results of which the broker is to be told.
     - sentinel, pusher, monitor: the process that is all three here; 0 for none.
@@ -35,9 +38,9 @@ class Status:
     def __init__(self, pid: int, cluster_id: Any) -> None:
         self.pid = pid
         self.cluster_id = cluster_id
-        self.host = ""
+        self.host = self.name = ""
         self.tob: datetime | None = None
-        self.timestamp = timezone.now()
+        self.timestamp = datetime.now(UTC)
         self.reincarnations = 0
         self.status = STOPPED
         self.task_q_size = self.done_q_size = 0
@@ -50,7 +53,7 @@ class Status:
 
     def uptime(self) -> float:
         """Return for how many seconds it has run."""
-        return 0.0 if self.tob is None else (timezone.now() - self.tob) / timedelta(seconds=1)
+        return 0.0 if self.tob is None else (datetime.now(UTC) - self.tob) / timedelta(seconds=1)
 
     def empty_queues(self) -> bool:
         """Tell whether nothing waits in it."""
@@ -74,23 +77,35 @@ class Stat(Status):
         self.name = presence.name
 
     @staticmethod
-    def get(*which: Any, broker: Any = None) -> Status:
-        """Return the cluster with this id: ``get(cluster_id)``, or ``get(pid, cluster_id)``. One that is not
-        there has stopped."""
-        wanted = which[-1]
+    def get(*which: Any, broker: Broker | None = None, **named: Any) -> Status:
+        """Return a cluster: ``get(cluster_id)``, or ``get(pid, cluster_id)``, also by these names. The id may
+        be a UUID or its text; a process id does as well. One that is not there has stopped."""
+        if which and isinstance(which[-1], Broker):
+            which, broker = which[:-1], which[-1]
+        pid, wanted = named.get("pid", which[0] if len(which) > 1 else 0), named.get("cluster_id")
+        if wanted is None:
+            wanted = which[-1] if which else pid
+        is_pid = isinstance(wanted, int)
         for each in Stat.get_all(broker):
-            if str(each.cluster_id) == str(wanted) or (isinstance(wanted, int) and each.pid == wanted):
+            if each.pid == wanted if is_pid else str(each.cluster_id) == str(wanted):
                 return each
-        pid = which[0] if isinstance(which[0], int) else 0
-        return Status(pid, wanted)
+        return Status(wanted if is_pid else pid, wanted)
 
     @staticmethod
-    def get_all(broker: Any = None) -> list[Stat]:
-        """Return all clusters of this broker that live; none where it cannot tell."""
+    def get_all(broker: Broker | None = None) -> list[Stat]:
+        """Return all clusters of this broker that live, the oldest first; none while it does not answer."""
+        if not broker_tells():
+            return [Stat(each) for each in announced(broker or get_broker())]
         try:
-            return [Stat(each) for each in app().broker.admin.workers()]
-        except (NotSupported, BrokerUnavailable):
+            found = [as_presence(each) for each in app().broker.admin.workers()]
+        except BrokerUnavailable:
             return []
+        return [Stat(each) for each in sorted(found, key=lambda worker: worker.started)]
+
+
+def broker_tells() -> bool:
+    """Tell whether the broker keeps what clusters tell of themselves. Else Django's cache has to."""
+    return WORKERS not in app().broker.lacks
 
 
 def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:

@@ -56,7 +56,7 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(SIGNAL, child.interrupt)
-    signals.worker_process_init.send(app)
+    signals.worker_process_init.send(app, index=settings["index"])
     try:
         child.run()
     except OSError as error:

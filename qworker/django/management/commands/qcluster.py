@@ -8,6 +8,7 @@ Thread:      main.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -16,6 +17,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from qworker.django.brokers import get_broker
 from qworker.django.cluster import Cluster
+from qworker.django.conf import conf
+from qworker.django.engine import app
+from qworker.django.migrated import require_tables
 from qworker.errors import QWorkerError
 
 IDLE_LOOK_SECONDS = 0.2
@@ -38,7 +42,9 @@ class Command(BaseCommand):
         """Run; the exit code is the worker's: 0 stopped, 1 failed, 3 tasks were abandoned."""
         if options["cluster_name"]:
             os.environ["Q_CLUSTER_NAME"] = options["cluster_name"]
+            conf.reset()
         try:
+            require_tables()
             code = Cluster().run(_stop_when_idle if options["run_once"] else None)
         except QWorkerError as error:
             raise CommandError(str(error)) from error
@@ -52,7 +58,16 @@ def _stop_when_idle() -> None:
 
 
 def _watch() -> None:
-    broker, rest = get_broker(), threading.Event()
-    while broker.queue_size() or broker.lock_size():
+    rest = threading.Event()
+    while _has_work():
         rest.wait(IDLE_LOOK_SECONDS)
-    os.kill(os.getpid(), 15)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_work() -> bool:
+    """Whether tasks of this queue are due, or run. What is to run later is left to others."""
+    if conf.broker == "custom":
+        broker = get_broker()
+        return bool(broker.queue_size() or broker.lock_size())
+    (found,) = app().broker.admin.depths([conf.cluster_name])
+    return bool(found.ready or found.leased)
