@@ -112,6 +112,29 @@ def test_folder_watch(example: Path) -> None:
     assert len({(due, folder) for due, folder, _ in history}) == len(history)
 
 
+def test_django_shop(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "demo"],
+        cwd=example,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = done.stdout
+    assert out.count("shipped  confirmed True, invoice True") == 5
+    assert re.search(r"^order 6: Edsger +30 × Kettle +placed +confirmed True", out, re.MULTILINE)
+    assert "failed: shop.tasks.reserve: order 6 wants 30 × Kettle\n" in out
+    assert "chain of order 1: [1, 'box 1', 'parcel 1']" in out
+    assert re.search(r"^stock: \['[\d.]+'(, '[\d.]+'){3}\], together [\d.]+$", out, re.MULTILINE)
+    assert re.search(r"^schedule nightly report: \{.*\}; next 03:00$", out, re.MULTILINE)
+    assert re.search(r"^schedule refill: \['Kettle'\]", out, re.MULTILINE)
+    assert out.endswith("mails: 12\nThe cluster has stopped.\n")
+    errors = re.findall(r"^\S*Error|^\S*SoldOut", done.stderr, re.MULTILINE)
+    assert set(errors) == {"shop.tasks.SoldOut"}, done.stderr  # of the order that wants too much
+
+
 def test_async_checker(example: Path) -> None:
     site = subprocess.Popen(
         [sys.executable, "slow_site.py"], cwd=example, env=environment(), stdout=subprocess.PIPE, text=True
