@@ -11,7 +11,9 @@ of a cluster), ``conf`` (what the rest imports of it), ``checks`` (what Django's
 django-q2 had in its queue). A task as a message: ``humanhash`` (names of tasks), ``signing``, ``packages``,
 ``signals`` (what happens to a task), ``databases`` (as URLs), ``task_rows``, ``transport``, ``brokers``. A
 task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``reporters``
-(who is told of errors). A cluster: ``scheduling``, ``retention``, ``status``, ``cluster``, ``management``.
+(who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (its state through the cache), ``status``, ``affinity``
+(its processors), ``cluster_log``, ``cluster``, ``migrated`` (whether its tables are there), ``management``.
+Those who watch it: ``overview`` (what is counted), ``process_memory``, ``screen`` (how it is drawn), ``monitor``.
 What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which
 functions they may schedule).
 """
