@@ -14,6 +14,7 @@ database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue
 ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a project), ``reporters``
 (who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to the cache, where the
 broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated`` (whether the tables are
-there), ``management``. What callers use: ``fetching``, ``several``, ``tasks``. What people see: ``admin``,
-``exposure`` (which functions they may schedule).
+there), ``management``. Those who watch it: ``overview`` (what is counted), ``process_memory``, ``screen``
+(how it is drawn), ``monitor``. What callers use: ``fetching``, ``several``, ``tasks``. What people see:
+``admin``, ``exposure`` (which functions they may schedule).
 """

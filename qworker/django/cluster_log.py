@@ -23,6 +23,8 @@ from qworker.django.signals import post_execute, post_spawn
 
 SHOWN = 500
 """Characters of a failure that a line shows."""
+TRACEBACK = " : Traceback"
+"""What follows in a failed task's result is in the log already: the engine tells of it."""
 
 _engine = logging.getLogger("qworker")
 _place = [0]
@@ -83,7 +85,8 @@ def _ended(*, task: dict[str, Any], **_: Any) -> None:
     if task["success"]:
         logger.info("Processed '%s' (%s)", name, label)
     else:
-        logger.error("Failed '%s' (%s) - %s", name, label, str(task.get("result"))[:SHOWN])
+        why = str(task.get("result")).partition(TRACEBACK)[0]
+        logger.error("Failed '%s' (%s) - %s", name, label, why[:SHOWN])
 
 
 signals.worker_process_init.connect(_begins, weak=False)

@@ -12,8 +12,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from qworker.django.announcing import announced, as_presence
+from qworker.django.announcing import announced, as_presence, is_shared
 from qworker.django.brokers import Broker, get_broker
+from qworker.django.conf import conf
 from qworker.django.engine import app
 from qworker.errors import BrokerUnavailable
 from qworker.transports.capabilities import WORKERS
@@ -106,6 +107,11 @@ class Stat(Status):
 def broker_tells() -> bool:
     """Tell whether the broker keeps what clusters tell of themselves. Else Django's cache has to."""
     return WORKERS not in app().broker.lacks
+
+
+def can_see() -> bool:
+    """Tell whether clusters of other processes can be seen at all."""
+    return broker_tells() or is_shared(conf.cache)
 
 
 def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:

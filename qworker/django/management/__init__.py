@@ -1,4 +1,4 @@
 """management: what manage.py can do with clusters.
 
-Modules: ``commands``, one for each.
+Modules: ``watching`` (what some of them share), ``commands``, one for each.
 """

@@ -1,4 +1,4 @@
 """commands: one module for each command of manage.py.
 
-Modules: ``qcluster``.
+Modules: ``qcluster``, ``qmonitor``, ``qinfo``, ``qmemory``.
 """

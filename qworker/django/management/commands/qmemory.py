@@ -1,0 +1,30 @@
+"""qmemory: how much memory the clusters of this machine use, live.
+
+Comes from:  people.
+Goes to:     ``monitor.py``.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from qworker.django.management.watching import in_a_sentence
+from qworker.django.monitor import memory
+
+
+class Command(BaseCommand):
+    """See the module."""
+
+    help = "Shows how much memory the clusters of this machine use, until q is pressed."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--run-once", action="store_true", dest="run_once", help="Show it once.")
+        parser.add_argument("--workers", action="store_true", help="Show each worker process, too.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Show; where there is no terminal, once."""
+        with in_a_sentence():
+            memory(options["run_once"], options["workers"], out=self.stdout)

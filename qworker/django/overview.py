@@ -1,0 +1,138 @@
+"""overview: what monitors count: clusters, what waits, and what has run.
+
+Comes from:  ``Stat``, the broker, and the tables of ``Task`` and ``Schedule``.
+Goes to:     ``monitor.py``, and who else shows figures.
+Thread:      any; what is slow to count is kept by its Ends.
+
+Nothing here reads a row of ``Task``: both counts are one query over an index.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db.models import Avg, Count, DurationField, ExpressionWrapper, F
+from django.utils import timezone
+
+from qworker.django.brokers import Broker
+from qworker.django.models import Schedule, Success, Task
+from qworker.django.status import Stat
+
+DAY_SECONDS = 86400
+UNITS = (("second", DAY_SECONDS), ("minute", 1440), ("hour", 24), ("day", 1))
+"""Units of the rate of tasks, each with how many of them a day has."""
+PATIENCE = 50
+"""A count that took so long is made again after so many times as long, at the earliest."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How many tasks have ended and are kept."""
+
+    successes: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the live monitor shows.
+
+    - clusters: those that live.
+    - broker (text): its name and version.
+    - queued, locked: packages that wait, and that are taken and not acknowledged; None where it does
+      know that.
+    - ended: how many tasks have ended.
+    """
+
+    clusters: Sequence[Stat]
+    broker: str
+    queued: int
+    locked: int | None
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures over all clusters.
+
+    - clusters, workers, restarts: how many; the last are worker processes that were replaced.
+    - queued, successes, failures, schedules: how many.
+    - per_day: tasks that succeeded within the last 24 hours. average (seconds): of those, from sending to the
+      end; 0 for none.
+    """
+
+    clusters: int
+    workers: int
+    restarts: int
+    queued: int
+    successes: int
+    failures: int
+    schedules: int
+    per_day: int
+    average: float
+
+    def rate(self) -> tuple[float, str]:
+        """Return tasks of a unit of time, and the unit: the shortest in which there is one at least."""
+        for unit, in_a_day in UNITS:
+            if self.per_day >= in_a_day:
+                return self.per_day / in_a_day, unit
+        return float(self.per_day), UNITS[-1][0]
+
+
+class EndedCount:
+    """Counts tasks that have ended, for who asks each second. Where that is slow it tells for a while what it
+    knows. monotonic: the system's clock, but for tests. Of one thread."""
+
+    def __init__(
+        self, count: Callable[[], Ended] | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count = count or count_ended
+        self._monotonic = monotonic
+        self._last = Ended()
+        self._again_at = -1.0
+
+    def __call__(self) -> Ended:
+        begun = self._monotonic()
+        if begun >= self._again_at:
+            self._last = self._count()
+            ended = self._monotonic()
+            self._again_at = ended + PATIENCE * (ended - begun)
+        return self._last
+
+
+def count_ended() -> Ended:
+    """Count now."""
+    found = dict(Task.objects.order_by().values_list("success").annotate(number=Count("id")))
+    return Ended(found.get(True, 0), found.get(False, 0))
+
+
+def overview(broker: Broker, ended: Callable[[], Ended] = count_ended) -> Overview:
+    """Return what is so now. Raises QWorkerError where the broker is away, Django's DatabaseError where
+    the database does not."""
+    return Overview(Stat.get_all(broker), broker.info(), broker.queue_size(), broker.lock_size(), ended())
+
+
+def summary(broker: Broker) -> Summary:
+    """Return the figures of now. Raises as overview()."""
+    clusters, ended = Stat.get_all(broker), count_ended()
+    took = ExpressionWrapper(F("stopped") - F("started"), output_field=DurationField())
+    recent = (
+        Success.objects.order_by()
+        .filter(stopped__gte=timezone.now() - timedelta(seconds=DAY_SECONDS))
+        .aggregate(number=Count("id"), average=Avg(took))
+    )
+    average = recent["average"]
+    return Summary(
+        clusters=len(clusters),
+        workers=sum(len(each.workers) for each in clusters),
+        restarts=sum(each.reincarnations for each in clusters),
+        queued=broker.queue_size(),
+        successes=ended.successes,
+        failures=ended.failures,
+        schedules=Schedule.objects.count(),
+        per_day=recent["number"],
+        average=0.0 if average is None else average.total_seconds(),
+    )

@@ -1,0 +1,70 @@
+"""process_memory: how much memory processes of this machine use, and how much there is.
+
+Comes from:  process ids.
+Goes to:     ``monitor.py``.
+Thread:      any; nothing is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    import psutil
+except ImportError:  # then the system tells it in files
+    psutil = None
+
+MEGABYTE = 1024 * 1024
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """available, total (megabytes): of its memory; 0 where that cannot be known."""
+
+    available: float = 0.0
+    total: float = 0.0
+
+    @property
+    def percent(self) -> float:
+        """How much of it is available."""
+        return 100.0 * self.available / self.total if self.total else 0.0
+
+
+def machine() -> Machine:
+    """Return how much memory this machine has."""
+    if psutil is not None:
+        found = psutil.virtual_memory()
+        return Machine(found.available / MEGABYTE, found.total / MEGABYTE)
+    return machine_in(PROC)
+
+
+def machine_in(proc: Path) -> Machine:
+    """Return what the file meminfo in *proc* says."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return Machine()
+    kilobytes = {line.partition(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
+    return Machine(kilobytes.get("MemAvailable", 0) / 1024, kilobytes.get("MemTotal", 0) / 1024)
+
+
+def used_by(pid: int) -> float:
+    """Return the megabytes of memory that a process uses; 0 for one that is not there, or not to be seen."""
+    if psutil is not None:
+        try:
+            return float(psutil.Process(pid).memory_info().rss / MEGABYTE)
+        except (psutil.Error, ValueError):
+            return 0.0
+    return used_in(PROC, pid)
+
+
+def used_in(proc: Path, pid: int) -> float:
+    """Return what the files of *proc* say of a process."""
+    try:
+        pages = int((proc / str(pid) / "statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE

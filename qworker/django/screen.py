@@ -1,0 +1,124 @@
+"""screen: tables in a terminal, once or live.
+
+Comes from:  ``monitor.py``, with what is to be seen.
+Goes to:     the terminal, by ``blessed``; any other file, as plain text.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+try:
+    import blessed
+except ImportError:  # then everything is printed once
+    blessed = None  # type: ignore[assignment]
+
+REFRESH_SECONDS = 1.0
+NARROWEST = 40
+WIDTH = 79
+"""Of what is no terminal."""
+QUIT = ("q", "Q", "\x03")
+GAP = "   "
+"""Between what a footer tells."""
+HINT = "[Press q to quit]"
+NOT_LIVE = "For a view that goes on, install blessed: pip install blessed"
+
+Paint = Callable[[str, str], str]
+"""Gives a text a color, which is one of blessed's names; "" is none."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell of a table shows, and in which color."""
+
+    text: str
+    color: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """headings: one for each column, or none at all. rows: as many cells each."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """title: over everything; "" for none. tables: one under the other. footer: lines under them."""
+
+    tables: Sequence[Table]
+    title: str = ""
+    footer: Sequence[Sequence[Cell]] = field(default_factory=tuple)
+
+
+def plain(text: str, color: str) -> str:
+    """Return *text* as it is."""
+    return text
+
+
+def lines_of(page: Page, width: int, paint: Paint = plain) -> list[str]:
+    """Return the lines of *page*, whose tables are at most *width* wide and have columns of one width."""
+    found = [paint(page.title.center(width).rstrip(), "bold")] if page.title else []
+    for table in page.tables:
+        headings = [Cell(heading, "bold") for heading in table.headings]
+        rows = [headings, *table.rows] if headings else table.rows
+        found += [_line(row, width, paint) for row in rows]
+    if page.footer:
+        found.append("")
+    return [*found, *(GAP.join(paint(cell.text, cell.color) for cell in row) for row in page.footer)]
+
+
+def _line(row: Sequence[Cell], width: int, paint: Paint) -> str:
+    room = max(1, width // max(1, len(row)))
+    # One that is too long for its column is cut; a space parts it from the next.
+    cells = [paint(cell.text[: room - 1].center(room), cell.color) for cell in row]
+    return "".join(cells).rstrip()
+
+
+def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = None) -> None:
+    """Show the page that *make* makes, again each second, until somebody presses q.
+
+    run_once: only once, which is so too where *out* (None: standard output) is no terminal.
+    """
+    stream = out or sys.stdout
+    if run_once or blessed is None or not (stream.isatty() and sys.stdin.isatty()):
+        _print(make(), stream)
+        if blessed is None and not run_once and stream.isatty():
+            stream.write(f"{NOT_LIVE}\n")
+        return
+    terminal = blessed.Terminal(stream=stream)
+    try:
+        with terminal.fullscreen(), terminal.cbreak(), terminal.hidden_cursor():
+            while True:
+                _draw(make(), terminal, stream)
+                if str(terminal.inkey(timeout=REFRESH_SECONDS)) in QUIT:
+                    return
+    except KeyboardInterrupt:
+        return
+
+
+def _print(page: Page, stream: TextIO) -> None:
+    paint: Callable[[str, str], str] = plain
+    width = WIDTH
+    if blessed is not None and stream.isatty():
+        terminal = blessed.Terminal(stream=stream)
+        width, paint = max(NARROWEST, terminal.width), _painter(terminal)
+    stream.write("\n".join(lines_of(page, width, paint)) + "\n")
+
+
+def _draw(page: Page, terminal: Any, stream: TextIO) -> None:
+    width = max(NARROWEST, terminal.width)
+    lines = [*lines_of(page, width, _painter(terminal)), "", HINT.center(width).rstrip()]
+    # Line by line over what is there: a screen that is cleared first flickers.
+    text = "".join(f"{line}{terminal.clear_eol}\r\n" for line in lines[: terminal.height - 1])
+    stream.write(f"{terminal.home}{text}{terminal.clear_eos}")
+    stream.flush()
+
+
+def _painter(terminal: Any) -> Paint:
+    return lambda text, color: str(getattr(terminal, color)(text)) if color else text
