@@ -53,7 +53,7 @@ def fill(path: Path) -> None:
         (leased,) = store.consumer.lease(["q"], 1).messages
         store.consumer.settle(generation, [Release(leased.tag, 4e9)])
         change(path, "INSERT INTO owner SELECT NULL, 'gone@test', pid, 'boot', queues, concurrency, 0, 0, "
-                     "'2-x.marks' FROM owner")  # fmt: skip
+                     "'2-x.marks', '' FROM owner")  # fmt: skip
         change(path, "INSERT INTO result VALUES ('id', 'SUCCESS', x'7b7d', NULL)")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import qworker
 from qworker import Middleware, QWorker, shared_task
-from qworker.context import set_default_app
+from qworker.context import set_default_app, set_default_maker
 from qworker.errors import ConfigurationError, NotRegistered
 from tests.support.shared_tasks import nothing_left_behind
 from tests.support.stores import KeepingStore, make_app
@@ -282,6 +282,8 @@ def test_a_shared_task_belongs_to_every_app() -> None:
 
 @pytest.mark.usefixtures("_no_app_of_earlier_tests")
 def test_a_shared_task_without_an_app_says_what_to_do() -> None:
+    set_default_maker(None)  # other tests of this process may be a Django project
+
     @shared_task
     def work() -> None: ...
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, current_app, current_task
-from qworker.context import Context, Proxy, current_context, pop, push, set_default_app
+from qworker.context import Context, Proxy, current_context, pop, push, set_default_app, set_default_maker
 from qworker.errors import ConfigurationError
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from tests.support.stores import make_app
@@ -137,6 +137,7 @@ def test_threads_and_asyncio_tasks_see_their_own() -> None:
 
 
 def test_current_app_is_the_last_made_or_that_of_the_running_task() -> None:
+    set_default_maker(None)  # other tests of this process may be a Django project
     with pytest.raises(ConfigurationError, match="no app has been made"):
         _ = current_app.conf
     first = QWorker("first")
