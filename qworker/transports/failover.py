@@ -145,11 +145,14 @@ class FailoverSender(Sender):
 class FailoverConsumer(Consumer):
     """Leases from one of *brokers*."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, monotonic: Callable[[], float]) -> None:
         self._brokers = brokers
+        self._monotonic = monotonic
         self._index = 0  # listener, as all below
         self._answered = False
         """The broker has answered since it last failed."""
+        self._silent: BrokerUnavailable | None = None
+        """What was said when the broker fell silent while we waited: the next call need not ask it again."""
         self._asked = -1
         """The broker whose revocations were asked for last."""
         self._registration: tuple[str, Sequence[str], int] = ("", (), 0)
@@ -190,17 +193,20 @@ class FailoverConsumer(Consumer):
         consumer.present(self._presence)
         generation = consumer.register(name, queues, concurrency)
         self._index = index
-        self._answered = True
+        self._answered, self._silent = True, None
         return generation * len(self._brokers.brokers) + index
 
     def _at(self, call: Callable[[Broker], R]) -> R:
         """What *call* returns at the server that we lease from. Raises LeaseLost when we now lease from
         another."""
-        index, began = self._index, time.monotonic()
+        index, began = self._index, self._monotonic()
+        silent, self._silent = self._silent, None
         try:
+            if silent is not None:
+                raise silent
             answer = call(self._brokers.brokers[index])
         except BrokerUnavailable as error:
-            if self._answered and time.monotonic() - began < QUICK:
+            if silent is None and self._answered and self._monotonic() - began < QUICK:
                 self._answered = False
                 raise
             for candidate in self._brokers.others(index):
@@ -252,7 +258,13 @@ class FailoverConsumer(Consumer):
         return self.broker.consumer.prefetched
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        return self.broker.consumer.wait(timeout, prefetch)
+        began = self._monotonic()
+        try:
+            return self.broker.consumer.wait(timeout, prefetch)
+        except BrokerUnavailable as error:
+            if self._monotonic() - began >= timeout + QUICK:
+                self._silent = error
+            raise
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         # A cursor says whose it is; that of another server means nothing here.
@@ -314,9 +326,15 @@ class FailoverAdmin(Admin):
 
 
 class FailoverBroker(Broker):
-    """brokers: in the order in which they are tried, at least one, at most 64. strategy: see Brokers."""
+    """brokers: in the order in which they are tried, at least one, at most 64. strategy: see Brokers.
+    monotonic: the clock by which the listener tells who is silent from who is gone."""
 
-    def __init__(self, brokers: Sequence[Broker], strategy: str = ROUND_ROBIN) -> None:
+    def __init__(
+        self,
+        brokers: Sequence[Broker],
+        strategy: str = ROUND_ROBIN,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._brokers = tuple(brokers)
         self.url = ";".join(broker.url for broker in brokers)
         # Results go to a store of their own: what is in the one broker would not be found by who asks the
@@ -325,7 +343,7 @@ class FailoverBroker(Broker):
         self.lowest_first = any(broker.lowest_first for broker in brokers)
         self.silent_seconds = min(broker.silent_seconds for broker in brokers)
         shared = Brokers(brokers, strategy)
-        current, consumer = Current(shared), FailoverConsumer(shared)
+        current, consumer = Current(shared), FailoverConsumer(shared, monotonic)
         self.sender = FailoverSender(current)
         self.consumer = consumer
         self.admin = FailoverAdmin(current, consumer)

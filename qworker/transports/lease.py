@@ -257,7 +257,8 @@ class Consumer(ABC):
     @abstractmethod
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
-        seconds have passed (then return False). The same thing may be told twice.
+        seconds have passed (then return False). The same thing may be told twice. Raises BrokerUnavailable
+        when the server does not answer.
 
         prefetch: how many messages may be taken as soon as they are there, where that spares who finds us
         idle a journey to the broker and back; lease() gives them out. 0: none, and what cannot be stopped any

@@ -102,6 +102,39 @@ def test_one_failure_is_not_yet_a_reason_to_leave() -> None:
     assert store.consumer.settle(generation, [Ack(message.tag)]) == set()
 
 
+class Waiting(MemoryStore):
+    """A broker that fails while somebody waits, so many seconds after it should have answered."""
+
+    def __init__(self, clock: FakeClock, silent: float) -> None:
+        super().__init__(clock)
+        self._clock, self._silent = clock, silent
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        self._clock.advance(timeout + self._silent if self._silent else 0.0)
+        raise BrokerUnavailable("it says nothing")
+
+
+def waiting(silent: float) -> FailoverBroker:
+    """Brokers of which the first has failed while its worker waited."""
+    clock = FakeClock()
+    store = FailoverBroker([Waiting(clock, silent), MemoryStore(clock)], monotonic=clock.monotonic)
+    store.consumer.register("w@h", ["q"], 1)
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.wait(5.0)
+    return store
+
+
+def test_who_was_silent_while_we_waited_is_not_asked_again() -> None:
+    store = waiting(silent=10.0)
+    with pytest.raises(LeaseLost, match="given up"):  # though it would answer now
+        store.consumer.extend()
+    store.consumer.extend()
+
+
+def test_a_connection_that_breaks_while_we_wait_is_no_silence() -> None:
+    waiting(silent=0.0).consumer.extend()
+
+
 def test_nobody_else_answers_so_the_lease_is_kept() -> None:
     stores, store = three()
     generation = store.consumer.register("w@h", ["q"], 1)

@@ -270,15 +270,12 @@ class RedisConsumer(LeaseConsumer):
             self._tell_running()
             left = end - time.monotonic()
             part = min(left, RUNNING_SECONDS) if self._claims.held else left
-            try:
-                if subscription.drained and left > 0:
-                    subscription.arm(claim)
-                    part = min(part, POLL_SECONDS)
-                told = subscription.wait(part)
-                if told is False and subscription.drained:
-                    told = self._others_published()
-            except BrokerUnavailable:
-                return True  # the next claim will say what is wrong
+            if subscription.drained and left > 0:
+                subscription.arm(claim)
+                part = min(part, POLL_SECONDS)
+            told = subscription.wait(part)
+            if told is False and subscription.drained:
+                told = self._others_published()
             if told is not False or left <= 0:
                 return bool(told)
 
@@ -293,10 +290,7 @@ class RedisConsumer(LeaseConsumer):
         if now < self._running_at:
             return
         self._running_at = now + RUNNING_SECONDS
-        with contextlib.suppress(BrokerUnavailable):
-            self._files.copy_running(
-                lambda tags: self._call(RUNNING, self._generation, " ".join(map(str, tags)))
-            )
+        self._files.copy_running(lambda tags: self._call(RUNNING, self._generation, " ".join(map(str, tags))))
 
     def _others_published(self) -> bool:
         now = time.monotonic()
