@@ -3,8 +3,9 @@ second time."""
 
 import asyncio
 import contextlib
+import os
 
-PORT = 8765
+PORT = int(os.environ.get("PORT", "8765"))
 DELAY = 0.5
 asked: dict[str, int] = {}
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,7 +136,10 @@ def test_django_shop(example: Path) -> None:
     assert set(errors) == {"shop.tasks.SoldOut"}, done.stderr  # of the order that wants too much
 
 
-def test_async_checker(example: Path) -> None:
+def test_async_checker(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PORT", str(probe.getsockname()[1]))
     site = subprocess.Popen(
         [sys.executable, "slow_site.py"], cwd=example, env=environment(), stdout=subprocess.PIPE, text=True
     )
