@@ -7,8 +7,8 @@ Thread:      beat.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 NAME_HEADER = "periodic_task_name"
 DUE_HEADER = "periodic_task_due"
-NAMESPACE = uuid.UUID("6f1fc3d3-5b1e-5d0c-9d1a-0c6c1f9f5a51")
+NAMESPACE = bytes.fromhex("6f1fc3d35b1e5d0c9d1a0c6c1f9f5a51")
 
 
 def id_of(scope: str, name: str, due: float) -> str:
     """Return the id of the call of entry *name* that is due at the epoch second *due*: always the same."""
-    return str(uuid.uuid5(NAMESPACE, f"{scope}\0{name}\0{round(due * 1_000_000)}"))
+    text = f"{scope}\0{name}\0{round(due * 1_000_000)}"
+    # As uuid.uuid5() does, which takes three times as long; at times a thousand are wanted at once.
+    found = hashlib.sha1(NAMESPACE + text.encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(found[16], 16) & 3]
+    return f"{found[:8]}-{found[8:12]}-5{found[13:16]}-{variant}{found[17:20]}-{found[20:32]}"
 
 
 def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:

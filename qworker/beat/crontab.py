@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import calendar
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from sys import intern
@@ -46,6 +46,9 @@ MINUTES_NEAR_A_MOVE = 2 * 24 * 60 + 4 * 60
 LAST_DAY = date(9999, 12, 30)
 FIRST_DAY = date(1, 1, 2)
 """Near the ends of what a datetime can say, no zone can be reckoned with."""
+MOST_REMEMBERED = 100
+_LATELY: dict[tuple[Any, ...], datetime | None] = {}
+"""What was found lately. Any thread: each use is one call."""
 
 
 class crontab(Schedule):
@@ -131,22 +134,28 @@ class crontab(Schedule):
     # -- when --
 
     def next(self, after: datetime) -> datetime | None:
-        zone, find = self.zone(after), self._next_following if self._follows else self._next_of_the_day
-        try:
-            found = find(after.astimezone(UTC), zone)
-            return None if found is None else found.astimezone(zone)
-        except OverflowError:  # at the end of the calendar
-            return None
+        return self._found(after, self._next_following if self._follows else self._next_of_the_day)
 
     def previous(self, before: datetime) -> datetime | None:
-        zone, find = (
-            self.zone(before),
-            self._previous_following if self._follows else self._previous_of_the_day,
-        )
+        return self._found(before, self._previous_following if self._follows else self._previous_of_the_day)
+
+    def _found(self, asked: datetime, find: Callable[[datetime, tzinfo], datetime | None]) -> datetime | None:
+        """What *find* finds from *asked* on; None at the ends of the calendar. Of entries that are due at the
+        same time many are the same, and asked about the same instant."""
+        zone = self.zone(asked)
         try:
-            found = find(before.astimezone(UTC), zone)
-            return None if found is None else found.astimezone(zone)
-        except OverflowError:  # at the beginning of the calendar
+            instant = asked.astimezone(UTC)
+            key = (self._given, self.either, zone, instant, find.__name__)
+            known = _LATELY.get(key)
+            if known is not None:
+                return known
+            found = find(instant, zone)
+            found = None if found is None else found.astimezone(zone)
+            if len(_LATELY) >= MOST_REMEMBERED:
+                _LATELY.clear()
+            _LATELY[key] = found
+            return found
+        except OverflowError:  # at an end of the calendar
             return None
 
     def _next_of_the_day(self, after: datetime, zone: tzinfo) -> datetime | None:

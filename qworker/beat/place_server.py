@@ -1,113 +1,143 @@
 """Schedules in a database that is a server: how ``store_sql`` comes to it.
 
 Comes from:  ``stores.py``.
-Goes to:     the database, by SQLAlchemy.
-Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
+Goes to:     the database, by a Link of its own; the broker's tables are neither made nor needed there.
+Thread:      any, in turn; a forked child lets go of its parent's connection without a word to the server.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
-from sqlalchemy import event
-from sqlalchemy import exc as sa_errors
-
-from qworker.backends.sql_joins import BEGIN, SQLSession
-from qworker.backends.sql_tables import connect
 from qworker.beat.store import LEASE_SECONDS
-from qworker.beat.store_sql import Pusher
+from qworker.beat.store_sql import Pusher, are_missing
 from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
-from qworker.errors import BackendError, ConfigurationError
+from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
 from qworker.interrupts import apart
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.forked import forgetful
 from qworker.transports.lease import Sender
-from qworker.transports.sql.refusals import passing
+from qworker.transports.sql.link import Handle, Link
+from qworker.transports.sql.links import as_written_plainly, connector, family_of
 from qworker.transports.sql.result_rows import place_of
 from qworker.transports.sql.sender import SQLSender
 
 T = TypeVar("T")
 
 TRIES = 3
-"""How often a transaction is tried when the connection was lost, or another one was in the way."""
-FAMILIES = {"mariadb": "mysql"}
+"""How often a transaction is tried when the connection was lost."""
+CONNECT_SECONDS = 10.0
+"""How long connecting may take, where the URL has no ``connect_timeout``."""
 _IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
-PATIENCE = {
-    "postgresql": f"SET idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}",
-    "mysql": f"SET SESSION wait_timeout = {-(-_IDLE_MILLISECONDS // 1000)}",
+_IDLE_SECONDS = -(-_IDLE_MILLISECONDS // 1000)
+SETTINGS = {
+    "postgresql": "SELECT set_config('statement_timeout', '30s', false), "
+    "set_config('lock_timeout', '10s', false), "
+    "set_config('default_transaction_isolation', 'read committed', false), "
+    f"set_config('idle_in_transaction_session_timeout', '{_IDLE_MILLISECONDS}', false)",
+    # Without READ COMMITTED what was looked for and not found is kept from others who would insert it.
+    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION "
+    f"innodb_lock_wait_timeout = 10, wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
 }
-"""What each connection is told, by dialect: who falls silent in the midst of a transaction holds the row of
-the lease, and nobody else could lead before the server has noticed that, which may take hours."""
+"""What each connection is told, by dialect. Who falls silent in the midst of a transaction holds the row of
+the lease, and nobody else could lead before the server has noticed that, which may take hours. Within a
+statement, too: PostgreSQL's timeout runs until it has all of a message, and each statement is one; MySQL has
+``net_read_timeout`` for that."""
+
+_places = forgetful()
 
 
-class ServerSession(SQLSession):
-    """As any, but on PostgreSQL many rows are no executemany(): psycopg would begin a pipeline, and who falls
-    silent in the midst of one is busy to PostgreSQL, and not idle."""
+class LinkSession:
+    """A Link in a transaction."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.ask, self.do = link.ask, link.do
 
     def do_many(self, statement: str, rows: Sequence[Any]) -> None:
-        if self.connection.dialect.name != "postgresql":
-            super().do_many(statement, rows)
-            return
-        for row in rows:
-            self.do(statement, row)
+        self.link.do_many(statement, rows)
 
 
 class ServerPlace:
-    """A database at *url*, as SQLAlchemy writes it, with ``db+`` before it or without."""
+    """A database at *url*, as SQLAlchemy writes it or as its driver does, with ``db+`` before it or without.
 
-    def __init__(self, url: str, clock: Clock, options: dict[str, Any] | None = None) -> None:
+    Raises ConfigurationError for a URL that leads to none, or a driver that is not installed.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
         self._url = url
         self._clock = clock
-        self._engine = connect(url, dict(options or {}), short_lived=False)
-        self._pid = os.getpid()
-        name = self._engine.dialect.name
-        self.dialect = FAMILIES.get(name, name)
-        if name not in BEGIN:
-            raise ConfigurationError(
-                f"schedules cannot be kept by {name}: PostgreSQL, MySQL, MariaDB, SQLite and Redis can"
-            )
-        event.listen(self._engine, "connect", self._tell)
+        plain = as_written_plainly(url)
+        self.dialect = family_of(plain)
+        connect = connector(plain, _patience(plain), {}, "beat_store")
+        self._handle = Handle(lambda: connect(False), mask_urls(url), prepare=self._tell)
+        _places.add(self)
 
-    def _tell(self, connection: Any, _: Any) -> None:
-        if self.dialect in PATIENCE:
-            with connection.cursor() as cursor:
-                cursor.execute(PATIENCE[self.dialect])
+    def _after_fork(self) -> None:
+        self._handle.abandon()
+
+    def _tell(self, link: Link) -> None:
+        link.speak_whole()
+        link.do(SETTINGS[self.dialect])
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        return apart(lambda: self._try(lambda session: session.transact(work)))
+        return apart(lambda: self._try(work, Link.transaction))
 
     def read(self, work: Callable[[Any], T]) -> T:
-        return apart(lambda: self._try(work))
+        return apart(lambda: self._try(work, nullcontext))
 
-    def _try(self, work: Callable[[SQLSession], T]) -> T:
-        if self._pid != os.getpid():
-            self._engine.dispose(close=False)  # the connections are the parent's
-            self._pid = os.getpid()
+    def _try(
+        self, work: Callable[[LinkSession], T], within: Callable[[Link], AbstractContextManager[Any]]
+    ) -> T:
+        theirs: list[QWorkerError] = []  # what is raised by work, and not for the sake of our connection
+
+        def whole(link: Link) -> T:
+            with within(link):
+                try:
+                    return work(LinkSession(link))
+                except QWorkerError as error:
+                    theirs.append(error)
+                    raise
+
         for attempt in range(1, TRIES + 1):
             try:
-                with self._engine.connect() as connection:
-                    return work(ServerSession(connection))
-            except sa_errors.DBAPIError as error:
-                if attempt == TRIES or not (error.connection_invalidated or passing(error.orig)):
-                    spelling = POSTGRESQL if self.dialect == "postgresql" else MYSQL
-                    text = explained(str(error.orig), spelling)
-                    raise BackendError(f"the schedule store {mask_urls(self._url)}: {text}") from error
+                return self._handle.run_locked(whole)
+            except QWorkerError as error:
+                if any(error is each for each in theirs):
+                    raise
+                lost = isinstance(error, BrokerUnavailable) and not are_missing(str(error))
+                if attempt == TRIES or not lost:
+                    raise self._explained(error) from error
                 self._clock.sleep(0.02 * attempt)
-            except sa_errors.SQLAlchemyError as error:
-                raise BackendError(f"the schedule store {mask_urls(self._url)}: {error}") from error
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _explained(self, error: QWorkerError) -> BackendError:
+        cause = error.__cause__
+        said = str(error if cause is None or isinstance(cause, QWorkerError) else cause)
+        text = explained(said, POSTGRESQL if self.dialect == "postgresql" else MYSQL)
+        return BackendError(f"the schedule store {mask_urls(self._url)}: {text}")
 
     def pusher(self, sender: Sender) -> Pusher | None:
         place = place_of(self._url)
         if not isinstance(sender, SQLSender) or place is None or place != place_of(sender.url):
             return None
-        return lambda session, envelopes: sender.join(session.connection).push(envelopes)
+        return lambda session, envelopes: sender.push_in(session.link, envelopes)
 
     def pushed(self, sender: Sender) -> None:
         if isinstance(sender, SQLSender):
             sender.notify()
 
     def close(self) -> None:
-        self._engine.dispose(close=self._pid == os.getpid())
+        self._handle.close()
+
+
+def _patience(url: str) -> float:
+    """How long connecting to *url* may take. (PostgreSQL's library reads it itself.)"""
+    try:
+        return float(dict(parse_qsl(urlsplit(url).query))["connect_timeout"])
+    except (KeyError, ValueError):
+        return CONNECT_SECONDS

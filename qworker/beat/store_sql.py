@@ -125,11 +125,13 @@ _GIVEN = (
     "unnest(CAST(%s AS text[]), CAST(%s AS text[]), CAST(%s AS bigint[])) AS given (scope, name, due) "
     "WHERE slot.scope = given.scope AND slot.name = given.name AND slot.due = given.due"
 )
-IN_ARRAYS = {
-    SENT_ONE: f"UPDATE qworker_slot AS slot SET pending = 0 FROM {_GIVEN}",
-    SWEPT_ONE: f"DELETE FROM qworker_slot AS slot USING {_GIVEN}",
+AT_ONCE = {
+    ("postgresql", SENT_ONE): f"UPDATE qworker_slot AS slot SET pending = 0 FROM {_GIVEN}",
+    ("postgresql", SWEPT_ONE): f"DELETE FROM qworker_slot AS slot USING {_GIVEN}",
+    ("mysql", SENT_ONE): "UPDATE qworker_slot SET pending = 0 WHERE (scope, name, due) IN %s",
+    ("mysql", SWEPT_ONE): "DELETE FROM qworker_slot WHERE (scope, name, due) IN %s",
 }
-"""How PostgreSQL gets the same for many slots."""
+"""How servers get the same for many slots."""
 LEASE = "SELECT holder, generation, beats, version, about FROM qworker_beat WHERE scope = %s"
 TAKE = """UPDATE qworker_beat SET holder = %s, generation = generation + 1, beats = beats + 1, about = %s
 WHERE scope = %s AND holder = %s AND generation = %s AND beats = %s"""
@@ -149,7 +151,8 @@ class SQLScheduleStore(ScheduleStore):
         self._scope = scope
         self._clock = clock
         self._there = False
-        self._locking = "" if place.dialect == "sqlite" else " FOR UPDATE"
+        self._is_file = place.dialect == "sqlite"
+        self._locking = "" if self._is_file else " FOR UPDATE"
         self._in_arrays = place.dialect == "postgresql"
         insert, ignoring = IGNORING[place.dialect]
         self._begin = (
@@ -179,7 +182,7 @@ class SQLScheduleStore(ScheduleStore):
             return self._place.read(lambda session: session.ask(query, values))
         except BackendError as error:
             were_there, self._there = self._there, False
-            if were_there or not _are_missing(error):
+            if were_there or not are_missing(str(error)):
                 raise
             return []
 
@@ -188,7 +191,7 @@ class SQLScheduleStore(ScheduleStore):
         try:
             self._place.transact(self._probe)
         except BackendError as error:
-            if not _are_missing(error):
+            if not are_missing(str(error)):
                 raise
             for name, table in TABLES.items():
                 statements = [table.format(**TYPES[self._place.dialect])]
@@ -281,12 +284,17 @@ class SQLScheduleStore(ScheduleStore):
 
     def _each(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
         """Run *statement* for all of *rows*. PostgreSQL gets them in one step, as arrays of what each column
-        has."""
-        if not self._in_arrays:
-            session.do_many(statement, rows)
-        elif rows:
+        has, MySQL as lists."""
+        if not rows:
+            return
+        for_all = AT_ONCE.get((self._place.dialect, statement))
+        if self._in_arrays:
             arrays = [list(values) for values in zip(*rows, strict=True)]
-            session.do(IN_ARRAYS.get(statement, statement), arrays)
+            session.do(for_all or statement, arrays)
+        elif for_all:
+            session.do(for_all, (rows,))
+        else:
+            session.do_many(statement, rows)
 
     # -- slots --
 
@@ -342,12 +350,14 @@ class SQLScheduleStore(ScheduleStore):
         found: set[tuple[str, int]] = set()
         wanted = sorted({(each.name, micro(each.due)) for each in firings})
         for some in _portions(wanted):
-            dues = [due for _, due in some]
+            names, dues = zip(*some, strict=True)
+            which = f"IN ({_places(some)})" if self._is_file else "= ANY(%s)"
             query = (
-                f"SELECT name, due FROM qworker_slot WHERE scope = %s AND name IN ({_places(some)}) "
+                f"SELECT name, due FROM qworker_slot WHERE scope = %s AND name {which} "
                 "AND due BETWEEN %s AND %s"
             )
-            values = (self._scope, *(name for name, _ in some), min(dues), max(dues))
+            given = names if self._is_file else (list(names),)
+            values = (self._scope, *given, min(dues), max(dues))
             found.update((str(name), int(due)) for name, due in session.ask(query, values))
         return found
 
@@ -389,9 +399,9 @@ class SQLScheduleStore(ScheduleStore):
         self._place.close()
 
 
-def _are_missing(error: BackendError) -> bool:
-    """Whether *error* speaks of our tables: it is what a database says when they are not there."""
-    return any(name in str(error) for name in TABLES)
+def are_missing(said: str) -> bool:
+    """Whether an error speaks of our tables: it is what a database says when they are not there."""
+    return any(name in said for name in TABLES)
 
 
 def _leases(rows: Sequence[Any]) -> Lease:

@@ -54,11 +54,14 @@ def store_url(app: QWorker) -> str | None:
     """Where the schedules of *app* are kept; None: in no store."""
     if app.conf.beat_store is not None:
         return app.conf.beat_store
-    broker = app.broker.url
-    for url in (broker, app.backend.url):
-        if _scheme(url) in {"sqlite", *REDIS, *SQL} and ";" not in url:
-            return url
-    return None
+    if _keeps(app.broker.url):
+        return app.broker.url
+    found = app.backend.url  # it is not loaded before it is needed: of a SQL database it is large
+    return found if _keeps(found) else None
+
+
+def _keeps(url: str) -> bool:
+    return _scheme(url) in {"sqlite", *REDIS, *SQL} and ";" not in url
 
 
 def _scheme(url: str | None) -> str:

@@ -483,6 +483,32 @@ def test_who_is_ready_to_call_has_met_the_broker(
     place.clear()
 
 
+BEATING = """
+from qworker import QWorker
+from qworker.beat.service import Beat
+url = place.place.url
+scheme, _, rest = url.partition("://")
+app = QWorker("p", broker=url if arguments[0] == "broker" else "memory://", result_backend=f"db+{url}",
+              beat_store=None if arguments[0] == "broker" else f"db+{url}", timezone="UTC",
+              beat_schedule={"a": {"task": "b", "schedule": 0.001}})
+beat = Beat(app, print)
+beat.step(0.0)
+beat.clock.sleep(0.01)
+beat.step(0.1)
+assert beat.fired, "nothing was called"
+print(sorted({"sqlalchemy", "pymysql" if scheme.startswith("postgres") else "psycopg"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mysql"])
+@pytest.mark.parametrize("where", ["broker", "store"])
+def test_a_beat_loads_no_sqlalchemy(server: str, where: str, tmp_path: Path) -> None:
+    place = SCHEDULE_PLACES[server](tmp_path)
+    said, _ = run_beside(server, tmp_path, BEATING, where).communicate(timeout=PATIENCE)
+    assert said == "[]\n"
+    place.clear()
+
+
 def test_many_calls_at_once(store: ScheduleStore, broker: Broker) -> None:
     lease = leading(store)
     firings = [firing(f"entry {number % 700}", DUE + number) for number in range(2100)]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.beat import crontab
+from qworker.beat.crontab import _LATELY, MOST_REMEMBERED
 from qworker.errors import InvalidSchedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -339,3 +340,43 @@ def test_it_says_when_in_words(text: str, words: str) -> None:
 
 def test_words_tell_both_days_from_either() -> None:
     assert crontab(0, 4, 13, "*", "fri").words() == "at 04:00 on the 13th if that is on Friday"
+
+
+class Counted(crontab):
+    """Counts how often it is gone through."""
+
+    count = 0
+
+    def _next_of_the_day(self, after: datetime, zone: tzinfo) -> datetime | None:
+        Counted.count += 1
+        return super()._next_of_the_day(after, zone)
+
+
+def test_of_many_that_are_the_same_one_is_gone_through() -> None:
+    asked = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
+    found = {Counted(minute=1, hour=2).next(asked) for _ in range(100)}
+    assert found == {datetime(2031, 5, 7, 2, 1, tzinfo=UTC)}
+    assert Counted.count == 1
+    for number in range(3 * MOST_REMEMBERED):
+        Counted(minute=1, hour=2).next(asked + timedelta(minutes=number))
+    assert len(_LATELY) <= MOST_REMEMBERED
+
+
+def test_those_that_are_alike_are_not_taken_for_each_other() -> None:
+    """The same minutes, of which one set follows the clock; the same time by other clocks; and how two day
+    fields go together."""
+    asked = datetime(2026, 10, 25, 0, 15, tzinfo=UTC)
+    london = ZoneInfo("Europe/London")
+    alike = [
+        crontab(minute=30, hour="*", tz=BERLIN),
+        crontab(minute=30, hour="0-22", tz=BERLIN),
+        crontab(minute=30, hour=2, tz=BERLIN),
+        crontab(minute=30, hour=2, tz=london),
+        crontab.from_text("30 2 1 * mon", london),
+        crontab.from_string("30 2 1 * mon", london),
+    ]
+    given = [each.next(asked) for each in alike]
+    for _ in range(2):
+        for each, before in zip(alike, given, strict=True):
+            assert each.next(asked) == before
+            _LATELY.clear()

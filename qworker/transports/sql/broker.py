@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -27,16 +26,12 @@ from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Handle
+from qworker.transports.sql.links import connector, family_of
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.sender import SQLSender
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
-
-_LINKS = {
-    "postgresql": ("qworker.transports.sql.postgresql", "PostgreSQLLink"),
-    "mysql": ("qworker.transports.sql.mysql", "MySQLLink"),
-}
 
 _brokers = forgetful()
 
@@ -61,16 +56,10 @@ class SQLBroker(Broker):
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] | None = None,
     ) -> None:
-        scheme, _, rest = url.partition("://")
-        family = "postgresql" if scheme.startswith("postgres") else "mysql"
-        plain = f"{family}://{rest}"
         self.url = url
         self.safe_url = mask_urls(url)
         results = results or ResultTable()
-        module, name = _LINKS[family]
-        link: Any = getattr(import_module(module), name)
-        link.check(plain)
-        connect = partial(link, plain, connect_timeout, dict(options or {}))
+        family, connect = family_of(url), connector(url, connect_timeout, options or {})
         self._shared = Handle(partial(connect, False), self.safe_url)
         """The connection that publishes and administers."""
         self.sender: SQLSender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)

@@ -102,6 +102,11 @@ class Link(ABC):
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Carry out *statement*; return how many rows it changed."""
 
+    def do_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Carry out *statement*, an INSERT with VALUES (%s, …), for each of *rows*."""
+        for row in rows:
+            self.do(statement, row)
+
     @abstractmethod
     def new_tag(self) -> int:
         """A tag that no message will ever have."""
@@ -118,6 +123,10 @@ class Link(ABC):
 
     @abstractmethod
     def rollback(self) -> None: ...
+
+    def speak_whole(self) -> None:  # noqa: B027 - MySQL does in any case
+        """From now on send each statement with its values as one message, of which the server has all or
+        knows that it has not."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -178,6 +187,10 @@ class Link(ABC):
     @abstractmethod
     def insert(self, rows: Sequence[MessageRow]) -> None:
         """Store messages in one transaction, and notify of them."""
+
+    @abstractmethod
+    def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
+        """Within a transaction: store messages in *table*, its full name, and notify nobody."""
 
     @abstractmethod
     def notify(self) -> None:
@@ -247,17 +260,27 @@ def _nothing(link: Link) -> None:
     pass
 
 
+def _prepared(link: Link) -> None:
+    link.prepare()
+
+
 class Handle:
     """Keeps a Link open, and opens it again. lock: held by the thread that uses it, where several may.
 
-    on_connect: what has to be done first on each new connection."""
+    on_connect: what has to be done first on each new connection. prepare: what sets it up; None: what a
+    broker needs, with its tables."""
 
     def __init__(
-        self, connect: Callable[[], Link], url: str, on_connect: Callable[[Link], None] = _nothing
+        self,
+        connect: Callable[[], Link],
+        url: str,
+        on_connect: Callable[[Link], None] = _nothing,
+        prepare: Callable[[Link], None] | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self._connect = connect
         self._on_connect = on_connect
+        self._prepare = prepare or _prepared
         self._url = url
         self._link: Link | None = None  # under lock
         self._whole = True
@@ -277,7 +300,7 @@ class Handle:
             try:
                 for attempt in range(TRIES):
                     try:
-                        link.prepare()
+                        self._prepare(link)
                         self._on_connect(link)
                         break
                     except link.errors as error:

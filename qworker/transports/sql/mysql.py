@@ -26,6 +26,7 @@ from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.connect_errors import explained
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, leased
+from qworker.transports.sql.many_rows import statements
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
@@ -164,10 +165,8 @@ class MySQLLink(Link):
         with self._making():
             for statement in MYSQL:
                 self.do(statement)
-            self._connection.cursor().executemany(
-                "INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, 0)",
-                [(slot,) for slot in range(BELLS)],
-            )
+            bells = [(slot, 0) for slot in range(BELLS)]
+            self.do_many("INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, %s)", bells)
             self.do(_NOTE, (1, VERSION))
             self._add()
 
@@ -209,6 +208,13 @@ class MySQLLink(Link):
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
         with self._connection.cursor() as cursor:
             return int(cursor.execute(self._text(statement), values or None))
+
+    def do_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        connection = self._connection
+        most = min(PACKET_BYTES, connection.longest // 2) if connection.longest else PACKET_BYTES
+        with connection.cursor() as cursor:
+            for text in statements(statement, rows, most, connection.encoding, connection.escape):
+                cursor.execute(text)
 
     def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
         """The rows of each of *statements*, carried out in order by one exchange; after the first that fails,
@@ -276,8 +282,12 @@ class MySQLLink(Link):
 
     def copy(self, rows: Sequence[MessageRow]) -> None:
         _check(rows)
-        with self._connection.cursor() as cursor:
-            cursor.executemany(f"{INSERT} {PLACES}", rows)
+        self.do_many(f"{INSERT} {PLACES}", rows)
+
+    def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
+        _check(rows)
+        plain = table.replace("%", "%%")
+        self.do_many(f"INSERT INTO {plain} ({NEW_COLUMNS}) VALUES {PLACES}", rows)
 
     def notify(self) -> None:
         self.do(*self._notification())

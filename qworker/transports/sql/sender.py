@@ -84,8 +84,18 @@ class SQLSender(Sender):
         table, channel = self._handle.run_locked(lambda link: link.table_and_channel())
         return TransactionalSender(execute, table, channel, self._rows)
 
+    def push_in(self, link: Link, envelopes: Sequence[Envelope]) -> None:
+        """push() within the transaction of *link*, which leads to the same database; see notify()."""
+        table, channel = self._handle.run_locked(lambda own: own.table_and_channel())
+        if not envelopes:
+            return
+        link.add_messages(self._rows(envelopes), table)
+        if channel:
+            link.do("SELECT pg_notify(%s, '')", (channel,))
+
     def notify(self) -> None:
-        """Tell who waits of what join() has published, where that has not: once it is committed."""
+        """Tell who waits of what join() or push_in() has published, where that has not: once it is
+        committed."""
         if self._family == "mysql":
             self._handle.transact(lambda link: link.notify())
 

@@ -1,0 +1,67 @@
+"""Which Link speaks to a database: by its URL, as the driver has it or as SQLAlchemy writes it.
+
+Comes from:  ``broker.py``; ``beat/place_server.py``, which keeps schedules in a database.
+Goes to:     ``postgresql.py`` and ``mysql.py``, of which only the one that is needed is loaded.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+from qworker.errors import ConfigurationError
+from qworker.transports.sql.link import Link
+
+_LINKS = {
+    "postgresql": ("qworker.transports.sql.postgresql", "PostgreSQLLink"),
+    "mysql": ("qworker.transports.sql.mysql", "MySQLLink"),
+}
+
+
+def family_of(url: str) -> str:
+    """``postgresql`` or ``mysql``, for a URL of one of them."""
+    return "postgresql" if url.removeprefix("db+").startswith("postgres") else "mysql"
+
+
+def connector(
+    url: str, connect_timeout: float, options: Mapping[str, Any], setting: str = "broker_url"
+) -> Callable[[bool], Link]:
+    """What makes Links to *url*; True: of one, commits need not be on the disk when they return.
+
+    setting: which has the URL. Raises ConfigurationError when its driver is not installed, or what it asks of
+    TLS can never work.
+    """
+    family, (_, _, rest) = family_of(url), url.partition("://")
+    plain = f"{family}://{rest}"
+    try:
+        module, name = _LINKS[family]
+        link: Any = getattr(import_module(module), name)
+        link.check(plain)
+    except ConfigurationError as error:
+        if setting == "broker_url":
+            raise
+        raise ConfigurationError(str(error).replace("broker_url", setting), setting=setting) from error
+    return partial(link, plain, connect_timeout, dict(options))
+
+
+def as_written_plainly(url: str) -> str:
+    """*url* as a Link reads it, of one as SQLAlchemy does: with a driver, with blanks as plus signs, and with
+    ``?host=A:1&host=B:2`` for several servers."""
+    start, mark, query = url.removeprefix("db+").removeprefix("sqla+").partition("?")
+    scheme, _, rest = start.partition("://")
+    start = f"{scheme.partition('+')[0].lower()}://{rest}"
+    if not mark:
+        return start
+    given = parse_qsl(query, keep_blank_values=True)
+    if family_of(start) == "postgresql":
+        hosts = [value for name, value in given if name == "host"]
+        if any(":" in host for host in hosts) or len(hosts) > 1:
+            places = [each.partition(":") for host in hosts for each in host.split(",")]
+            given = [(name, value) for name, value in given if name not in ("host", "port")]
+            given.append(("host", ",".join(host for host, _, _ in places)))
+            given.append(("port", ",".join(port for _, _, port in places)))
+    return f"{start}?{urlencode(given, quote_via=quote)}"

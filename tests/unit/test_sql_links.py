@@ -1,0 +1,41 @@
+"""Links: which one a URL is spoken to by, and how it reads one as SQLAlchemy writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from qworker.beat.place_server import ServerPlace
+from qworker.clock import SYSTEM_CLOCK
+from qworker.errors import ConfigurationError
+from qworker.transports.sql.links import as_written_plainly, family_of
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("postgresql://a:b%40@h:1/d", "postgresql://a:b%40@h:1/d"),
+        ("db+postgresql+psycopg://h/d", "postgresql://h/d"),
+        ("postgresql+psycopg2://h/d?sslmode=require", "postgresql://h/d?sslmode=require"),
+        ("postgresql://h/d?options=-csearch_path+x", "postgresql://h/d?options=-csearch_path%20x"),
+        ("postgresql://u@/d?host=/run/pg", "postgresql://u@/d?host=%2Frun%2Fpg"),
+        ("postgresql://u@/d?host=a:1&host=b:2", "postgresql://u@/d?host=a%2Cb&port=1%2C2"),
+        ("postgresql://a:1,b:2/d", "postgresql://a:1,b:2/d"),
+        ("db+mysql+pymysql://u@h/d?charset=utf8mb4", "mysql://u@h/d?charset=utf8mb4"),
+        ("sqla+MariaDB+mysqldb://u@h/d", "mariadb://u@h/d"),
+    ],
+)
+def test_a_url_as_sqlalchemy_writes_it_is_read(written: str, plain: str) -> None:
+    assert as_written_plainly(written) == plain
+
+
+def test_a_url_has_a_family() -> None:
+    assert [family_of(f"{scheme}://h/d") for scheme in ("postgres", "db+postgresql", "mysql", "mariadb")] == [
+        *("postgresql", "postgresql", "mysql", "mysql"),
+    ]
+
+
+def test_what_can_never_work_is_told_of_before_anything_is_connected() -> None:
+    for url in ("db+postgresql://h/d?sslrootcert=/no/such", "mysql+pymysql://h/d?ssl_ca=/no/such"):
+        with pytest.raises(ConfigurationError, match=r"^beat_store: .*/no/such") as caught:
+            ServerPlace(url, SYSTEM_CLOCK)
+        assert caught.value.setting == "beat_store"
