@@ -109,3 +109,18 @@ def test_where_another_database_is_the_broker_no_queue_is_made(places: Callable[
     _, tables = place.migrating(APPS["qworker"], ["call", "migrate"], ["tables"], orm="another")
     assert not [name for name in tables if name.startswith(("message", "owner", "qworker_ormq"))]
     assert "qworker_task t" in tables
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_database_that_becomes_the_broker_later_gets_its_queue(
+    places: Callable[[str], Place], kind: str
+) -> None:
+    """The next migrate makes it, though there is nothing left to migrate."""
+    place, at_once = places(kind), places(kind)
+    place.migrating(APPS["qworker"], ["call", "migrate"], orm="another")
+    told, tables, queue = place.migrating(APPS["qworker"], ["call", "migrate"], ["tables"], ["queue"])
+    assert "No migrations to apply" in told
+    assert {"qworker_ormq v", "qworker_ormq_owner v"} <= set(tables)
+    assert queue == []
+    at_once.migrating(APPS["qworker"], ["call", "migrate"])
+    assert place.shape() == at_once.shape()
