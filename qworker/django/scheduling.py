@@ -39,6 +39,7 @@ from qworker.django.models import Schedule
 from qworker.django.packages import envelope_of
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
 from qworker.interrupts import let_pass
+from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope
 
 NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
@@ -147,6 +148,8 @@ class Scheduler(ThreadComponent):
             ends.append((row, changes))
         if firings:
             self.sent += len(self._store.fire(lease, firings, self._app.broker.sender))
+            if CRASHING:
+                crash_point("schedules-sent")
         for row, changes in ends:
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
