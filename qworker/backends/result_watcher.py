@@ -30,7 +30,8 @@ from qworker.transports.forked import forgetful
 from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
-    from qworker.backends.base import Backend, Found, Meta
+    from qworker.backends.base import Found, Meta
+    from qworker.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +69,21 @@ class Source(Protocol):
         """In a forked child: let go without a word to the server or to others."""
 
 
+class Watched(Protocol):
+    """What is asked of a result store by the watcher of those who wait."""
+
+    clock: Clock
+    listens: bool
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]: ...
+
+    def open_source(self) -> Source | None: ...
+
+
 class ResultWatcher:
     """Watches *backend* for all who wait in this process. linger: seconds for which idle threads stay."""
 
-    def __init__(self, backend: Backend, linger: float = LINGER) -> None:
+    def __init__(self, backend: Watched, linger: float = LINGER) -> None:
         self.backend = backend
         self.linger = linger
         self._start_anew()

@@ -26,10 +26,13 @@ REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
 SQL = frozenset(["postgresql", "postgres", "mysql", "mariadb"])
 
 
-def open_store(app: QWorker) -> ScheduleStore:
-    """Return the schedule store of *app*; nothing is connected yet. Raises ConfigurationError."""
+def open_store(app: QWorker, scope: str | None = None) -> ScheduleStore:
+    """Return the schedule store of *app*; nothing is connected yet. Raises ConfigurationError.
+
+    scope: whose schedules; None: as the settings say.
+    """
     url = store_url(app)
-    scope = app.conf.beat_scope or app.main or "default"
+    scope = scope or app.conf.beat_scope or app.main or "default"
     scheme = _scheme(url)
     if url is None or scheme == "memory":
         return MemoryScheduleStore(app.clock)

@@ -12,10 +12,10 @@ at once, and either beside the real django-q2, whose label is the second one's.
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
-from django.db.models.signals import pre_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 
 from qworker.context import set_default_maker
-from qworker.django import checks, predecessor
+from qworker.django import checks, predecessor, store_tables
 from qworker.django.conf import conf
 from qworker.naming import import_object
 
@@ -36,6 +36,9 @@ class QWorkerConfig(AppConfig):
     def ready(self) -> None:
         checks.register()
         set_default_maker(lambda: import_object("qworker.django.project:make")())
+        post_migrate.connect(
+            store_tables.make_what_is_missing, sender=self, dispatch_uid="qworker.django.store_tables"
+        )
 
 
 class DjangoQConfig(QWorkerConfig):

@@ -52,6 +52,20 @@ def is_in_memory(alias: str) -> bool:
     return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
+def own_connection(alias: str) -> Any:
+    """Return a new connection of Django's to the database *alias*, which is no thread's and no pool's.
+
+    Each of its statements is a transaction. Whoever asked for it closes it.
+    """
+    made = connections[alias].copy(alias)
+    made.settings_dict["AUTOCOMMIT"] = True
+    made.settings_dict["OPTIONS"] = {
+        name: value for name, value in (made.settings_dict.get("OPTIONS") or {}).items() if name != "pool"
+    }
+    made.inc_thread_sharing()
+    return made
+
+
 def _sqlite(alias: str, settings: Mapping[str, Any]) -> str:
     if is_in_memory(alias):
         raise ConfigurationError(

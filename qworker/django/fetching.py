@@ -1,63 +1,152 @@
 """Fetching: tasks and groups that have ended, from the database or the cache; and waiting for them.
 
 Comes from:  ``tasks.py``.
-Goes to:     the model ``Task``, or the cache.
-Thread:      any.
+Goes to:     the model ``Task``, or the cache; ``lookout.py`` for who waits.
+Thread:      any; what begins with ``a`` is for coroutines.
 
-After a first few looks that come sooner, two are made each second.
+Who waits looks once, by the connection of its own thread, and is then told. The cache tells nobody: it is
+looked at twice a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from asgiref.sync import sync_to_async
+from django.db import router
 
 from qworker.django import cached as cache
 from qworker.django.conf import conf
+from qworker.django.databases import is_in_memory
+from qworker.django.lookout import Lookout, group_key, lookout, task_key
 from qworker.django.models import Task
-
-T = TypeVar("T")
+from qworker.results.awaiting import ended
 
 FOREVER = -1
 LOOK_SECONDS = 0.5
-SOON = (0.05, 0.15, 0.3)
-"""Seconds between the first looks."""
 
 
-def wait_for(look: Callable[[], T], wait: int, is_there: Callable[[T], bool]) -> T:
-    """Return what *look* finds; look again until *is_there* says so, or *wait* milliseconds have passed.
+class Look(NamedTuple):
+    """What is looked for.
 
-    wait: 0 looks once; FOREVER waits for ever. What is found in the end is returned, there or not.
+    - look: looks. is_there: whether what it finds is enough.
+    - key: of what is told when it ends; "" where nobody tells.
+    - load: finds it by its id and the lookout's connection.
     """
-    found = look()
-    if wait == 0 or is_there(found):
+
+    look: Callable[[], Any]
+    is_there: Callable[[Any], bool]
+    key: str = ""
+    load: Callable[[Lookout, Any], Any] | None = None
+
+
+def found_by(what: Look, wait: int) -> Any:
+    """Return what *what* finds, once it is there, or *wait* milliseconds have passed: then what there is.
+
+    wait: 0 looks once; FOREVER waits for ever.
+    """
+    found = what.look()
+    if wait == 0 or what.is_there(found):
         return found
-    until = None if wait == FOREVER else time.monotonic() + wait / 1000
-    for pause in _pauses(until):
-        pause()
-        found = look()
-        if is_there(found):
+    if where := _lookout(what):
+        told = where.watcher.wait([what.key], _seconds(wait))
+        return _taken(what, where, told.get(what.key))
+    for pause in _pauses(wait):
+        time.sleep(pause)
+        found = what.look()
+        if what.is_there(found):
             break
     return found
 
 
-def _pauses(until: float | None) -> Iterator[Callable[[], None]]:
-    """What pauses before each look, until the time is over. The last look is at its end."""
-    number = 0
+async def afound_by(what: Look, wait: int) -> Any:
+    """As found_by(): the event loop goes on, and no thread waits for this alone."""
+    look = sync_to_async(what.look)
+    found = await look()
+    if wait == 0 or what.is_there(found):
+        return found
+    if where := _lookout(what):
+        told = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_seconds(wait)):
+                told = await ended(where.watcher, what.key)
+        return await sync_to_async(_taken)(what, where, told)
+    for pause in _pauses(wait):
+        await asyncio.sleep(pause)
+        found = await look()
+        if what.is_there(found):
+            break
+    return found
+
+
+def _seconds(wait: int) -> float | None:
+    return None if wait == FOREVER else wait / 1000
+
+
+def _pauses(wait: int) -> Iterator[float]:
+    """Seconds before each look, until the time is over. The last look is at its end."""
+    until = None if wait == FOREVER else time.monotonic() + wait / 1000
     while until is None or time.monotonic() < until:
-        seconds = SOON[number] if number < len(SOON) else LOOK_SECONDS
-        if until is not None:
-            seconds = min(seconds, max(0.0, until - time.monotonic()))
-        number += 1
-        yield lambda seconds=seconds: time.sleep(seconds)  # type: ignore[misc]
+        yield LOOK_SECONDS if until is None else max(0.0, min(LOOK_SECONDS, until - time.monotonic()))
+
+
+def _lookout(what: Look) -> Lookout | None:
+    """Who waits for *what*; None where nobody tells: it is in the cache, or in the memory of this process."""
+    alias = router.db_for_read(Task)
+    if not what.key or is_in_memory(alias):
+        return None
+    return lookout(alias, router.db_for_write(Task))
+
+
+def _taken(what: Look, where: Lookout, told: Mapping[str, Any] | None) -> Any:
+    """What there is, now that *told* was told, or the time is over."""
+    found = what.look()
+    if told is None or what.load is None or what.is_there(found):
+        return found
+    return what.load(where, told["result"])  # the caller's transaction began before its end
+
+
+# -- what is looked for --
+
+
+def _task(task_id: str, cached: Any) -> Look:
+    if _is_cached(cached):
+        return Look(lambda: cache.task(task_id), _is_something)
+    return Look(lambda: Task.get_task(task_id), _is_something, task_key(task_id), Lookout.load)
+
+
+def _is_something(found: Any) -> bool:
+    return found is not None
+
+
+def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> Look:
+    most = count or 1
+    if _is_cached(cached):
+
+        def look() -> list[Task]:
+            return [each for each in cache.members(group_id) if failures or each.success]
+
+        return Look(look, lambda found: len(found) >= most)
+    return Look(lambda: size(group_id) or 0, lambda found: found >= most, group_key(group_id, most))
+
+
+# -- tasks and groups --
 
 
 def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """Return the task with the id or name *task_id*; None when it has not ended, or is not kept."""
-    if _is_cached(cached):
-        return wait_for(lambda: cache.task(task_id), wait, lambda found: found is not None)
-    return wait_for(lambda: Task.get_task(task_id), wait, lambda found: found is not None)
+    found: Task | None = found_by(_task(task_id, cached), wait)
+    return found
+
+
+async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """As task()."""
+    found: Task | None = await afound_by(_task(task_id, cached), wait)
+    return found
 
 
 def members(
@@ -65,32 +154,46 @@ def members(
 ) -> Any:
     """Return the tasks of a group: of the database as a queryset, of the cache as a list.
 
-    count: wait until there are so many. None when there are none.
+    count: wait until there are so many, for ever where *wait* is 0. None when there are none in the cache.
     """
-
-    def enough(number: int) -> bool:
-        return number >= count if count else number > 0
-
     if _is_cached(cached):
-
-        def look() -> list[Task]:
-            return [each for each in cache.members(group_id) if failures or each.success]
-
-        return wait_for(look, wait, lambda found: enough(len(found))) or None
+        return found_by(_members(group_id, failures, count, cached), _patience(wait, count)) or None
     if wait or count:
-        wait_for(lambda: size(group_id) or 0, wait or (FOREVER if count else 0), enough)
+        found_by(_members(group_id, failures, count, cached), _patience(wait, count))
     return Task.get_task_group(group_id, failures)
+
+
+async def amembers(
+    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
+) -> Any:
+    """As members()."""
+    if wait or count:
+        await afound_by(_members(group_id, failures, count, cached), _patience(wait, count))
+    return await sync_to_async(members)(group_id, failures, cached=cached)
+
+
+def _patience(wait: int, count: int | None) -> int:
+    return wait or (FOREVER if count else 0)
 
 
 def results(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
     """Return what the tasks of a group have returned; as members()."""
-    found = members(group_id, failures, wait, count, cached)
-    if found is None:
-        return None
-    if isinstance(found, list):
-        return [each.result for each in found]
+    return _results_of(members(group_id, failures, wait, count, cached))
+
+
+async def aresults(
+    group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
+) -> list[Any] | None:
+    """As results()."""
+    found = await amembers(group_id, failures, wait, count, cached)
+    return await sync_to_async(_results_of)(found)
+
+
+def _results_of(found: Any) -> list[Any] | None:
+    if found is None or isinstance(found, list):
+        return found and [each.result for each in found]
     return list(found.values_list("result", flat=True))
 
 

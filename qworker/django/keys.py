@@ -242,7 +242,8 @@ _DECLARED = (
         _SCHEDULES,
         TIMEZONE,
         lambda _: settings.TIME_ZONE,
-        "The time zone whose days, weeks and months schedules follow.",
+        "The time zone whose days, weeks, months and years schedules follow, and their crontabs. Minutes and "
+        "hours are the same everywhere.",
         shown="Django's `TIME_ZONE`",
     ),
     Key(
@@ -294,13 +295,24 @@ _DECLARED = (
     Key("iron_mq", _BROKER, MAPPING, None, "Options of IronMQ's client. Of a later version."),
     Key("mongo", _BROKER, MAPPING, None, "Options of pymongo's client. Of a later version."),
     Key("mongo_db", _BROKER, TEXT, None, "MongoDB's database with the queues. Of a later version."),
-    Key("bulk", _BROKER, whole(1), 1, "Messages that the broker is asked for at once; of SQS up to 10."),
+    Key(
+        "bulk",
+        _BROKER,
+        whole(1),
+        1,
+        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10. A cluster takes as many as it has "
+        "room for, by `queue_limit`, in one step, from every broker but one of your own: that gives what its "
+        "`dequeue()` returns.",
+    ),
     Key(
         "poll",
         _BROKER,
         seconds(),
         0.2,
-        "Seconds that pass before a broker that cannot tell of new messages is asked again.",
+        "Seconds that pass before an empty broker of your own is asked again; and for which `Broker.dequeue()` "
+        "waits. It means nothing to a cluster on another broker: SQLite, PostgreSQL and Redis tell of new "
+        "messages at once, SQS keeps the question open (`receive_message_wait_time_seconds`), and MySQL and "
+        "MariaDB are asked after 1 ms, and more and more seldom, up to 0.25 s, while nothing comes.",
     ),
     Key("label", _WATCHING, LABEL, "Django Q", "The heading of the tables in Django's admin."),
     Key(

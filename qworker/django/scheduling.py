@@ -5,8 +5,10 @@ Goes to:     the table, which is read anew each time; the schedule store of beat
              broker.
 Thread:      schedules.
 
-Every cluster has one, and one of them leads. Each due time of a schedule is a slot that can be taken once:
-who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not free again.
+Every cluster has one, and one of those of a name leads. Each due time of a schedule is a slot that can be
+taken once: who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not
+free again. Where the ledger is not in the broker, who dies may also leave one of which nobody knows whether
+its task was sent. It is sent again, with the same id, and whoever runs it looks whether that has run.
 Whatever is changed in the table counts from the next look on, also by update().
 """
 
@@ -37,6 +39,7 @@ from qworker.django.models import Schedule
 from qworker.django.packages import envelope_of
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
 from qworker.interrupts import let_pass
+from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope
 
 NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
@@ -47,6 +50,7 @@ MOST_MISSED = 1000
 LONGEST_REST = 1.0
 """Seconds after which the table is read again: it may have been changed."""
 RETRY_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
 MOST_TOLD = 20
 
 
@@ -60,13 +64,15 @@ class Scheduler(ThreadComponent):
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
-        self._scope = f"django.{conf.cluster_name}"
-        self._store = store or open_store(app)
+        self._scope = f"django.{conf.prefix}.{conf.cluster_name}"
+        self._store = store or open_store(app, self._scope)
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._leadership = Leadership(self._store, holder[-255:])
         self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
         self._problems: tuple[str, ...] = ()  # replaced as a whole: others read it
         self._away = False
+        self._unsure = True  # there may be slots whose tasks were not sent
+        self._sweep_at = 0.0
         self.sent = 0
         """Tasks that this process has sent."""
 
@@ -75,10 +81,12 @@ class Scheduler(ThreadComponent):
             rest = self._turn(now)
         except LeaseLost:
             self._leadership.lost()
+            self._unsure = True
             return LOOK_SECONDS
         except (BackendError, BrokerUnavailable, DatabaseError) as error:
             let_pass(error)
             close_old_connections()
+            self._unsure = True
             if not self._away:
                 self._away = True
                 logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
@@ -99,10 +107,17 @@ class Scheduler(ThreadComponent):
     def _turn(self, now: float) -> float:
         lease = self._leadership.step(now)
         if lease is None:
+            self._unsure = True
             return LOOK_SECONDS
         close_old_connections()
+        if self._unsure:
+            self._send_pending(lease)
+            self._unsure = False
         if self._send_due(lease):
             return 0.0
+        if now >= self._sweep_at:
+            swept = self._store.sweep(self.clock.now() - self._app.conf.beat_history_expires)
+            self._sweep_at = now + (LONGEST_REST if swept else SWEEP_SECONDS)
         following = self._rows().aggregate(first=Min("next_run"))["first"]
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
         return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
@@ -115,8 +130,7 @@ class Scheduler(ThreadComponent):
 
     def _send_due(self, lease: Lease) -> bool:
         """Send what is due; whether there may be more."""
-        instant = datetime.fromtimestamp(self.clock.now(), UTC)
-        now = instant if settings.USE_TZ else timezone.make_naive(instant)
+        now = _instant(self.clock.now())
         due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
         if self._wrong:
             due = due.exclude(pk__in=self._changed_meanwhile())
@@ -134,10 +148,35 @@ class Scheduler(ThreadComponent):
             ends.append((row, changes))
         if firings:
             self.sent += len(self._store.fire(lease, firings, self._app.broker.sender))
+            if CRASHING:
+                crash_point("schedules-sent")
         for row, changes in ends:
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
         return len(rows) == MOST
+
+    def _send_pending(self, lease: Lease) -> None:
+        """Send what somebody has left behind of which nobody knows whether it was sent."""
+        slots = self._store.pending()
+        rows = Schedule.objects.in_bulk([int(slot.name) for slot in slots])
+        envelopes: list[Envelope] = []
+        for slot in slots:
+            row = rows.get(int(slot.name))
+            if row is None:
+                continue  # it was deleted since
+            try:
+                envelopes += self._firing(row, _instant(slot.due))[0].envelopes
+            except Exception as error:  # noqa: BLE001 - as in _send_due()
+                let_pass(error)
+                self._note_wrong(row, error)
+        if envelopes:
+            self._app.broker.sender.push(envelopes)
+            logger.warning(
+                "sent %d tasks of schedules again: the cluster that was to send them has ended meanwhile",
+                len(envelopes),
+                extra={"event": "beat-sent-again"},
+            )
+        self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
 
     def _changed_meanwhile(self) -> list[int]:
         """Those that are wrong still: what was changed since is tried again."""
@@ -184,7 +223,7 @@ class Scheduler(ThreadComponent):
         options.setdefault("group", row.name or str(row.pk))
         if row.hook:
             options.setdefault("hook", row.hook)
-        package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id})
+        package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id, "slot": at})
         text = signed(package)
         envelopes: list[Envelope] = [envelope_of(text, package, package.get("cluster") or conf.cluster_name)]
         state = State("django", 0.0, at, self.clock.now(), task_id, 0, None)
@@ -236,6 +275,12 @@ def _change(row: Schedule, changes: dict[str, Any]) -> None:
     elif same.update(**changes):
         return
     Schedule.objects.filter(pk=row.pk).update(task=changes["task"])
+
+
+def _instant(seconds: float) -> datetime:
+    """An instant as the table has it."""
+    instant = datetime.fromtimestamp(seconds, UTC)
+    return instant if settings.USE_TZ else timezone.make_naive(instant)
 
 
 def _seconds(instant: datetime) -> float:

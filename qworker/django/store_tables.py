@@ -14,13 +14,19 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.migrations.recorder import MigrationRecorder
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
 from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
 from qworker.transports.sqlite.database import schema_statements
 
+QUEUE_MIGRATION = "0004_queue"
+"""The last of the migrations that make them."""
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
 _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
@@ -140,6 +146,25 @@ def drop_views(_apps: Any, schema_editor: Any) -> None:
     """Drop them; no message is lost by it."""
     if is_broker(schema_editor.connection):
         _do(schema_editor.connection, [f"DROP VIEW IF EXISTS {name}" for name in (VIEW, OWNER_VIEW)])
+
+
+def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
+    """Make tables and views in the database *using*, where it has become the broker since it was migrated.
+
+    For Django's signal after it has migrated: its migrations are not applied again.
+    """
+    connection = connections[using]
+    if not (is_broker(connection) and router.allow_migrate(using, app_config.label, model_name="ormq")):
+        return
+    if (app_config.label, QUEUE_MIGRATION) not in MigrationRecorder(connection).applied_migrations():
+        return  # it was migrated backwards
+    with connection.cursor() as cursor:
+        there = {table.name for table in connection.introspection.get_table_list(cursor)}
+    if VIEW not in there:
+        with transaction.atomic(using):
+            editor = SimpleNamespace(connection=connection)
+            make_tables(None, editor)
+            make_views(None, editor)
 
 
 def _names(kind: Kind) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 from django.db import connections
 
 from qworker.django.models import Task
+from qworker.django.telling import ring, that_tells
 from qworker.errors import EncodeError
 from qworker.interrupts import let_pass
 from qworker.transports.lease import ResultRow, Settlement
@@ -81,7 +82,8 @@ def is_task(row: ResultRow) -> bool:
 
 @cache
 def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
-    """Return what inserts so many rows, or changes those that are there and no success."""
+    """Return what inserts so many rows, or changes those that are there and no success; on PostgreSQL it
+    tells of them, too."""
     quoted = "`{}`" if vendor == "mysql" else '"{}"'
     names = [quoted.format(name) for name in COLUMNS]
     places = ", ".join([f"({', '.join([place] * len(names))})"] * rows)
@@ -93,7 +95,8 @@ def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
         sets.append(f"{success} = {success} OR VALUES({success})")
         return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
     sets = [f"{name} = excluded.{name}" for name in (*changed, success)]
-    return f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {', '.join(sets)} WHERE NOT {where}.{success}"
+    upsert = f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {', '.join(sets)} WHERE NOT {where}.{success}"
+    return that_tells(upsert, table) if vendor == "postgresql" else upsert
 
 
 def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
@@ -110,11 +113,12 @@ def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
 
 
 def store(rows: Sequence[ResultRow], alias: str) -> None:
-    """Store *rows* by Django's connection to *alias*."""
+    """Store *rows* by Django's connection to *alias*, and tell those who wait, once they are committed."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         for query, values in statements(connection.vendor, rows):
             cursor.execute(query, values)
+    ring(connection)
 
 
 def statements(

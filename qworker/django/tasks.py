@@ -55,6 +55,31 @@ def fetch_group(
     return fetching.members(group_id, failures, wait, count, cached)
 
 
+async def aresult(task_id: str, wait: int = 0, cached: Any = None) -> Any:
+    """As result(): the event loop goes on meanwhile."""
+    found = await fetching.atask(task_id, wait, cached)
+    return None if found is None else found.result
+
+
+async def afetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """As fetch(): the event loop goes on meanwhile."""
+    return await fetching.atask(task_id, wait, cached)
+
+
+async def aresult_group(
+    group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
+) -> list[Any] | None:
+    """As result_group(): the event loop goes on meanwhile."""
+    return await fetching.aresults(group_id, failures, wait, count, cached) or None
+
+
+async def afetch_group(
+    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
+) -> Any:
+    """As fetch_group(): the event loop goes on meanwhile."""
+    return await fetching.amembers(group_id, failures, wait, count, cached)
+
+
 def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
     """Return how many tasks of a group have ended; failures: how many of them have failed."""
     return fetching.size(group_id, failures, cached)
@@ -180,10 +205,6 @@ Async = AsyncTask
 """Its name before Python 3.7."""
 
 aasync_task = sync_to_async(async_task)
-aresult = sync_to_async(result)
-afetch = sync_to_async(fetch)
-aresult_group = sync_to_async(result_group)
-afetch_group = sync_to_async(fetch_group)
 acount_group = sync_to_async(count_group)
 adelete_group = sync_to_async(delete_group)
 adelete_cached = sync_to_async(delete_cached)

@@ -14,13 +14,14 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from qworker import states
 from qworker.context import Context, current_context, get_current_task
-from qworker.django import endings
+from qworker.django import cached, endings
 from qworker.django.calls import enqueue
 from qworker.django.conf import conf
+from qworker.django.models import Task
 from qworker.django.packages import Package
 from qworker.django.running import is_kept, note, run, unpacked, values_of
 from qworker.errors import Ignore, Reject, Retry, SoftTimeLimitExceeded, Terminated
-from qworker.tasks.task import Task
+from qworker.tasks.task import Task as BaseTask
 
 PASSING = (Ignore, Reject, Retry, Terminated, SoftTimeLimitExceeded)
 """What ends a run in other ways than by failing."""
@@ -29,7 +30,7 @@ _here: ContextVar[Package | None] = ContextVar("qworker_django_package", default
 """The package that runs here."""
 
 
-class PackageTask(Task[..., Any]):
+class PackageTask(BaseTask[..., Any]):
     """The task that runs packages. Also the end of one that was killed is told, by a child."""
 
     hears_of_ends = True
@@ -52,6 +53,8 @@ def run_package(text: str) -> Any:
     if context is not None:
         context.__dict__["package"] = package
     close_old_connections()
+    if "slot" in package and _has_run(package):
+        raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
     try:
         value = run(package)
     except PASSING:
@@ -66,6 +69,20 @@ def run_package(text: str) -> Any:
         raise
     _go_on(package)
     return value
+
+
+def _has_run(package: Package) -> bool:
+    """Whether the task of a schedule has ended before, as far as is kept of it. Its id is that of the due
+    time."""
+    if package["attempt"] > 1:
+        return False
+    found = (
+        cached.task(package["id"])
+        if package.get("cached")
+        else Task.objects.filter(pk=package["id"]).only("success").first()
+    )
+    ends = package.get("ack_failure", conf.ack_failures)
+    return found is not None and (found.success or bool(ends))
 
 
 def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qworker.backends.result_watcher import final
+from qworker.backends.result_watcher import ResultWatcher, final
 from qworker.errors import DamagedResult
 
 if TYPE_CHECKING:
     from qworker.backends.base import Backend, Found, Meta
 
 
-async def ended(backend: Backend, task_id: str) -> Meta:
+async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
     """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read,
     BackendError when the store does not answer."""
     import asyncio
@@ -41,7 +41,7 @@ async def ended(backend: Backend, task_id: str) -> Meta:
         except RuntimeError:
             pass  # the loop has ended
 
-    attendant = backend.watcher.loops
+    attendant = watcher.loops
     attendant.call(task_id, call_back)
     try:
         return await future

@@ -165,10 +165,10 @@ class AsyncResult(Generic[R]):
 
             try:
                 async with asyncio.timeout(HINT_AFTER):
-                    found = await ended(self.backend, self.id)
+                    found = await ended(self.backend.watcher, self.id)
             except TimeoutError:
                 await asyncio.to_thread(hint, self.app, self.id, self._queue)
-                found = await ended(self.backend, self.id)
+                found = await ended(self.backend.watcher, self.id)
             meta = self.keep(found)
         return self._value(meta, True)
 

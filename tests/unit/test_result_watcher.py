@@ -514,7 +514,7 @@ def test_event_loops_and_threads_share_a_source(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ids[:5]]
 
     async def main() -> list[Any]:
-        awaiting = asyncio.gather(*[ended(store, task_id) for task_id in [*ids, *ids]])
+        awaiting = asyncio.gather(*[ended(store.watcher, task_id) for task_id in [*ids, *ids]])
         await asyncio.to_thread(until, lambda: store.hears() and waiting(store, *ids))
         store.tell(*ids)
         return [meta["result"] for meta in await awaiting]
@@ -526,9 +526,9 @@ def test_event_loops_and_threads_share_a_source(store: FakeStore) -> None:
 
 def test_a_loop_that_gives_up_leaves_the_others_what_they_await(store: FakeStore) -> None:
     async def main() -> str:
-        patient = asyncio.ensure_future(ended(store, "a"))
+        patient = asyncio.ensure_future(ended(store.watcher, "a"))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ended(store, "a"), 0.05)
+            await asyncio.wait_for(ended(store.watcher, "a"), 0.05)
         store.tell("a")
         return str((await patient)["result"])
 
@@ -538,7 +538,7 @@ def test_a_loop_that_gives_up_leaves_the_others_what_they_await(store: FakeStore
 
 def test_a_loop_that_has_ended_hurts_nobody(store: FakeStore) -> None:
     loop = asyncio.new_event_loop()
-    left = loop.create_task(ended(store, "a"))
+    left = loop.create_task(ended(store.watcher, "a"))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     thread = Thread(store.watcher, "b")
@@ -551,10 +551,10 @@ def test_a_loop_that_has_ended_hurts_nobody(store: FakeStore) -> None:
 def test_who_awaits_is_told_that_the_store_is_away(store: FakeStore) -> None:
     store.away = True
     with pytest.raises(BackendError, match="away"):
-        asyncio.run(ended(store, "a"))
+        asyncio.run(ended(store.watcher, "a"))
     store.away = False
     store.end("a")
-    assert asyncio.run(ended(store, "a"))["result"] == "a"
+    assert asyncio.run(ended(store.watcher, "a"))["result"] == "a"
 
 
 def test_promises_outlive_a_store_that_is_away(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -574,7 +574,7 @@ def test_a_result_that_cannot_be_read_is_an_error_of_those_who_wait_for_it(store
     store.watcher.promises.call("torn", kept.append)
     assert isinstance(Thread(store.watcher, "torn").result(), DamagedResult)
     with pytest.raises(DamagedResult):
-        asyncio.run(ended(store, "torn"))
+        asyncio.run(ended(store.watcher, "torn"))
     until(lambda: kept)
     assert isinstance(kept[0], DamagedResult)
     store.end("fine")
@@ -584,13 +584,13 @@ def test_a_result_that_cannot_be_read_is_an_error_of_those_who_wait_for_it(store
 def test_an_attendant_that_has_nothing_to_do_lets_threads_lead() -> None:
     store = FakeStore(False)
     store.end("a")
-    asyncio.run(ended(store, "a"))
+    asyncio.run(ended(store.watcher, "a"))
     until(lambda: not store.watcher._waiters)
     assert store.watcher.loops._thread is not None
     store.end("b")
     assert list(store.watcher.wait(["b"], PATIENCE)) == ["b"]
     store.tell("c")
-    assert asyncio.run(ended(store, "c"))["result"] == "c"  # by the same thread
+    assert asyncio.run(ended(store.watcher, "c"))["result"] == "c"  # by the same thread
     store.close()
     until(lambda: store.watcher.loops._thread is None)
 

@@ -8,9 +8,10 @@ Thread:      any; the database is its owner.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, tzinfo
 from keyword import iskeyword
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -22,6 +23,7 @@ from django.utils.translation import gettext_lazy as _
 
 from qworker.beat.crontab import crontab
 from qworker.django import literals, recurrence
+from qworker.django.conf import conf
 from qworker.django.models.display import shown_as
 from qworker.django.models.task import Task
 from qworker.errors import InvalidSchedule
@@ -151,12 +153,19 @@ class Schedule(models.Model):
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime:
         """When it is due after *next_run*, which is its own when none is given.
 
-        The clock of the project's time zone counts. What is returned is aware in UTC where USE_TZ is set,
-        else naive. Raises InvalidSchedule for a crontab that cannot be read.
+        The clock of its cluster's time zone counts. What is returned is aware in UTC where USE_TZ is set,
+        else naive, in the project's time zone. Raises InvalidSchedule for a crontab that cannot be read.
         """
-        zone = timezone.get_default_timezone() if settings.USE_TZ else None
         due = next_run or self.next_run or timezone.now()
-        return recurrence.next_run(self.schedule_type, due, zone, minutes=self.minutes, cron=self.cron)
+        named, own = conf.of(self.cluster or None).time_zone, timezone.get_default_timezone()
+        zone: tzinfo | None = own if named == settings.TIME_ZONE else ZoneInfo(named)
+        elsewhere = not settings.USE_TZ and zone is not own
+        if elsewhere:
+            due = timezone.make_aware(due, own)
+        elif not settings.USE_TZ:
+            zone = None
+        found = recurrence.next_run(self.schedule_type, due, zone, minutes=self.minutes, cron=self.cron)
+        return timezone.make_naive(found, own) if elsewhere else found
 
     def clean(self) -> None:
         """Raises ValidationError for arguments that cannot be read, and for a type Cron without a crontab."""

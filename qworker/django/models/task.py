@@ -167,8 +167,12 @@ class Task(models.Model):
 
 
 def _found(tasks: Any, task_id: str) -> Task | None:
-    by_id = tasks.filter(id=task_id).first() if len(task_id) == ID_LENGTH else None
-    found: Task | None = by_id or tasks.filter(name=task_id).first()
+    if len(task_id) != ID_LENGTH:  # most are asked for by their ids
+        named: Task | None = tasks.filter(name=task_id).first()
+        return named
+    either = tasks.filter(models.Q(id=task_id) | models.Q(name=task_id))
+    by_id = models.Case(models.When(id=task_id, then=0), default=1)
+    found: Task | None = either.order_by(by_id, "-stopped").first()
     return found
 
 

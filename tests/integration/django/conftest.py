@@ -6,10 +6,12 @@ Goes to:     tests/integration/django.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.django_places import Place
 from tests.support.django_project import configure
 
 configure()
@@ -32,3 +34,18 @@ def _tables_as_they_were() -> Iterator[None]:
             raise _Undo
     except _Undo:
         connection.close()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+    made: list[Place] = []
+
+    def make(kind: str) -> Place:
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        made.append(Place(kind, directory))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.clear()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.test import override_settings
 from django.utils import timezone
 
 from qworker.django.models import Failure, Schedule, Success, Task
@@ -146,6 +147,42 @@ def test_a_day_is_one_of_the_projects_clock() -> None:
     """In Amsterdam the clock is set forward on 31 March."""
     made = schedule(schedule_type=Schedule.DAILY, next_run=datetime(2024, 3, 30, 11, tzinfo=UTC))
     assert made.calculate_next_run() == datetime(2024, 3, 31, 10, tzinfo=UTC)
+
+
+DAYS_OF_NEW_YORK = {
+    "D": datetime(2024, 3, 10, 16, tzinfo=UTC),
+    "W": datetime(2024, 3, 16, 16, tzinfo=UTC),
+    "M": datetime(2024, 4, 9, 16, tzinfo=UTC),
+    "Y": datetime(2025, 3, 9, 16, tzinfo=UTC),
+    "C": datetime(2024, 3, 10, 5, tzinfo=UTC),  # midnight; two hours later the clock is set forward
+    "H": datetime(2024, 3, 9, 18, tzinfo=UTC),
+}
+"""Noon on 9 March is 17:00 UTC, and 16:00 from the next day on."""
+
+
+@pytest.mark.parametrize("kind", DAYS_OF_NEW_YORK)
+def test_the_setting_time_zone_says_whose_clock_counts(kind: str) -> None:
+    noon = datetime(2024, 3, 9, 17, tzinfo=UTC)
+    made = Schedule(func="math.hypot", schedule_type=kind, cron="0 0 * * *", next_run=noon)
+    with override_settings(Q_CLUSTER={"name": "default", "time_zone": "America/New_York"}):
+        assert made.calculate_next_run() == DAYS_OF_NEW_YORK[kind]
+        made.cluster = "far"
+    others = {"far": {"time_zone": "America/New_York"}}
+    with override_settings(Q_CLUSTER={"name": "default", "ALT_CLUSTERS": others}):
+        assert made.calculate_next_run() == DAYS_OF_NEW_YORK[kind]
+        made.cluster = None
+        assert (made.calculate_next_run() == DAYS_OF_NEW_YORK[kind]) == (kind in "HM")
+
+
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [("America/New_York", datetime(2024, 3, 10, 17)), ("Europe/Amsterdam", datetime(2024, 3, 10, 18))],
+)
+def test_time_zone_without_time_zones_in_the_table(zone: str, expected: datetime) -> None:
+    """18:00 in Amsterdam is noon in New York, and six in the evening is 17:00 when that has summer time."""
+    made = Schedule(func="math.hypot", schedule_type="D", next_run=datetime(2024, 3, 9, 18))
+    with override_settings(USE_TZ=False, Q_CLUSTER={"name": "default", "time_zone": zone}):
+        assert made.calculate_next_run() == expected
 
 
 def test_the_next_run_can_be_asked_for_another_time() -> None:

@@ -1,0 +1,231 @@
+"""lookout: who looks for tasks and groups that have ended, for all of this process that wait for some.
+
+Comes from:  ``fetching.py``, which waits by the watcher of a database.
+Goes to:     the table of ``Task``; ``telling.py`` for who tells that a look is worth its while.
+Thread:      any; the thread of the watcher looks.
+
+It has connections of its own. So whoever waits may be in a transaction, where nothing new would be seen, or
+in an event loop. They are closed soon after nobody waits any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.db import Error
+from django.db.models import Count, Q, QuerySet
+
+from qworker import states
+from qworker.backends.base import Found
+from qworker.backends.result_watcher import ResultWatcher
+from qworker.clock import SYSTEM_CLOCK
+from qworker.django.databases import own_connection
+from qworker.django.models import Task
+from qworker.django.telling import Voice, open_voice
+from qworker.transports.sql.link import blind
+
+LINGER_SECONDS = 1.0
+"""For so long after nobody waits any more the connections and the thread stay."""
+PORTION = 500
+"""Names that one statement asks for."""
+_TASK, _GROUP = "task", "group"
+
+
+def task_key(text: str) -> str:
+    """What is waited for: the task with the id or name *text*."""
+    return f"{_TASK}\n{text}"
+
+
+def group_key(group: str, count: int) -> str:
+    """What is waited for: *count* tasks of *group* that have ended."""
+    return f"{_GROUP}\n{count}\n{group}"
+
+
+def _text_of(key: str) -> str:
+    """What is told when what *key* stands for has ended."""
+    kind, _, rest = key.partition("\n")
+    return rest if kind == _TASK else rest.partition("\n")[2]
+
+
+class Lookout:
+    """Looks into the database *alias*; rows are stored by way of the database *written*."""
+
+    listens = True
+    """One thread alone looks and hears, and none of those who wait: what they do with their connections is
+    theirs."""
+
+    def __init__(self, alias: str, written: str) -> None:
+        self.clock = SYSTEM_CLOCK
+        self._alias = alias
+        self._written = written
+        self._idle: list[Any] = []  # any thread: what is done with it is atomic
+        self.watcher = ResultWatcher(self, LINGER_SECONDS)
+
+    # -- looking --
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        """Return those of *ids*, keys of tasks and groups, that have ended: a task with its id as the result.
+
+        Raises what the database raises.
+        """
+        keys = [key for key in ids if "\0" not in key]  # which no database can be asked for
+        found: dict[str, Found] = {}
+        groups = [key for key in keys if key.startswith(_GROUP)]
+        for some in _portions([key for key in keys if key.startswith(_TASK)]):
+            found |= self._tasks(some)
+        for some in _portions(groups):
+            found |= self._groups(some)
+        return found
+
+    def _tasks(self, keys: Collection[str]) -> dict[str, Found]:
+        texts = [_text_of(key) for key in keys]
+        rows = self._rows(
+            Task.objects.filter(Q(pk__in=texts) | Q(name__in=texts))
+            .order_by("stopped")
+            .values_list("pk", "name")
+        )
+        named = {name: pk for pk, name in rows} | {pk: pk for pk, _ in rows}
+        return {key: _ended(named[text]) for key, text in zip(keys, texts, strict=True) if text in named}
+
+    def _groups(self, keys: Collection[str]) -> dict[str, Found]:
+        names = {_text_of(key) for key in keys}
+        rows = self._rows(
+            Task.objects.filter(group__in=names).order_by().values_list("group").annotate(Count("pk"))
+        )
+        counts = dict(rows)
+        enough = {key: counts.get(_text_of(key), 0) for key in keys}
+        return {key: _ended(count) for key, count in enough.items() if count >= int(key.split("\n")[1])}
+
+    def load(self, task_id: str) -> Task | None:
+        """Return a task, also where the transaction that the caller is in began before its end."""
+        names = [field.attname for field in Task._meta.concrete_fields]
+        for row in self._rows(Task.objects.filter(pk=task_id)):
+            task: Task = Task.from_db(self._alias, names, row)
+            return task
+        return None
+
+    def _rows(self, query: QuerySet[Any]) -> list[Any]:
+        """The rows that *query* finds. A connection that was kept may be broken: then by a new one."""
+        with self._lent() as kept:
+            with suppress(Error):
+                return _asked(query, kept)
+            kept.close()
+            return _asked(query, kept)
+
+    @contextmanager
+    def _lent(self) -> Iterator[Any]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = own_connection(self._alias)
+        whole = False
+        try:
+            yield connection
+            whole = True
+        finally:
+            if whole:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    # -- hearing --
+
+    def open_source(self) -> Ears:
+        """Return what hears of all tasks of the database. Raises what the database raises."""
+        return Ears(open_voice(self._written, Task._meta.db_table), self._close_idle, self._abandon_idle)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _abandon_idle(self) -> None:
+        """In a forked child: the sessions are the parent's, and nothing may be said on them."""
+        _abandoned.extend(self._idle)
+        for connection in self._idle:
+            with suppress(Exception):  # a driver that does not say which file it has
+                driver = connection.connection
+                blind(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
+        self._idle.clear()
+
+    def close(self) -> None:
+        """Let go of all connections; whoever waits goes on. Safe to call twice."""
+        self.watcher.close()
+        self._close_idle()
+
+
+_abandoned: list[Any] = []
+"""Never closed: connections of the parent of a forked child."""
+
+
+class Ears:
+    """A Source. voice: tells ids, names and groups. close, abandon: what is to be done besides."""
+
+    def __init__(self, voice: Voice, close: Callable[[], None], abandon: Callable[[], None]) -> None:
+        self._voice = voice
+        self._close = close
+        self._abandon = abandon
+        self._keys: dict[str, list[str]] = {}
+
+    def fileno(self) -> int:
+        return self._voice.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        """All tasks are told of; which key means which is noted here."""
+        keys: dict[str, list[str]] = {}
+        for key in ids:
+            keys.setdefault(_text_of(key), []).append(key)
+        self._keys = keys
+
+    def told(self) -> Collection[str] | None:
+        told = self._voice.told()
+        return None if told is None else [key for text in told for key in self._keys.get(text, ())]
+
+    def close(self) -> None:
+        self._close()
+        self._voice.close()
+
+    def abandon(self) -> None:
+        self._abandon()
+        self._voice.abandon()
+
+
+def _asked(query: QuerySet[Any], connection: Any) -> list[Any]:
+    rows = query.query.get_compiler(connection=connection).results_iter()
+    return [tuple(row) for row in rows]
+
+
+def _ended(result: Any) -> dict[str, Any]:
+    return {"status": states.SUCCESS, "result": result}
+
+
+def _portions(keys: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), PORTION):
+        yield keys[start : start + PORTION]
+
+
+_lookouts: dict[tuple[str, str], Lookout] = {}
+"""Any thread: what is done with it is atomic."""
+
+
+def lookout(alias: str, written: str) -> Lookout:
+    """Return the one of this process that looks into the database *alias*, for what is stored in the database
+    *written*: the same, or the one that it is a copy of."""
+    key = (alias, written)
+    return _lookouts.get(key) or _lookouts.setdefault(key, Lookout(*key))
+
+
+def dismiss() -> None:
+    """Let go of all connections; the next who waits opens them again."""
+    while _lookouts:
+        _lookouts.popitem()[1].close()
+
+
+def _on_setting_changed(*, setting: str, **_: Any) -> None:
+    if setting == "DATABASES":
+        dismiss()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="qworker.django.lookout")

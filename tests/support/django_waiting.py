@@ -1,0 +1,312 @@
+"""What a process does that waits for tasks: told on its command line, and telling as JSON.
+
+Comes from:  tests of waiting, with one argument: '{"database": {…}, "do": ["told", …]}'
+Goes to:     Django on that database; threads that store rows as a cluster does; standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import django
+from django.conf import settings
+
+PATIENCE = 30_000
+"""Milliseconds that a wait takes which nobody ends."""
+
+
+def set_up(database: dict[str, Any]) -> None:
+    if database["ENGINE"].endswith("mysql"):
+        import pymysql
+
+        pymysql.version_info = (2, 2, 7, "final", 0)  # Django asks how new the driver is
+        pymysql.install_as_MySQLdb()
+    settings.configure(
+        SECRET_KEY="a key that only tests know, and nobody else does, so it is long",
+        USE_TZ=True,
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "qworker.django"],
+        DATABASES={"default": {**database, "CONN_MAX_AGE": None}},
+        CACHES={"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+        SILENCED_SYSTEM_CHECKS=["models.W037", "mysql.W002"],
+        Q_CLUSTER={"name": "default"},
+    )
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    from django.db import connection
+
+    if connection.vendor == "sqlite":  # as its first cluster does
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode = WAL")
+
+
+def values(**more: Any) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    base = {"id": uuid4().hex, "name": uuid4().hex[:20], "func": "math.sqrt", "args": (4,), "kwargs": {}}
+    return {
+        **base,
+        "result": 2.0,
+        "started": now,
+        "stopped": now,
+        "success": True,
+        "attempt_count": 1,
+        **more,
+    }
+
+
+def store(*rows: dict[str, Any]) -> None:
+    """As the thread of a cluster does it that stores results."""
+    from django.db import connections
+
+    from qworker import states
+    from qworker.django import task_rows
+
+    def work() -> None:
+        packed = [(row["id"], states.SUCCESS, task_rows.pack(row, "default"), None) for row in rows]
+        task_rows.store(packed, "default")
+        connections["default"].close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@contextmanager
+def waiting(*calls: Callable[[], Any]) -> Any:
+    """Threads that call; all of them wait for something once the block begins. What they return is a list."""
+    from django.db import connections
+
+    from qworker.django.lookout import lookout
+
+    found: list[Any] = [None] * len(calls)
+
+    def work(place: int, call: Callable[[], Any]) -> None:
+        found[place] = call()
+        connections["default"].close()
+
+    threads = [threading.Thread(target=work, args=each) for each in enumerate(calls)]
+    watcher = lookout("default", "default").watcher
+    for thread in threads:
+        thread.start()
+    until(lambda: len(watcher._waiters) > len(calls) and watcher._source is not None)
+    until(lambda: not any(waiter.anew for waiter in watcher._all()))  # all of it was looked for
+    yield found
+    for thread in threads:
+        thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def never_looking() -> Callable[[], None]:
+    """From now on nobody looks who is not told; until what is returned is called."""
+    from qworker.backends import result_watcher, waiters
+
+    modules = (result_watcher, waiters)
+    before = result_watcher.POLL_SECONDS
+
+    def set_to(seconds: float) -> None:
+        for module in modules:
+            module.POLL_SECONDS = seconds
+
+    set_to(1e9)
+    result_watcher.STALLED = 1e9
+    return lambda: set_to(before)
+
+
+def told() -> list[Any]:
+    """By id, by name and by group, threads and coroutines: found though nobody looks by himself."""
+    from qworker.django.tasks import fetch, result, result_group
+
+    again = never_looking()
+    one, two = values(), values(name="two", group="pair", result=3.0)
+    three = values(group="pair", result=4.0)
+    with waiting(
+        lambda: result(one["id"], wait=PATIENCE),
+        lambda: fetch("two", wait=PATIENCE).id == two["id"],
+        lambda: sorted(result_group("pair", count=2)),
+    ) as found:
+        store(one)
+        store(two)
+        store(three)
+    again()
+    return list(found)
+
+
+def coroutines() -> list[Any]:
+    """Many of them wait, the loop goes on, and there is no thread for each."""
+    from qworker.django.lookout import lookout
+    from qworker.django.tasks import afetch_group, aresult, aresult_group
+
+    rows = [values(result=number, group="many") for number in range(40)]
+    watcher = lookout("default", "default").watcher
+
+    async def main() -> list[Any]:
+        calls = [asyncio.create_task(aresult(row["id"], wait=PATIENCE)) for row in rows]
+        calls.append(asyncio.create_task(aresult_group("many", count=40)))  # type: ignore[arg-type]
+        late = await aresult("0" * 32, wait=20)
+        while len(watcher.loops._calls) < len(calls):
+            await asyncio.sleep(0.01)
+        threads = threading.active_count()
+        await asyncio.to_thread(store, *rows)
+        *found, group = await asyncio.gather(*calls)
+        count = await (await afetch_group("many", wait=PATIENCE)).acount()
+        return [found == list(range(40)), sorted(group) == found, count, threads < 12, late]
+
+    return asyncio.run(main())
+
+
+def looks() -> list[int]:
+    """How many statements asked for a task that never ends, within two seconds, by one and by ten."""
+    from qworker.django.tasks import fetch, fetch_group
+
+    class Counter(logging.Handler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.count += "SELECT" in record.getMessage() and "qworker_task" in record.getMessage()
+
+    counter = Counter()
+    logger = logging.getLogger("django.db.backends")
+    logger.addHandler(counter)
+    logger.setLevel(logging.DEBUG)
+    settings.DEBUG = True
+    numbers = []
+    one, many = lambda: fetch("1" * 32, wait=2000), lambda: fetch_group("none", wait=2000, count=3)
+    for calls in ([one], [many] * 10):
+        counter.count = 0
+        with waiting(*calls):
+            pass
+        numbers.append(counter.count)
+    settings.DEBUG = False
+    return numbers
+
+
+def in_transaction() -> list[Any]:
+    """Who waits in a transaction in which nothing new can be seen."""
+    from django.db import connection, transaction
+
+    from qworker.django.models import Task
+    from qworker.django.tasks import fetch
+
+    row = values()
+
+    def call() -> list[Any]:
+        if connection.vendor == "mysql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                if connection.vendor == "postgresql":
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                Task.objects.count()
+            task = fetch(row["id"], wait=PATIENCE)
+            assert task is not None
+            return [task.result, connection.in_atomic_block]
+
+    with waiting(call) as found:
+        store(row)
+    return list(found)
+
+
+def kept_connections() -> list[Any]:
+    """The connection of who waits stays the same, those of the lookout go; a broken one is made anew."""
+    from django.db import connection
+
+    from qworker.django.lookout import _lookouts, lookout
+    from qworker.django.tasks import result
+
+    connection.ensure_connection()
+    driver = connection.connection
+    where = lookout("default", "default")
+    row = values()
+    with waiting(lambda: result(row["id"], wait=PATIENCE)) as found:
+        for each in where._idle:  # as a server does that is started anew
+            each.connection.close()
+        store(row)
+    until(lambda: not where._idle and where.watcher._source is None)
+    same = connection.connection is driver and connection.is_usable()
+    return [*found, same, len(_lookouts), math.isfinite(where.watcher._look_at)]
+
+
+def many_at_once() -> int:
+    """More rows than one notification can name."""
+    from qworker.django.tasks import result
+
+    again = never_looking()
+    rows = [values() for _ in range(250)]
+    with waiting(lambda: result(rows[249]["id"], wait=PATIENCE)) as found:
+        store(*rows)
+    again()
+    return int(found[0])
+
+
+def forked() -> int:
+    """A child that was forked while somebody waited can wait, and its parent's connections live on."""
+    import os
+
+    from qworker.django.tasks import result
+
+    row, other = values(), values()
+    with waiting(lambda: result(row["id"], wait=PATIENCE)):
+        child = os.fork()
+        if child == 0:
+            from django.db import connections
+
+            connections["default"].connection = None
+            os._exit(result(other["id"], wait=PATIENCE) != 2.0)
+        store(other)
+        code = os.waitpid(child, 0)[1]
+        store(row)
+    return code
+
+
+def cached() -> list[int]:
+    """How often the cache is looked at within a second."""
+    from qworker.django import cached as cache
+    from qworker.django.tasks import aresult, result
+
+    count = [0]
+    before = cache.task
+
+    def counted(task_id: str) -> Any:
+        count[0] += 1
+        return before(task_id)
+
+    cache.task = counted
+    result("none", wait=1000, cached=True)
+    first, count[0] = count[0], 0
+    asyncio.run(aresult("none", wait=1000, cached=True))
+    cache.task = before
+    return [first, count[0]]
+
+
+DO = {
+    each.__name__: each
+    for each in (
+        told, coroutines, looks, in_transaction, kept_connections, many_at_once, forked, cached,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    set_up(order["database"])
+    print(json.dumps({name: DO[name]() for name in order["do"]}, default=str))
