@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.brokers import Broken, RemoteSite
+from tests.acceptance.django_site import DjangoSite, migrated, site_on
 from tests.acceptance.harness import Site, opened
 from tests.acceptance.private_servers import SERVERS, serving
+from tests.servers import require
+from tests.support.django_databases import KINDS, ProjectDatabase
 
 
 @pytest.fixture
@@ -68,4 +71,73 @@ def anywhere(
 def remote(broken: Broken, tmp_path: Path) -> Iterator[RemoteSite]:
     """A site on ``broken``, as ``site`` otherwise."""
     with broken.exposed(), RemoteSite(tmp_path, broken.url, broken.direct) as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+def _project_databases(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], ProjectDatabase]]:
+    """Gives the database of a kind, migrated when it is first asked for and then kept."""
+    made: dict[str, ProjectDatabase] = {}
+
+    def get(kind: str) -> ProjectDatabase:
+        if kind not in made:
+            url = "" if kind == "sqlite" else require(kind)
+            made[kind] = migrated(kind, tmp_path_factory.mktemp(f"django-{kind}"), url)
+        return made[kind]
+
+    yield get
+    for database in made.values():
+        database.drop()
+
+
+@contextmanager
+def _emptied(found: ProjectDatabase, tmp_path: Path) -> Iterator[ProjectDatabase]:
+    if found.kind == "sqlite":
+        copy = ProjectDatabase("sqlite", tmp_path)
+        with closing(found.connect()) as original, closing(copy.connect()) as connection:
+            original.backup(connection)
+        yield copy
+        return
+    found.empty()
+    yield found
+    found.sever()
+
+
+@pytest.fixture(params=KINDS)
+def database(
+    request: pytest.FixtureRequest, _project_databases: Callable[[str], ProjectDatabase], tmp_path: Path
+) -> Iterator[ProjectDatabase]:
+    """The database of a Django project, migrated and empty, of each kind; name the kinds with
+    ``parametrize("database", [...], indirect=True)``."""
+    with _emptied(_project_databases(request.param), tmp_path) as database:
+        yield database
+
+
+@pytest.fixture
+def django_site(database: ProjectDatabase, tmp_path: Path) -> Iterator[DjangoSite]:
+    """A Django project with its database as the broker, and no cluster yet; whatever was started there is
+    gone afterwards."""
+    with site_on(tmp_path, database) as site:
+        yield site
+
+
+@pytest.fixture(params=[*KINDS, "redis"])
+def django_anywhere(
+    request: pytest.FixtureRequest,
+    _project_databases: Callable[[str], ProjectDatabase],
+    _private_servers: Callable[[str, str], Broken],
+    tmp_path: Path,
+) -> Iterator[DjangoSite]:
+    """As django_site; and one whose broker is Redis, with its results in a database."""
+    kind, cluster = request.param, {}
+    if kind == "redis":
+        server = _private_servers("redis", "django")
+        server.server.do("FLUSHALL")
+        kind, cluster = "postgresql", {"redis": server.server.url}
+    with (
+        _emptied(_project_databases(kind), tmp_path) as database,
+        site_on(tmp_path, database, cluster=cluster) as site,
+    ):
         yield site

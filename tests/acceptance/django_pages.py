@@ -1,0 +1,25 @@
+"""Pages of the Django projects of tests: each calls a task, and one of them fails then.
+
+Comes from:  ROOT_URLCONF. Goes to: the queue, within the transaction of the request.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import Group
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from qworker.django.tasks import async_task
+
+
+def order(_request: HttpRequest, key: str) -> HttpResponse:
+    Group.objects.create(name=key)
+    return HttpResponse(async_task("tests.acceptance.django_tasks.work", key))
+
+
+def fail(request: HttpRequest, key: str) -> HttpResponse:
+    order(request, key)
+    raise ValueError("a page that fails")
+
+
+urlpatterns = [path("order/<key>/", order), path("fail/<key>/", fail)]

@@ -1,0 +1,91 @@
+"""Clusters of a Django project whose processes are killed, in each state; on each kind of
+database, and with Redis as the broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.django_site import DjangoSite
+from tests.acceptance.processes import kill
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+def test_the_main_process_is_killed_while_tasks_run(django_anywhere: DjangoSite) -> None:
+    """What ran runs again in another cluster, what waited runs there, and each is a success once."""
+    site = django_anywhere
+    first = site.start()
+    go = site.path / "go"
+    site.send_many("until_file", [(f"long-{number}", str(go)) for number in range(2)])
+    site.send_many("work", [(f"short-{number}",) for number in range(40)])
+    site.started("long-0")
+    site.started("long-1")
+    first.kill()
+    second = site.start("two")
+    site.started("long-0", times=2)
+    site.started("long-1", times=2)
+    go.touch()
+    site.check()
+    assert all(site.starts(f"short-{number}") == 1 for number in range(40))
+    second.stop()
+
+
+def test_a_child_is_killed_while_its_task_runs(django_anywhere: DjangoSite) -> None:
+    """It runs again at once, in the same cluster, and a hook is told once."""
+    site = django_anywhere
+    cluster = site.start()
+    task_id = site.send("die", "victim", str(site.path / "died"), hook="tests.acceptance.django_tasks.told")
+    site.check()
+    assert site.starts("victim") == 2
+    assert site.ends(f"hook-{task_id}-success") == 1
+    cluster.stop()
+
+
+def test_idle_processes_are_killed(django_site: DjangoSite) -> None:
+    """The pool, and the process that forks it: all are replaced, and tasks run as before."""
+    site = django_site
+    cluster = site.start()
+    for number, victims in enumerate([cluster.wait_pool, lambda: [cluster.zygote()]]):
+        before = set(cluster.wait_pool())
+        for pid in victims():
+            kill(pid)
+        site.until(lambda before=before: not before & set(cluster.pool()), "others in their place")
+        site.send("work", f"after-{number}")
+        site.until(lambda number=number: site.ends(f"after-{number}"), "a task after the kill")
+    site.check(once=True)
+    cluster.stop()
+
+
+CHILD_POINTS = ("running", "ran", "told")
+"""Steps of a child, which is replaced: before the task, when it is done, and when the worker was told."""
+MAIN_POINTS = ("claimed", "heard", "settling", "acking", "settled")
+"""Steps of the main process: a task is taken, has ended, and its result and ack are on their way."""
+
+
+def test_a_process_is_killed_at_each_step(django_anywhere: DjangoSite) -> None:
+    """Between the claim and the ack: nothing is lost, and each result is there once."""
+    site = django_anywhere
+    for point in (*MAIN_POINTS, *CHILD_POINTS):
+        marker = site.path / point
+        cluster = site.start(point, ready=False, QWORKER_CRASH_AT=f"{point}@{marker}")
+        site.send_many("work", [(f"{point}-{number}",) for number in range(4)])
+        if point in MAIN_POINTS:
+            cluster.wait()
+        else:
+            site.until(marker.exists, f"a child to die at {point}")
+            site.drained()
+            cluster.stop()
+        assert marker.exists(), cluster.log
+    last = site.start("last")
+    site.check()
+    last.stop()
+
+
+def test_two_clusters_run_a_thousand_tasks_each_once(django_anywhere: DjangoSite) -> None:
+    site = django_anywhere
+    clusters = [site.start("one"), site.start("two")]
+    for start in range(0, 1000, 100):
+        site.send_many("work", [(str(number),) for number in range(start, start + 100)])
+    site.check(once=True)
+    for cluster in clusters:
+        cluster.stop()

@@ -1,0 +1,41 @@
+"""How tasks of a Django project end that do what they should not; on each kind of database."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.django_site import TASKS, DjangoSite
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+
+def test_every_end_is_told_in_its_row(django_anywhere: DjangoSite) -> None:
+    """What cannot be said, pickled or stored is a failure that says why, and the cluster goes on."""
+    site = django_anywhere
+    unsayable = site.send("raise_unsayable", "unsayable", hook=f"{TASKS}.told")
+    lock = site.send("lock", "lock", hook=f"{TASKS}.told")
+    spoilt = site.send("spoil", "spoilt", [], hook=f"{TASKS}.told")
+    strange = site.send("say", "strange", "\0 \ud800 \U0001f600", task_name="a\0\ud800", group="g")
+    failing = site.send("fail", "failing", "\0 \ud800 \U0001f600")
+    raising = site.send("work", "raising", hook=f"{TASKS}.raising_hook")
+    exiting = site.send("work", "exiting", hook=f"{TASKS}.exiting_hook")
+    unknown = site.do("answer = async_task('tests.acceptance.django_tasks.nothing')")
+    cluster = site.start()
+    site.drained()
+    rows = {row["id"]: row["success"] for row in site.tasks()}
+    assert rows == {
+        unsayable: False, lock: False, spoilt: True, strange: True, failing: False, raising: True,
+        exiting: True, unknown: False,
+    }, cluster.log  # fmt: skip
+    assert "Unsayable" in site.do(f"answer = result({unsayable!r})")
+    assert "pickle" in site.do(f"answer = result({lock!r})")
+    assert "nothing" in site.do(f"answer = result({unknown!r})")
+    assert site.do(f"answer = result({strange!r}) == '\\0 \\ud800 \\U0001f600'")
+    assert site.do("answer = result_group('g') == ['\\0 \\ud800 \\U0001f600']")
+    for task_id, end in [(unsayable, "failure"), (lock, "failure"), (spoilt, "success"), (raising, "success"),
+                         (exiting, "success")]:  # fmt: skip
+        assert site.ends(f"hook-{task_id}-{end}") == 1, cluster.log
+        assert site.ends(f"hook-{task_id}-{'success' if end == 'failure' else 'failure'}") == 0
+    assert not site.dead()
+    assert "Traceback" not in cluster.log
+    cluster.stop()
