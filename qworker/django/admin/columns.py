@@ -20,7 +20,7 @@ from django.utils import formats, timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from qworker.django.admin.pickles import Unreadable, read_column, shown
+from qworker.django.admin.pickles import Unreadable, read_column, shown, spread
 
 LARGEST_OF_PAGE = 1_000_000
 """Characters of a column that the page of one task reads."""
@@ -61,7 +61,7 @@ def text_of(task: Any, name: str, most: int) -> str | None:
         value = read_column(text)
     except Unreadable as error:
         return str(_("(cannot be read: %s)") % error)
-    return None if value is None else shown(value, most)
+    return None if value is None else (shown if most <= MOST_OF_LIST else spread)(value, most)
 
 
 def block(text: str | None) -> Any:

@@ -156,12 +156,25 @@ def read_column(text: str) -> Any:
 
 
 def shown(value: Any, most: int) -> str:
-    """Return *value* as text of at most so many characters: text as it is, all else as code would have it."""
+    """Return *value* as text of at most so many characters: text as it is, all else as code would have it,
+    in one line."""
     if isinstance(value, str):
         return value if len(value) <= most else f"{value[: most - 1]}…"
+    return _joined_up(_pieces(value, 0), most)
+
+
+def spread(value: Any, most: int, width: int = 100) -> str:
+    """As shown(), with a line for each item of what is longer than *width*."""
+    text = shown(value, most)
+    if isinstance(value, str) or len(text) <= width:
+        return text
+    return _joined_up(_pieces(value, 0, ",\n "), most)
+
+
+def _joined_up(pieces: Iterator[str], most: int) -> str:
     found: list[str] = []
     size = 0
-    for piece in _pieces(value, 0):
+    for piece in pieces:
         found.append(piece)
         size += len(piece)
         if size > most:
@@ -169,8 +182,8 @@ def shown(value: Any, most: int) -> str:
     return "".join(found)
 
 
-def _pieces(value: Any, depth: int) -> Iterator[str]:
-    """The text of *value* bit by bit: whoever stops asking ends the work."""
+def _pieces(value: Any, depth: int, between: str = ", ") -> Iterator[str]:
+    """The text of *value* bit by bit: whoever stops asking ends the work. between: its items."""
     if isinstance(value, str | bytes | bytearray):
         yield repr(value[:LONGEST_PIECE])
     elif isinstance(value, type) and issubclass(value, StandIn):
@@ -180,15 +193,15 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     elif depth >= DEEPEST:
         yield "…"
     elif isinstance(value, StandIn):
-        yield from _instance(value, depth + 1)
+        yield from _instance(value, depth + 1, between)
     elif isinstance(value, dict):
         yield "{"
-        yield from _joined(([key, ": ", item] for key, item in value.items()), depth + 1)
+        yield from _joined(([key, ": ", item] for key, item in value.items()), depth + 1, between)
         yield "}"
     else:
         brackets = BRACKETS[type(value)]
         yield brackets[0]
-        yield from _joined(([item] for item in value), depth + 1)
+        yield from _joined(([item] for item in value), depth + 1, between)
         yield f",{brackets[1]}" if type(value) is tuple and len(value) == 1 else brackets[1]
 
 
@@ -196,24 +209,24 @@ class _Word(str):
     """Text that is written without quotation marks."""
 
 
-def _joined(parts: Iterator[list[Any]], depth: int) -> Iterator[str]:
-    """*parts* with commas between them; each is a value, or a name, what is between, and a value."""
+def _joined(parts: Iterator[list[Any]], depth: int, between: str) -> Iterator[str]:
+    """*parts* with *between* them; each is a value, or a name, what is after that, and a value."""
     for place, (*head, value) in enumerate(parts):
         if place:
-            yield ", "
-        if head:
-            name, between = head
-            yield from [str(name)] if isinstance(name, _Word) else _pieces(name, depth)
             yield between
+        if head:
+            name, sign = head
+            yield from [str(name)] if isinstance(name, _Word) else _pieces(name, depth)
+            yield sign
         yield from _pieces(value, depth)
 
 
-def _instance(value: StandIn, depth: int) -> Iterator[str]:
+def _instance(value: StandIn, depth: int, between: str) -> Iterator[str]:
     path, args, state = value.path, value.args, value.state
     if path == MODEL and args and isinstance(args[0], tuple | list):
         path, args = ".".join(map(str, args[0])), ()
     yield f"{path}("
-    yield from _joined(_made_of(value, args, state), depth)
+    yield from _joined(_made_of(value, args, state), depth, between)
     yield ")"
 
 

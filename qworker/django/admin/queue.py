@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from qworker.django.admin.columns import MOST_OF_LIST, MOST_OF_PAGE, block, instant
 from qworker.django.admin.paging import CappedPaginator
-from qworker.django.admin.pickles import shown
+from qworker.django.admin.pickles import shown, spread
 from qworker.django.admin.waiting import OWN, WRONG, headers_of, package_of
 from qworker.django.models import OrmQ
 from qworker.transports.sql.schema import DELAYED, LEASED, READY
@@ -100,25 +100,25 @@ class QueueAdmin(admin.ModelAdmin):
         return instant(message.lock)
 
     @admin.display(description=_("Task id"))
-    def task_id(self, message: OrmQ) -> str | None:
+    def task_id(self, message: OrmQ) -> Any:
         """The id of the task."""
-        return headers_of(message).task_id
+        return self._or_empty(headers_of(message).task_id)
 
     @admin.display(description=_("Name"))
-    def name(self, message: OrmQ) -> str | None:
-        """The name of the task; None for one of qworker's own."""
-        return headers_of(message).name
+    def name(self, message: OrmQ) -> Any:
+        """The name of the task; a task of qworker's own has none."""
+        return self._or_empty(headers_of(message).name)
 
     @admin.display(description=_("Function"))
-    def func(self, message: OrmQ) -> str | None:
+    def func(self, message: OrmQ) -> Any:
         """The function that is called."""
-        return headers_of(message).func
+        return self._or_empty(headers_of(message).func)
 
     @admin.display(description=_("Group"))
-    def group(self, message: OrmQ) -> str | None:
-        """The group of the task; None if it has none."""
+    def group(self, message: OrmQ) -> Any:
+        """The group of the task."""
         found = package_of(message).get("group")
-        return None if found is None else shown(found, MOST_OF_LIST)
+        return self._or_empty(None if found is None else shown(found, MOST_OF_LIST))
 
     @admin.display(description=_("Arguments"))
     def args(self, message: OrmQ) -> Any:
@@ -126,21 +126,23 @@ class QueueAdmin(admin.ModelAdmin):
         package = package_of(message)
         if WRONG in package:
             return str(_("(cannot be read: %s)") % package[WRONG])
-        return block(_shown(package, "args") or headers_of(message).args)
+        return self._or_empty(block(_value(package, "args") or headers_of(message).args))
 
     @admin.display(description=_("Keyword arguments"))
     def kwargs(self, message: OrmQ) -> Any:
         """The keyword arguments."""
-        return block(_shown(package_of(message), "kwargs"))
+        return self._or_empty(block(_value(package_of(message), "kwargs")))
 
     @admin.display(description=_("Queue options"))
     def q_options(self, message: OrmQ) -> Any:
-        """All else that the package holds."""
+        """All else that the package holds, an option a line."""
         package = package_of(message)
-        return block(
-            "\n".join(f"{name}: {_shown(package, name)}" for name in package if name not in OWN) or None
-        )
+        lines = [f"{name}: {_value(package, name)}" for name in package if name not in OWN]
+        return self._or_empty(block("\n".join(lines) or None))
+
+    def _or_empty(self, value: Any) -> Any:
+        return self.get_empty_value_display() if value is None else value
 
 
-def _shown(package: dict[str, Any], name: str) -> str | None:
-    return shown(package[name], MOST_OF_PAGE) if package.get(name) is not None else None
+def _value(package: dict[str, Any], name: str) -> str | None:
+    return None if package.get(name) is None else spread(package[name], MOST_OF_PAGE)

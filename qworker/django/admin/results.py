@@ -19,6 +19,7 @@ from django.utils.translation import ngettext
 from qworker.django.admin import columns
 from qworker.django.admin.filters import ClusterFilter, GroupFilter
 from qworker.django.admin.paging import CappedPaginator
+from qworker.django.admin.pickles import shown
 from qworker.django.admin.resubmitting import Resubmission, resubmit
 from qworker.django.models import Task
 
@@ -59,10 +60,11 @@ def _shown(name: str, heading: Any) -> Any:
     """A pickled column, for the page of a task."""
 
     @admin.display(description=heading)
-    def shown(self: Any, task: Task) -> Any:
-        return columns.block(columns.text_of(task, name, columns.MOST_OF_PAGE))
+    def whole(self: Any, task: Task) -> Any:
+        text = columns.text_of(task, name, columns.MOST_OF_PAGE)
+        return columns.block(text) or self.get_empty_value_display()
 
-    return shown
+    return whole
 
 
 def _replaced(names: Iterable[Any], places: Mapping[str, str]) -> list[Any]:
@@ -95,8 +97,8 @@ class ResultAdmin(admin.ModelAdmin):
         match = getattr(request, "resolver_match", None)
         page = (match.url_name or "") if match is not None and request.method == "GET" else ""
         if page.endswith("_changelist"):
-            shown = self.get_list_display(request)
-            names = [name for name, place in IN_LIST.items() if place in shown]
+            places = self.get_list_display(request)
+            names = [name for name, place in IN_LIST.items() if place in places]
             return columns.with_texts(queryset, names, columns.LARGEST_OF_LIST)
         if page.endswith("_change"):
             return columns.with_texts(queryset, columns.PICKLED, columns.LARGEST_OF_PAGE)
@@ -160,5 +162,9 @@ class FailAdmin(ResultAdmin):
     @admin.display(description=_("Result"))
     def short_result(self, task: Task) -> str | None:
         """The beginning of the error."""
-        text = columns.text_of(task, "result", columns.MOST_OF_LIST)
-        return None if text is None else text.partition(TRACE)[0]
+        text = columns.text_of(task, "result", columns.LARGEST_OF_LIST)
+        if text is None:
+            return None
+        said = text.partition(TRACE)[0].strip()
+        # An error without words has at least a name, in the last line.
+        return shown(said or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)

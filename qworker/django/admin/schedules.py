@@ -29,7 +29,7 @@ class ScheduleAdmin(admin.ModelAdmin):
 
     form = ScheduleForm
     list_display = (
-        "id", "name", "func", "schedule_type", "repeats", "cluster", "due", "last_run", "last_success",
+        "id", "name", "func", "schedule_type", "repeats", "due", "last_run", "last_success", "cluster",
     )  # fmt: skip
     list_display_links = ("id", "name")
     list_filter = ("next_run", "schedule_type")
@@ -81,11 +81,11 @@ class ScheduleAdmin(admin.ModelAdmin):
         return instant(schedule.next_run)
 
     @admin.display(description=_("Last run"))
-    def last_run(self, schedule: Schedule) -> str | None:
-        """A link to the last task; None if there is none."""
+    def last_run(self, schedule: Schedule) -> Any:
+        """A link to the last task."""
         success = getattr(schedule, "last_task_success", None)
         if success is None:
-            return None
+            return self.get_empty_value_display()
         return link_to(schedule.task, schedule.last_task_name, success, self.admin_site.name)
 
     @admin.display(description=_("Success"), boolean=True)

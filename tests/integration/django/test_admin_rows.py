@@ -175,6 +175,18 @@ def test_a_list_of_failures_imports_nothing_and_shows_the_error(client: Client) 
     assert "it went wrong<" in text
 
 
+def test_an_error_without_words_is_shown_by_its_name(client: Client) -> None:
+    make("bad", False, result=pickle.dumps(" : Traceback (most recent call last):\n  x\nKeyError\n"))
+    assert ">KeyError<" in page(client, "failure/")
+
+
+def test_nothing_is_a_dash(client: Client) -> None:
+    for name, key in (("success", make("one")), ("schedule", Schedule.objects.create(func="f").pk)):
+        assert ">None<" not in page(client, f"{name}/{key}/change/")
+    async_task("math.sqrt", 4)
+    assert ">None<" not in page(client, f"ormq/{OrmQ.objects.get().pk}/change/")
+
+
 def test_what_is_too_large_is_not_read(client: Client) -> None:
     big = "x" * columns.LARGEST_OF_PAGE
     key = make("big", False, result=pickle.dumps(big), args=pickle.dumps((big,)))

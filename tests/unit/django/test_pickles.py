@@ -169,3 +169,10 @@ def test_long_text_is_cut_and_short_text_is_not() -> None:
     assert shown("x" * 100, 100) == "x" * 100
     assert shown("x" * 101, 100) == "x" * 99 + "…"
     assert look(10**5000).startswith("<int: ")
+
+
+def test_what_is_long_is_spread_over_lines() -> None:
+    rows = read(pickle.dumps([Order(number) for number in range(3)]))
+    assert pickles.spread(rows, 1000).startswith(f"[{HERE}.Order(number=0, customer='Ada'),\n {HERE}.Order(")
+    assert pickles.spread([1, 2], 1000) == "[1, 2]"
+    assert len(pickles.spread([1] * 1000, 100)) == 100
