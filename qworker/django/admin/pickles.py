@@ -21,6 +21,8 @@ from typing import Any
 
 from django.db.models.base import model_unpickle
 
+from qworker.conf.secrets import MASK, is_secret
+
 MOST_NAMES = 1000
 """Classes and functions that one pickle may name: each costs a class here."""
 DEEPEST = 12
@@ -218,16 +220,26 @@ def _joined(parts: Iterator[list[Any]], depth: int, between: str) -> Iterator[st
             name, sign = head
             yield from [str(name)] if isinstance(name, _Word) else _pieces(name, depth)
             yield sign
+            if isinstance(name, str) and is_secret(name):
+                yield MASK
+                continue
         yield from _pieces(value, depth)
 
 
 def _instance(value: StandIn, depth: int, between: str) -> Iterator[str]:
     path, args, state = value.path, value.args, value.state
     if path == MODEL and args and isinstance(args[0], tuple | list):
-        path, args = ".".join(map(str, args[0])), ()
+        path, args, state = ".".join(map(str, args[0])), (), _key_of(state)
     yield f"{path}("
     yield from _joined(_made_of(value, args, state), depth, between)
     yield ")"
+
+
+def _key_of(state: Any) -> Any:
+    """Of the fields of a model's instance the first, which is its key: who may see tasks may not see all else
+    that people or orders have."""
+    fields = state.items() if isinstance(state, dict) else ()
+    return dict([(name, each) for name, each in fields if name not in PRIVATE][:1])
 
 
 def _made_of(value: StandIn, args: Any, state: Any) -> Iterator[list[Any]]:
@@ -236,8 +248,7 @@ def _made_of(value: StandIn, args: Any, state: Any) -> Iterator[list[Any]]:
         state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
     named = {**value.kwargs, **state} if isinstance(state, dict) else value.kwargs
     for name, each in named.items():
-        if name not in PRIVATE:
-            yield [_Word(name), "=", each] if isinstance(name, str) else [name, "=", each]
+        yield [_Word(name), "=", each] if isinstance(name, str) else [name, "=", each]
     if state is not None and not isinstance(state, dict):
         yield [state]
     if value.items:

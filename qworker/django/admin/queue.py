@@ -71,7 +71,7 @@ class QueueAdmin(admin.ModelAdmin):
     and imports nothing for it."""
 
     form = QueueForm
-    list_display = ("id", "key", "task_id", "name", "func", "locked_until")
+    list_display = ("id", "key", "name", "func", "locked_until", "task_id")
     fields = ("key", "lock", "task_id", "name", "group", "func", "args", "kwargs", "q_options")
     readonly_fields = ("task_id", "name", "group", "func", "args", "kwargs", "q_options")
     list_filter = (StateFilter,)
