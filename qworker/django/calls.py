@@ -85,7 +85,8 @@ def package_of(
         "kwargs": kwargs,
         "started": timezone.now(),
     }
-    package |= {name: value for name, value in options.items() if value is not None}
+    # Who may give options to a call of somebody else does not choose what is called.
+    package |= {name: value for name, value in options.items() if value is not None and name not in package}
     if "cached" not in package and conf.cached:
         package["cached"] = conf.cached
     return package

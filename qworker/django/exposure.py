@@ -15,11 +15,21 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from django.conf import settings
+from django.utils.module_loading import import_string
 
 import qworker
 from qworker.errors import ConfigurationError
 
+SETTING = "QWORKER_SCHEDULE_ALLOW"
+NOBODY = "exposed"
+"""The value of the setting that makes the permission void, also for superusers."""
+_HARMLESS = frozenset({"hook", "group", "save", "timeout", "cached", "ack_failure", "cluster", "task_name"})
 _BUILT_IN = ("celery.", "qworker.")
+
+
+def may_schedule_any(user: Any, permission: str) -> bool:
+    """Whether *user* may name any function: who has *permission*, unless the setting is "exposed"."""
+    return getattr(settings, SETTING, ()) != NOBODY and bool(user.has_perm(permission))
 
 
 def exposed_names() -> list[str]:
@@ -29,15 +39,31 @@ def exposed_names() -> list[str]:
 
 
 def is_exposed(path: str) -> bool:
-    """Whether the dotted *path* can be chosen; in the setting, ``*`` stands for any characters."""
-    return any(fnmatchcase(path, pattern) for pattern in _allowed()) or path in exposed_names()
+    """Whether the dotted *path* can be chosen.
+
+    In the setting, ``*`` stands for any characters. Such a pattern means what is written in the modules that
+    it names, and not what these import.
+    """
+    if path in exposed_names():
+        return True
+    return any(fnmatchcase(path, pattern) for pattern in _allowed()) and _is_at_home(path)
 
 
-def hooks_in(options: Mapping[str, Any]) -> list[str]:
-    """The dotted paths of the hooks that the keyword arguments of a schedule name in ``q_options``."""
-    given = options.get("q_options")
-    hook = given.get("hook") if isinstance(given, Mapping) else None
-    return [] if hook is None else [str(hook)]
+def is_harmless(options: Mapping[str, Any]) -> bool:
+    """Whether the options of a task (``q_options``) name nothing that is called, but for hooks that are
+    exposed."""
+    hook = options.get("hook")
+    return options.keys() <= _HARMLESS and (hook is None or (isinstance(hook, str) and is_exposed(hook)))
+
+
+def _is_at_home(path: str) -> bool:
+    """Whether what *path* leads to was written there."""
+    try:
+        found = import_string(path)
+    except ImportError:
+        return False
+    home = f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}"
+    return callable(found) and home == path
 
 
 def _registered() -> list[str]:
@@ -49,4 +75,5 @@ def _registered() -> list[str]:
 
 
 def _allowed() -> tuple[str, ...]:
-    return tuple(getattr(settings, "QWORKER_SCHEDULE_ALLOW", ()))
+    found = getattr(settings, SETTING, ())
+    return () if isinstance(found, str) else tuple(found)

@@ -7,6 +7,7 @@ Thread:      that of the request.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from django.contrib import admin
@@ -15,14 +16,18 @@ from django.utils.translation import gettext_lazy as _
 NEWEST = 1000
 """So many of the newest tasks are looked at for values: their number does not grow with the table."""
 
+MOST = 40
+"""Values of a column to choose from; the search finds all others."""
+
 
 class RecentValues(admin.SimpleListFilter):
     """The values of a column of the newest tasks. Subclasses say title, and the column: parameter_name."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """Each value, with itself to be shown; also the one that was chosen."""
-        rows = model_admin.model.objects.order_by("-stopped", "-id")
-        found = set(rows.values_list(self.parameter_name, flat=True)[:NEWEST]) - {None, ""}
+        """The values that came last, each with itself to be shown; also the one that was chosen."""
+        rows = model_admin.get_queryset(request).order_by("-stopped", "-id")
+        recent = rows.values_list(self.parameter_name, flat=True)[:NEWEST]
+        found = set(islice(dict.fromkeys(value for value in recent if value), MOST))
         if self.value():
             found.add(self.value())
         return [(value, value) for value in sorted(found)]

@@ -14,8 +14,15 @@ from django.contrib import admin
 from django.contrib.admin.widgets import AdminSplitDateTime
 from django.utils.translation import gettext_lazy as _
 
+from qworker.django.admin.columns import MOST_OF_LIST, MOST_OF_PAGE, block, instant
+from qworker.django.admin.paging import CappedPaginator
+from qworker.django.admin.pickles import shown, spread
+from qworker.django.admin.waiting import OWN, WRONG, headers_of, package_of
 from qworker.django.models import OrmQ
 from qworker.transports.sql.schema import DELAYED, LEASED, READY
+
+OF_PACKAGES = frozenset({"group", "args", "kwargs", "q_options"})
+"""What only the body of a message tells."""
 
 
 class QueueForm(forms.ModelForm):
@@ -60,20 +67,82 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class QueueAdmin(admin.ModelAdmin):
-    """Messages that wait or are held."""
+    """Messages that wait or are held. A list reads their headers alone; the page of one reads its package,
+    and imports nothing for it."""
 
     form = QueueForm
-    list_display = ("id", "key", "task_id", "name", "func", "group", "locked_until")
+    list_display = ("id", "key", "name", "func", "locked_until", "task_id")
     fields = ("key", "lock", "task_id", "name", "group", "func", "args", "kwargs", "q_options")
     readonly_fields = ("task_id", "name", "group", "func", "args", "kwargs", "q_options")
     list_filter = (StateFilter,)
-    search_fields = ("key",)
+    search_fields = ("key", "headers")
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = CappedPaginator
+
+    class Media:
+        css = {"all": ["qworker/admin.css"]}
+
+    def get_queryset(self, request: Any) -> Any:
+        """The messages; a list leaves what it does not show in the database."""
+        queryset = super().get_queryset(request)
+        match = getattr(request, "resolver_match", None)
+        is_list = match is not None and (match.url_name or "").endswith("_changelist")
+        shows_packages = OF_PACKAGES & set(map(str, self.get_list_display(request)))
+        return queryset.defer("body") if is_list and not shows_packages else queryset
 
     def has_add_permission(self, request: Any) -> bool:
         return False
 
     @admin.display(description=_("Lock until"))
-    def locked_until(self, message: OrmQ) -> Any:
+    def locked_until(self, message: OrmQ) -> str | None:
         """Until when no cluster takes it."""
-        return message.lock
+        return instant(message.lock)
+
+    @admin.display(description=_("Task id"))
+    def task_id(self, message: OrmQ) -> Any:
+        """The id of the task."""
+        return self._or_empty(headers_of(message).task_id)
+
+    @admin.display(description=_("Name"))
+    def name(self, message: OrmQ) -> Any:
+        """The name of the task; a task of qworker's own has none."""
+        return self._or_empty(headers_of(message).name)
+
+    @admin.display(description=_("Function"))
+    def func(self, message: OrmQ) -> Any:
+        """The function that is called."""
+        return self._or_empty(headers_of(message).func)
+
+    @admin.display(description=_("Group"))
+    def group(self, message: OrmQ) -> Any:
+        """The group of the task."""
+        found = package_of(message).get("group")
+        return self._or_empty(None if found is None else shown(found, MOST_OF_LIST))
+
+    @admin.display(description=_("Arguments"))
+    def args(self, message: OrmQ) -> Any:
+        """The positional arguments, or why they cannot be read."""
+        package = package_of(message)
+        if WRONG in package:
+            return str(_("(cannot be read: %s)") % package[WRONG])
+        return self._or_empty(block(_value(package, "args") or headers_of(message).args))
+
+    @admin.display(description=_("Keyword arguments"))
+    def kwargs(self, message: OrmQ) -> Any:
+        """The keyword arguments."""
+        return self._or_empty(block(_value(package_of(message), "kwargs")))
+
+    @admin.display(description=_("Queue options"))
+    def q_options(self, message: OrmQ) -> Any:
+        """All else that the package holds, an option a line."""
+        package = package_of(message)
+        lines = [f"{name}: {_value(package, name)}" for name in package if name not in OWN]
+        return self._or_empty(block("\n".join(lines) or None))
+
+    def _or_empty(self, value: Any) -> Any:
+        return self.get_empty_value_display() if value is None else value
+
+
+def _value(package: dict[str, Any], name: str) -> str | None:
+    return None if package.get(name) is None else spread(package[name], MOST_OF_PAGE)

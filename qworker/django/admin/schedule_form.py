@@ -5,8 +5,8 @@ Goes to:     the model Schedule, which checks its arguments; ``exposure``, which
 Thread:      that of the request.
 
 A user without the permission ``schedule_any_callable`` chooses among the functions that are exposed. What
-else a schedule calls, that user can only leave as it is: function, hook and arguments, as these say what is
-run, too.
+else a schedule calls, that user can only leave as it is, or delete: function, hook and arguments together say
+what is run.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django import literals
-from qworker.django.exposure import exposed_names, hooks_in, is_exposed
+from qworker.django.exposure import exposed_names, is_exposed, is_harmless
 from qworker.django.models import Schedule
 from qworker.errors import InvalidSchedule
 
 CALLED = ("func", "hook")
-ARGUMENTS = ("args", "kwargs")
+ARGUMENTS = ("args", "kwargs", "intended_date_kwarg")
+CALL = CALLED + ARGUMENTS
 
 
 class ScheduleForm(forms.ModelForm):
@@ -33,12 +35,16 @@ class ScheduleForm(forms.ModelForm):
     class Meta:
         model = Schedule
         fields = "__all__"
+        widgets = {
+            "func": AdminTextInputWidget(attrs={"class": "vLargeTextField"}),
+            "hook": AdminTextInputWidget(attrs={"class": "vLargeTextField"}),
+            "args": AdminTextareaWidget(attrs={"rows": 3}),
+            "kwargs": AdminTextareaWidget(attrs={"rows": 3}),
+        }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._before = {
-            name: getattr(self.instance, name) if self.instance.pk else None for name in CALLED + ARGUMENTS
-        }
+        self._before = {name: getattr(self.instance, name) if self.instance.pk else None for name in CALL}
         if not self.may_schedule_any:
             for name in CALLED:
                 if name in self.fields:
@@ -59,26 +65,28 @@ class ScheduleForm(forms.ModelForm):
     def clean(self) -> dict[str, Any]:
         """Refuse what the user may not name. Errors are those of the form."""
         values: dict[str, Any] = super().clean() or {}
-        if self.may_schedule_any:
+        if self.may_schedule_any or self.errors:
             return values
-        for name in CALLED:
-            value = values.get(name)
-            if value and value != self._before[name] and not is_exposed(value):
-                self.add_error(name, _("You may not schedule this function."))
-        if not is_exposed(values.get("func") or ""):
-            for name in ARGUMENTS:
-                if name in values and (values[name] or "") != (self._before[name] or ""):
-                    self.add_error(name, _("You may not change the arguments of this function."))
-        self._refuse_hidden_hooks(values)
+        # What the form does not ask for stays as it is.
+        call = {name: values.get(name, self._before[name]) or "" for name in CALL}
+        changed = [name for name in CALL if call[name] != (self._before[name] or "")]
+        wrong = [name for name in CALLED if call[name] and not is_exposed(call[name])]
+        if changed and (wrong or not self._options_are_harmless(call["kwargs"])):
+            for name in changed:
+                self.add_error(name if name in self.fields else None, self._refusal(name, wrong))
         return values
 
-    def _refuse_hidden_hooks(self, values: dict[str, Any]) -> None:
-        """Arguments can hold options, and these a hook."""
-        if "kwargs" not in values or values["kwargs"] == self._before["kwargs"]:
-            return
+    @staticmethod
+    def _refusal(name: str, wrong: list[str]) -> Any:
+        if name in CALLED or not wrong:
+            return _("You may not schedule this function.")
+        return _("You may not change the arguments of this function.")
+
+    @staticmethod
+    def _options_are_harmless(kwargs: str) -> bool:
+        """Whether the options among the arguments name nothing that is called."""
         try:
-            hooks = hooks_in(literals.keywords(values["kwargs"]))
+            options = literals.keywords(kwargs).get("q_options")
         except InvalidSchedule:
-            return  # the model says so
-        if not all(map(is_exposed, hooks)):
-            self.add_error("kwargs", _("You may not schedule this function."))
+            return True  # the model says so, and nothing is saved
+        return options is None or (isinstance(options, dict) and is_harmless(options))

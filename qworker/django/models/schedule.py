@@ -208,10 +208,15 @@ class Schedule(models.Model):
         return found
 
 
-def link_to(task_id: str, name: str, success: bool) -> str:
-    """A link to a task in the admin, as HTML: its name in brackets. No link where there is no admin."""
+def link_to(task_id: str, name: str, success: bool, site: str | None = None) -> str:
+    """A link to a task in the admin, as HTML: its name in brackets. No link where there is no admin.
+
+    site: the name of the admin's site that the page is of; None for the usual one.
+    """
     page = f"admin:{Task._meta.app_label}_{'success' if success else 'failure'}_change"
     try:
-        return str(format_html('<a href="{}">[{}]</a>', reverse(page, args=(task_id,)), name))
+        return str(
+            format_html('<a href="{}">[{}]</a>', reverse(page, args=(task_id,), current_app=site), name)
+        )
     except NoReverseMatch:
         return str(format_html("[{}]", name))

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client, override_settings
@@ -19,13 +18,8 @@ from qworker.django.signing import SignedPackage
 
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 LISTS = ("success", "failure", "schedule", "ormq")
-AT_MOST = 9
+AT_MOST = 8
 """Queries of a page: the session, the user, and what the list itself needs."""
-
-
-def sent() -> list[dict[str, Any]]:
-    """The packages that wait, but for those of fill()."""
-    return [row.task for row in OrmQ.objects.all() if row.name() != "waits"]
 
 
 def logged_in(*permissions: str, superuser: bool = False) -> Client:
@@ -155,62 +149,9 @@ def test_a_thousand_rows_cost_no_more_queries_than_ten(client: Client, name: str
     assert len(texts) <= AT_MOST, texts
     assert not [text for text in texts if "DISTINCT" in text]
     assert sum("COUNT(" in text for text in texts) <= 1
-    if name == "success":
-        assert not [
-            text for text in texts if '"qworker_task"."args"' in text or '"qworker_task"."result"' in text
-        ]
-
-
-# -- sending again --
-
-
-def act(client: Client, name: str, action: str, *keys: Any) -> Any:
-    given = {"action": action, "_selected_action": [str(key) for key in keys]}
-    return client.post(f"/admin/qworker/{name}/", given, follow=True)
-
-
-def test_a_failure_is_sent_again_and_deleted(client: Client) -> None:
-    fill()
-    assert "1 task was resubmitted." in act(client, "failure", "resubmit_tasks", f"{1:032x}").content.decode()
-    (package,) = sent()
-    options = {"hook": "math.sqrt", "group": "g1", "cluster": "one"}
-    assert {name: package[name] for name in options} == options
-    assert (package["func"], package["args"], package["kwargs"]) == ("math.f1", (1,), {"hook": 1})
-    assert Failure.objects.count() == 0
-    assert [(entry.object_id, entry.change_message) for entry in LogEntry.objects.all()] == [
-        (f"{1:032x}", "Resubmitted to the queue.")
-    ]
-
-
-def test_a_success_is_sent_again_and_kept(client: Client) -> None:
-    fill()
-    act(client, "success", "resubmit_tasks", f"{0:032x}", f"{2:032x}")
-    assert sorted(each["func"] for each in sent()) == ["math.f0", "math.f2"]
-    assert Success.objects.count() == 2
-
-
-def test_who_may_only_look_sends_nothing_again() -> None:
-    fill()
-    client = logged_in("view_failure")
-    assert "resubmit_tasks" not in page(client, "failure/")
-    act(client, "failure", "resubmit_tasks", f"{1:032x}")
-    assert sent() == []
-    assert Failure.objects.count() == 1
-
-
-def test_who_may_change_failures_sends_them_again() -> None:
-    fill()
-    act(logged_in("change_failure"), "failure", "resubmit_tasks", f"{1:032x}")
-    assert len(sent()) == 1
-
-
-def test_rows_are_deleted(client: Client) -> None:
-    fill()
-    for name, model in (("success", Success), ("ormq", OrmQ)):
-        keys = [row.pk for row in model.objects.all()]
-        given = {"action": "delete_selected", "_selected_action": keys, "post": "yes"}
-        client.post(f"/admin/qworker/{name}/", given)
-        assert model.objects.count() == 0
+    large = {"success": ("args", "kwargs", "result"), "failure": ("args", "kwargs")}
+    large |= {"schedule": ("args", "kwargs"), "ormq": ("body",)}
+    assert not [text for text in texts for column in large[name] if f'."{column}"' in text]
 
 
 # -- the queue --
@@ -252,7 +193,6 @@ FORM = {
     "minutes": "", "repeats": "-1", "next_run_0": "2030-01-01", "next_run_1": "12:00:00", "cron": "",
     "cluster": "", "intended_date_kwarg": "",
 }  # fmt: skip
-RIGHTS = ("add_schedule", "change_schedule", "view_schedule")
 
 
 def save(client: Client, key: int | None = None, **fields: str) -> str:
@@ -275,54 +215,18 @@ def test_what_cannot_be_read_is_not_saved(client: Client, fields: dict[str, str]
     assert Schedule.objects.count() == 0
 
 
-def test_without_the_permission_any_function_is_refused() -> None:
-    client = logged_in(*RIGHTS)
-    assert "You may not schedule this function." in save(client, func="os.system", args="'true'")
-    assert Schedule.objects.count() == 0
-
-
-def test_with_the_permission_any_function_is_taken() -> None:
-    save(logged_in(*RIGHTS, "schedule_any_callable"), func="os.system", args="'true'")
-    assert Schedule.objects.get().func == "os.system"
-
-
-@override_settings(QWORKER_SCHEDULE_ALLOW=["math.sqrt", "shop.tasks.*"])
-@pytest.mark.parametrize("func", ["math.sqrt", "shop.tasks.sell"])
-def test_without_the_permission_what_is_exposed_is_taken(func: str) -> None:
-    save(logged_in(*RIGHTS), func=func, hook="math.sqrt")
-    assert Schedule.objects.get().func == func
-
-
-@override_settings(QWORKER_SCHEDULE_ALLOW=["math.sqrt"])
-@pytest.mark.parametrize("fields", [{"hook": "os.abort"}, {"kwargs": "q_options={'hook': 'os.abort'}"}])
-def test_a_hook_is_refused_wherever_it_hides(fields: dict[str, str]) -> None:
-    assert "You may not schedule this function." in save(logged_in(*RIGHTS), **fields)
-    assert Schedule.objects.count() == 0
-
-
-def test_what_somebody_else_scheduled_can_be_paused_but_not_bent() -> None:
-    made = Schedule.objects.create(func="os.system", hook="os.abort", args="'true'", next_run=START)
-    client = logged_in(*RIGHTS)
-    same = {"func": "os.system", "hook": "os.abort", "args": "'true'"}
-    save(client, made.pk, **same, repeats="0")
-    assert Schedule.objects.get().repeats == 0
-    assert "You may not change the arguments" in save(client, made.pk, **{**same, "args": "'rm x'"})
-    assert Schedule.objects.get().args == "'true'"
-
-
-def test_a_registered_task_can_be_chosen() -> None:
-    from qworker import QWorker
-
-    app = QWorker("chosen")
-    app.task(name="shop.tasks.registered")(len)
-    assert "shop.tasks.registered" in page(logged_in(*RIGHTS), "schedule/add/")
-
-
 # -- languages --
 
 
 @pytest.mark.parametrize(
-    ("language", "words"), [("de", "Fehlgeschlagene Aufgaben"), ("fr", "Tâches échouées")]
+    ("language", "words"),
+    [
+        ("de", "Fehlgeschlagene Aufgaben"),
+        ("fr", "Tâches échouées"),
+        ("ru", "Неудачные задачи"),
+        ("tr", "Başarısız görevler"),
+        ("zh-hans", "失败的任务"),
+    ],
 )
 def test_pages_speak_other_languages(client: Client, language: str, words: str) -> None:
     with translation.override(language), override_settings(LANGUAGE_CODE=language):

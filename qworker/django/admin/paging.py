@@ -1,0 +1,35 @@
+"""paging: pages of a list whose rows are not all counted.
+
+Comes from:  the lists of tasks.
+Goes to:     the database.
+Thread:      that of the request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.utils.functional import cached_property
+
+MOST = 10_000
+"""So many rows are counted, and can be paged through; filters and the search lead to all others."""
+
+
+class AtLeast(int):
+    """A number that stands for itself and for all above it."""
+
+    def __str__(self) -> str:
+        return f"{int(self)}+"
+
+
+class CappedPaginator(Paginator):
+    """Counts no more than the rows that it pages through: what a count costs does not grow with the table."""
+
+    @cached_property
+    def count(self) -> int:
+        found: Any = self.object_list
+        if not hasattr(found, "query"):
+            return int(super().count)
+        number = int(found.order_by()[: MOST + 1].count())
+        return AtLeast(MOST) if number > MOST else number

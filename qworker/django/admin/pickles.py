@@ -1,0 +1,262 @@
+"""pickles: what a pickle holds, as text, without importing or calling anything that it names.
+
+Comes from:  the columns of a task, and the packages that wait.
+Goes to:     the pages of the admin.
+Thread:      that of the request.
+
+A pickle that is read as usual imports its classes and calls them: one whose class is gone, or that means ill,
+would break the page of whoever looks at it. Here, classes and functions are stand-ins that know their names.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import pickle
+import uuid
+from base64 import b64decode
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from django.db.models.base import model_unpickle
+
+from qworker.conf.secrets import MASK, is_secret
+
+MOST_NAMES = 1000
+"""Classes and functions that one pickle may name: each costs a class here."""
+DEEPEST = 12
+"""Containers in each other that are shown."""
+LONGEST_PIECE = 10_000
+MODEL = f"{model_unpickle.__module__}.{model_unpickle.__qualname__}"
+"""The function that pickles of model instances name; what follows is the model's name."""
+BUILT_IN, OLD_BUILT_IN = "builtins", "__builtin__"
+PRIVATE = ("_state", "_django_version")
+"""What Django keeps in an instance for itself."""
+BRACKETS = {tuple: "()", list: "[]", set: "{}", frozenset: "{}"}
+
+
+class Unreadable(Exception):
+    """What it is says why."""
+
+
+class StandIn:
+    """An instance of a class that is not imported, or what a function that is not called would return.
+
+    args, kwargs: what it was made of. state: its attributes. items: what was put into it.
+    """
+
+    path = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
+        made = super().__new__(cls)
+        made.args, made.kwargs = args, kwargs
+        made.state, made.items = None, []
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args: tuple[Any, ...]
+        self.kwargs: dict[str, Any]
+        self.state: Any
+        self.items: list[Any]
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    add = append
+
+    def extend(self, items: Any) -> None:
+        self.items.extend(items)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.items.append((key, value))
+
+
+class Zone(datetime.tzinfo):
+    """A time zone of which only the name is known."""
+
+    def __init__(self, key: str = "", *_: Any) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"ZoneInfo({self.key!r})"
+
+
+def _bytes(text: str, *_: Any) -> bytes:
+    """What older pickles call for bytes."""
+    return text.encode("latin1")
+
+
+HARMLESS: dict[str, Any] = {
+    "datetime.datetime": datetime.datetime,
+    "datetime.date": datetime.date,
+    "datetime.time": datetime.time,
+    "datetime.timedelta": datetime.timedelta,
+    "datetime.timezone": datetime.timezone,
+    "decimal.Decimal": Decimal,
+    "uuid.UUID": uuid.UUID,
+    "zoneinfo.ZoneInfo": Zone,
+    "_codecs.encode": _bytes,
+}
+"""Classes that are what they say, and cannot be made large."""
+
+
+class Reader(pickle._Unpickler):
+    """Reads a pickle whose names are stand-ins. The one in Python: it keeps no room for what is announced."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._named: dict[str, Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        path = f"{BUILT_IN if module == OLD_BUILT_IN else module}.{name}"
+        if path == f"{BUILT_IN}.getattr":
+            return self._attribute
+        return HARMLESS[path] if path in HARMLESS else self._stand_in(path)
+
+    def _attribute(self, owner: Any, name: str) -> Any:
+        """What is written as getattr(owner, name): a function within a class."""
+        return Zone if owner is Zone else self._stand_in(f"{getattr(owner, 'path', '')}.{name}")
+
+    def _stand_in(self, path: str) -> Any:
+        if path not in self._named:
+            if len(self._named) >= MOST_NAMES:
+                raise Unreadable("it names too many classes")
+            self._named[path] = type("StandIn", (StandIn,), {"path": path.removeprefix(f"{BUILT_IN}.")})
+        return self._named[path]
+
+
+def read(data: bytes) -> Any:
+    """Return what the pickle *data* holds, with stand-ins for instances, classes and functions.
+
+    Raises Unreadable for what is no pickle.
+    """
+    try:
+        found = Reader(data).load()
+    except Unreadable:
+        raise
+    except Exception as error:
+        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+    # A model, or a function, is kept in a wrapper by its column.
+    is_wrapper = isinstance(found, StandIn) and found.path.endswith("picklefield.fields._ObjectWrapper")
+    state = found.state if is_wrapper else None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        return state[1].get("_obj")
+    return found
+
+
+def read_column(text: str) -> Any:
+    """As read(), of a pickle in base64."""
+    try:
+        data = b64decode(text, validate=True)
+    except ValueError as error:
+        raise Unreadable("it is no base64") from error
+    return read(data)
+
+
+def shown(value: Any, most: int) -> str:
+    """Return *value* as text of at most so many characters: text as it is, all else as code would have it,
+    in one line."""
+    if isinstance(value, str):
+        return value if len(value) <= most else f"{value[: most - 1]}…"
+    return _joined_up(_pieces(value, 0), most)
+
+
+def spread(value: Any, most: int, width: int = 100) -> str:
+    """As shown(), with a line for each item of what is longer than *width*."""
+    text = shown(value, most)
+    if isinstance(value, str) or len(text) <= width:
+        return text
+    return _joined_up(_pieces(value, 0, ",\n "), most)
+
+
+def _joined_up(pieces: Iterator[str], most: int) -> str:
+    found: list[str] = []
+    size = 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > most:
+            return f"{''.join(found)[: most - 1]}…"
+    return "".join(found)
+
+
+def _pieces(value: Any, depth: int, between: str = ", ") -> Iterator[str]:
+    """The text of *value* bit by bit: whoever stops asking ends the work. between: its items."""
+    if isinstance(value, str | bytes | bytearray):
+        yield repr(value[:LONGEST_PIECE])
+    elif isinstance(value, type) and issubclass(value, StandIn):
+        yield value.path
+    elif not isinstance(value, StandIn | tuple | list | dict | set | frozenset):
+        yield _plain(value)
+    elif depth >= DEEPEST:
+        yield "…"
+    elif isinstance(value, StandIn):
+        yield from _instance(value, depth + 1, between)
+    elif isinstance(value, dict):
+        yield "{"
+        yield from _joined(([key, ": ", item] for key, item in value.items()), depth + 1, between)
+        yield "}"
+    else:
+        brackets = BRACKETS[type(value)]
+        yield brackets[0]
+        yield from _joined(([item] for item in value), depth + 1, between)
+        yield f",{brackets[1]}" if type(value) is tuple and len(value) == 1 else brackets[1]
+
+
+class _Word(str):
+    """Text that is written without quotation marks."""
+
+
+def _joined(parts: Iterator[list[Any]], depth: int, between: str) -> Iterator[str]:
+    """*parts* with *between* them; each is a value, or a name, what is after that, and a value."""
+    for place, (*head, value) in enumerate(parts):
+        if place:
+            yield between
+        if head:
+            name, sign = head
+            yield from [str(name)] if isinstance(name, _Word) else _pieces(name, depth)
+            yield sign
+            if isinstance(name, str) and is_secret(name):
+                yield MASK
+                continue
+        yield from _pieces(value, depth)
+
+
+def _instance(value: StandIn, depth: int, between: str) -> Iterator[str]:
+    path, args, state = value.path, value.args, value.state
+    if path == MODEL and args and isinstance(args[0], tuple | list):
+        path, args, state = ".".join(map(str, args[0])), (), _key_of(state)
+    yield f"{path}("
+    yield from _joined(_made_of(value, args, state), depth, between)
+    yield ")"
+
+
+def _key_of(state: Any) -> Any:
+    """Of the fields of a model's instance the first, which is its key: who may see tasks may not see all else
+    that people or orders have."""
+    fields = state.items() if isinstance(state, dict) else ()
+    return dict([(name, each) for name, each in fields if name not in PRIVATE][:1])
+
+
+def _made_of(value: StandIn, args: Any, state: Any) -> Iterator[list[Any]]:
+    yield from ([each] for each in args)
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # of slots
+        state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
+    named = {**value.kwargs, **state} if isinstance(state, dict) else value.kwargs
+    for name, each in named.items():
+        yield [_Word(name), "=", each] if isinstance(name, str) else [name, "=", each]
+    if state is not None and not isinstance(state, dict):
+        yield [state]
+    if value.items:
+        yield [value.items]
+
+
+def _plain(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - an int of too many digits; an UUID that was made wrong
+        return f"<{type(value).__name__}: {type(error).__name__}>"

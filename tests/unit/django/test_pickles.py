@@ -1,0 +1,181 @@
+"""What the admin shows of pickles: nothing is imported or called, and nothing in one can break a page."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import os
+import pickle
+import uuid
+import zoneinfo
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from picklefield.fields import dbsafe_encode, wrap_conflictual_object
+
+from qworker.django.admin import pickles
+from qworker.django.admin.pickles import Unreadable, read, read_column, shown
+
+HERE = __name__
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Order:
+    number: int
+    customer: str = "Ada"
+
+
+class Slotted:
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Any, right: Any) -> None:
+        self.left, self.right = left, right
+
+
+class Calls:
+    """Means ill: reading it as usual calls a function."""
+
+    def __init__(self, func: Any, *args: Any) -> None:
+        self.call = func, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def function() -> None:
+    """Something to name."""
+
+
+def look(value: Any, protocol: int = 5) -> str:
+    return shown(read(pickle.dumps(value, protocol)), 10_000)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, -3, 2.5, b"\x00a", (), (1,), (1, "two"), [1, [2]], {"a": {"b": None}},
+        datetime.datetime(2024, 3, 1, 12, tzinfo=datetime.UTC), datetime.date(2024, 3, 1),
+        datetime.timedelta(seconds=3), decimal.Decimal("24.50"), uuid.UUID(int=7),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_harmless_is_shown_as_it_is(value: Any, protocol: int) -> None:
+    assert look(value, protocol) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Color.RED, f"{HERE}.Color(1)"),
+        (Order(3), f"{HERE}.Order(number=3, customer='Ada')"),
+        ([Slotted(1, (2,))], f"[{HERE}.Slotted(left=1, right=(2,))]"),
+        (function, f"{HERE}.function"),
+        (ValueError("no"), "ValueError('no')"),
+        (collections.OrderedDict(a=1), "collections.OrderedDict([('a', 1)])"),
+        (collections.deque([1]), "collections.deque([1])"),
+        ({1: {2}}, "{1: {2}}"),
+        (
+            datetime.datetime(2024, 3, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+            "datetime.datetime(2024, 3, 1, 0, 0, tzinfo=ZoneInfo('Europe/Berlin'))",
+        ),
+        (Calls(os.system, "true"), "posix.system('true')"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_instances_and_calls_are_shown_by_their_names(value: Any, text: str) -> None:
+    assert look(value) == text
+
+
+def test_an_instance_of_a_model_is_shown_by_its_key_alone() -> None:
+    assert look((User(pk=3, username="ann", password="hash"),)) == "(auth.User(id=3),)"
+
+
+def test_secrets_are_masked_as_in_the_settings() -> None:
+    order = Order(3)
+    order.password = "swordfish"  # type: ignore[attr-defined]
+    assert "swordfish" not in look([order, {"api_key": "swordfish", "name": 1}])
+    assert "'name': 1" in look({"api_key": "swordfish", "name": 1})
+
+
+def test_a_column_is_read_with_and_without_its_wrapper() -> None:
+    assert read_column(dbsafe_encode([1, 2])) == [1, 2]
+    wrapped = read_column(dbsafe_encode(wrap_conflictual_object(User(pk=3, username="ann")), copy=False))
+    assert shown(wrapped, 100) == "auth.User(id=3)"
+
+
+def test_nothing_is_imported_and_nothing_called(tmp_path: Any) -> None:
+    made = tmp_path / "made"
+    text = look(Calls(os.mkdir, str(made)))
+    assert str(made) in text
+    assert not made.exists()
+    gone = pickle.dumps(Order(3)).replace(b"Order", b"Older")
+    assert shown(read(gone), 100).endswith(".Older(number=3, customer='Ada')")
+
+
+def doubled(times: int, start: Any = ()) -> Any:
+    """A value that is small as a pickle, and as text has 2 ** *times* parts."""
+    value = start
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize("value", [doubled(60), doubled(60, Order(1)), Calls(dict, doubled(60))])
+def test_what_would_be_endless_is_cut(value: Any) -> None:
+    text = shown(read(pickle.dumps(value)), 500)
+    assert len(text) <= 500
+
+
+def test_what_holds_itself_is_cut() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    order = Order(1)
+    order.customer = order  # type: ignore[assignment]
+    assert "…" in look(ring)
+    assert "…" in look(order)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"x", b"garbage.", pickle.dumps([1])[:-1], b"\x80\x04P1\n.", b"r\xff\xff\xff\x7f.",
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", b"(" * 200_000 + b".",
+        pickle.dumps(Calls(decimal.Decimal, "no number")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_says_why(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(data)
+
+
+def test_what_is_no_base64_says_why() -> None:
+    with pytest.raises(Unreadable, match="base64"):
+        read_column("no base64!")
+
+
+def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"\x80\x04(" + b"".join(b"cm\nn%d\n" % number for number in range(pickles.MOST_NAMES + 1)) + b"l."
+    with pytest.raises(Unreadable, match="too many"):
+        read(data)
+
+
+def test_long_text_is_cut_and_short_text_is_not() -> None:
+    assert shown("x" * 100, 100) == "x" * 100
+    assert shown("x" * 101, 100) == "x" * 99 + "…"
+    assert look(10**5000).startswith("<int: ")
+
+
+def test_what_is_long_is_spread_over_lines() -> None:
+    rows = read(pickle.dumps([Order(number) for number in range(3)]))
+    assert pickles.spread(rows, 1000).startswith(f"[{HERE}.Order(number=0, customer='Ada'),\n {HERE}.Order(")
+    assert pickles.spread([1, 2], 1000) == "[1, 2]"
+    assert len(pickles.spread([1] * 1000, 100)) == 100
