@@ -65,21 +65,21 @@ def members(
 ) -> Any:
     """Return the tasks of a group: of the database as a queryset, of the cache as a list.
 
-    count: wait until there are so many. None when there are none.
+    count: wait until so many have ended, well or not; without it, until there is something to return. None
+    when there is nothing in the cache.
     """
 
-    def enough(number: int) -> bool:
-        return number >= count if count else number > 0
+    def ended() -> int:
+        number = size(group_id, cached=cached) or 0
+        if number and not (failures or count):
+            number -= size(group_id, True, cached) or 0
+        return number
 
-    if _is_cached(cached):
-
-        def look() -> list[Task]:
-            return [each for each in cache.members(group_id) if failures or each.success]
-
-        return wait_for(look, wait, lambda found: enough(len(found))) or None
     if wait or count:
-        wait_for(lambda: size(group_id) or 0, wait or (FOREVER if count else 0), enough)
-    return Task.get_task_group(group_id, failures)
+        wait_for(ended, wait or FOREVER, lambda number: number >= (count or 1))
+    if not _is_cached(cached):
+        return Task.get_task_group(group_id, failures)
+    return [each for each in cache.members(group_id) if failures or each.success] or None
 
 
 def results(
@@ -105,12 +105,12 @@ def size(group_id: str, failures: bool = False, cached: Any = None) -> int | Non
     return len([each for each in found if not each.success]) if found else None
 
 
-def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
     """Take the label of a group from its tasks, or delete them, too; return how many these were."""
     if _is_cached(cached):
         return cache.delete_group(group_id, tasks)
-    deleted: int | None = Task.delete_group(group_id, tasks)
-    return deleted
+    deleted = Task.delete_group(group_id, tasks)
+    return int(deleted[0] if isinstance(deleted, tuple) else deleted)
 
 
 def _is_cached(cached: Any) -> bool:
