@@ -4,8 +4,9 @@ Comes from:  ``endings.py``, which puts tasks there; ``fetching.py``, which look
 Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
 Thread:      any.
 
-A group is a counter and a key for each of its members. No backend of Django's can add to a list in one step,
-but each can add a key that must not be there: that is the lock of the counter.
+A task is there under its id; its name leads to the id. A group is a counter and a key for each of its
+members. No backend of Django's can add to a list in one step, but each can add a key that must not be there:
+that is the lock of the counter.
 """
 
 from __future__ import annotations
@@ -54,18 +55,24 @@ def seconds_of(cached: Any) -> float | None:
 def put(package: Package) -> int:
     """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
     group."""
-    seconds = seconds_of(package["cached"])
-    store().set(key(package["id"]), SignedPackage.dumps(values_of(package)), seconds)
-    group = package.get("group")
-    return 0 if not group else _join(group, package["id"], seconds)
+    seconds, identity, group = seconds_of(package["cached"]), package["id"], package.get("group")
+    values = {key(identity): SignedPackage.dumps(values_of(package))}
+    if not package.get("iter_count"):  # nobody looks for a part of an iterable
+        values[_by_name(package["name"])] = identity
+    store().set_many(values, seconds)
+    return 0 if not group else _join(group, identity, package["name"], seconds)
 
 
-def _join(group: str, task_id: str, seconds: float | None) -> int:
+def _by_name(name: str) -> str:
+    return key("name", name)
+
+
+def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
     with _locked(group):
         if task_id in member_ids(group):  # it ran before, and was cut short
             return 0
         number = int(store().get(key(group, "count")) or 0) + 1
-        store().set(key(group, "member", number), task_id, seconds)
+        store().set(key(group, "member", number), f"{task_id} {name}", seconds)
         store().set(key(group, "count"), number, seconds)
     return number
 
@@ -83,8 +90,12 @@ def _locked(group: str) -> Iterator[None]:
 
 
 def task(task_id: str) -> Task | None:
-    """Return the task that is kept under its id; None when there is none."""
-    text = store().get(key(task_id))
+    """Return the task that is kept under its id or name; None when there is none."""
+    by_id, by_name = key(task_id), _by_name(task_id)
+    found = store().get_many([by_id, by_name])
+    text = found.get(by_id)
+    if text is None and by_name in found:
+        text = store().get(key(found[by_name]))
     return None if text is None else _task_of(text)
 
 
@@ -97,10 +108,20 @@ def _task_of(text: str) -> Task | None:
 
 def member_ids(group: str) -> list[str]:
     """Return the ids of the members of *group* that are kept, in the order in which they came."""
-    count = int(store().get(key(group, "count")) or 0)
-    keys = [key(group, "member", number) for number in range(1, count + 1)]
+    return [identity for identity, _ in _members(group)]
+
+
+def _members(group: str) -> list[tuple[str, str]]:
+    """The ids of the members of *group*, each with the name of its task."""
+    keys = _places(group)
     found = store().get_many(keys)
-    return [found[each] for each in keys if each in found]
+    parts = (found[each].partition(" ") for each in keys if each in found)
+    return [(identity, name) for identity, _, name in parts]
+
+
+def _places(group: str) -> list[str]:
+    count = int(store().get(key(group, "count")) or 0)
+    return [key(group, "member", number) for number in range(1, count + 1)]
 
 
 def members(group: str) -> list[Task]:
@@ -112,17 +133,18 @@ def members(group: str) -> list[Task]:
 
 
 def delete(task_id: str) -> bool:
-    """Forget the task; whether it was there."""
-    return bool(store().delete(key(task_id)))
+    """Forget the task with this id or name; whether it was there."""
+    found = task(task_id)
+    if found is None:
+        return bool(store().delete(key(task_id)))  # one that cannot be read
+    store().delete_many([key(found.pk), _by_name(found.name)])
+    return True
 
 
 def delete_group(group: str, tasks: bool = True) -> int:
     """Forget *group*, and its *tasks*; how many these were."""
-    ids = member_ids(group)
-    keys = [
-        key(group, "member", number) for number in range(1, int(store().get(key(group, "count")) or 0) + 1)
-    ]
+    found, keys = _members(group), _places(group)
     if tasks:
-        keys += [key(task_id) for task_id in ids]
+        keys += [each for identity, name in found for each in (key(identity), _by_name(name))]
     store().delete_many([*keys, key(group, "count")])
-    return len(ids)
+    return len(found)

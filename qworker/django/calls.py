@@ -16,17 +16,11 @@ from qworker.django import endings
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf, logger
 from qworker.django.humanhash import uuid
-from qworker.django.packages import Package
+from qworker.django.packages import Package, options_apart
 from qworker.django.running import SENDER, is_kept, run, unpacked, values_of
 from qworker.django.signals import pre_enqueue
 from qworker.django.signing import SignedPackage
 from qworker.interrupts import let_pass
-
-OPTIONS = (
-    "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain", "broker",
-    "timeout", "cluster", "task_name",
-)  # fmt: skip
-"""Keywords of async_task() that are its own, and not the function's."""
 
 
 def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -47,10 +41,8 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
 
     Raises what the broker raises that cannot take it.
     """
-    options = kwargs.pop("q_options", None)
-    if options is None:
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    return enqueue(func, args, kwargs, options)
+    keywords, options = options_apart(kwargs)
+    return enqueue(func, args, keywords, options)
 
 
 def enqueue(
@@ -112,5 +104,5 @@ def _run_here(text: str) -> None:
         if is_kept(package):
             endings.save(values_of(package))
         for func, args, kwargs, options in following:
-            following_package = package_of(func, args, kwargs, dict(options))
-            waiting.append(signed(following_package))
+            local = {name: value for name, value in options.items() if name not in ("broker", "sync")}
+            waiting.append(signed(package_of(func, args, kwargs, local)))

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from qworker import states
 from qworker.django import cached, task_rows
 from qworker.django.models import Task
-from qworker.django.packages import Package
+from qworker.django.packages import Package, options_apart
 from qworker.django.running import SENDER, is_kept, values_of
 from qworker.django.signals import post_execute
 from qworker.interrupts import let_pass
@@ -77,7 +77,7 @@ def _add_to_whole(package: Package) -> None:
             cached.delete_group(group)
         return
     save(values_of(package))
-    parts = Task.objects.filter(group=group)
+    parts = Task.objects.filter(group=group).order_by("stopped")
     if parts.count() >= count:  # who ends at the same time may see that, too, and makes the same of it
         _collect(package, list(parts))
         parts.delete()
@@ -107,19 +107,15 @@ def _next(package: Package) -> list[Following]:
     chain = list(package.get("chain") or ())
     if not chain:
         return []
-    func, args, kwargs = call_of(chain.pop(0))
-    options = {
-        name: package[name] for name in ("group", "cached", "cluster") if package.get(name) is not None
-    }
-    return [(func, args, kwargs, {**options, "chain": chain})]
+    func, args, kwargs, options = call_of(chain.pop(0))
+    of_all = {name: package[name] for name in ("group", "cached", "cluster") if package.get(name) is not None}
+    return [(func, args, kwargs, {**options, **of_all, "chain": chain})]
 
 
-def call_of(link: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return function, args and kwargs of *link*: ``(func, args, kwargs)``, of which the last may be left
-    out, or a function alone."""
-    if not isinstance(link, tuple | list):
-        return link, (), {}
-    func, args, kwargs = (*link, (), {})[:3] if len(link) > 1 else (link[0], (), {})
-    if len(link) == 2:
-        args, kwargs = link[1], {}
-    return func, tuple(args), dict(kwargs or {})
+def call_of(link: Any) -> Following:
+    """Return function, args, kwargs and options of *link*: ``(func, args, kwargs)``, of which the last may be
+    left out, or a function alone. The options are among its kwargs."""
+    parts = link if isinstance(link, tuple | list) else (link,)
+    func, args, kwargs = (*parts, (), ())[:3]
+    keywords, options = options_apart(kwargs or {})
+    return func, tuple(args), keywords, options

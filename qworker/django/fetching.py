@@ -124,14 +124,16 @@ def _is_something(found: Any) -> bool:
 
 
 def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> Look:
-    most = count or 1
-    if _is_cached(cached):
+    most, successes = count or 1, not (failures or count)
 
-        def look() -> list[Task]:
-            return [each for each in cache.members(group_id) if failures or each.success]
+    def look() -> int:
+        number = size(group_id, cached=cached) or 0
+        if number and successes:
+            number -= size(group_id, True, cached) or 0
+        return number
 
-        return Look(look, lambda found: len(found) >= most)
-    return Look(lambda: size(group_id) or 0, lambda found: found >= most, group_key(group_id, most))
+    key = "" if _is_cached(cached) else group_key(group_id, most, successes)
+    return Look(look, lambda found: found >= most, key)
 
 
 # -- tasks and groups --
@@ -154,13 +156,14 @@ def members(
 ) -> Any:
     """Return the tasks of a group: of the database as a queryset, of the cache as a list.
 
-    count: wait until there are so many, for ever where *wait* is 0. None when there are none in the cache.
+    count: wait until so many have ended, well or not; without it, until there is something to return. None
+    when there is nothing in the cache.
     """
-    if _is_cached(cached):
-        return found_by(_members(group_id, failures, count, cached), _patience(wait, count)) or None
     if wait or count:
         found_by(_members(group_id, failures, count, cached), _patience(wait, count))
-    return Task.get_task_group(group_id, failures)
+    if not _is_cached(cached):
+        return Task.get_task_group(group_id, failures)
+    return [each for each in cache.members(group_id) if failures or each.success] or None
 
 
 async def amembers(
@@ -208,12 +211,12 @@ def size(group_id: str, failures: bool = False, cached: Any = None) -> int | Non
     return len([each for each in found if not each.success]) if found else None
 
 
-def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
     """Take the label of a group from its tasks, or delete them, too; return how many these were."""
     if _is_cached(cached):
         return cache.delete_group(group_id, tasks)
-    deleted: int | None = Task.delete_group(group_id, tasks)
-    return deleted
+    deleted = Task.delete_group(group_id, tasks)
+    return int(deleted[0] if isinstance(deleted, tuple) else deleted)
 
 
 def _is_cached(cached: Any) -> bool:

@@ -31,7 +31,7 @@ LINGER_SECONDS = 1.0
 """For so long after nobody waits any more the connections and the thread stay."""
 PORTION = 500
 """Names that one statement asks for."""
-_TASK, _GROUP = "task", "group"
+_TASK, _GROUP, _SUCCESSES = "task", "group", "successes"
 
 
 def task_key(text: str) -> str:
@@ -39,9 +39,9 @@ def task_key(text: str) -> str:
     return f"{_TASK}\n{text}"
 
 
-def group_key(group: str, count: int) -> str:
-    """What is waited for: *count* tasks of *group* that have ended."""
-    return f"{_GROUP}\n{count}\n{group}"
+def group_key(group: str, count: int, successes: bool = False) -> str:
+    """What is waited for: *count* tasks of *group* that have ended. successes: well."""
+    return f"{_SUCCESSES if successes else _GROUP}\n{count}\n{group}"
 
 
 def _text_of(key: str) -> str:
@@ -73,11 +73,11 @@ class Lookout:
         """
         keys = [key for key in ids if "\0" not in key]  # which no database can be asked for
         found: dict[str, Found] = {}
-        groups = [key for key in keys if key.startswith(_GROUP)]
         for some in _portions([key for key in keys if key.startswith(_TASK)]):
             found |= self._tasks(some)
-        for some in _portions(groups):
-            found |= self._groups(some)
+        for kind, only in ((_GROUP, Q()), (_SUCCESSES, Q(success=True))):
+            for some in _portions([key for key in keys if key.startswith(kind)]):
+                found |= self._groups(some, only)
         return found
 
     def _tasks(self, keys: Collection[str]) -> dict[str, Found]:
@@ -90,10 +90,10 @@ class Lookout:
         named = {name: pk for pk, name in rows} | {pk: pk for pk, _ in rows}
         return {key: _ended(named[text]) for key, text in zip(keys, texts, strict=True) if text in named}
 
-    def _groups(self, keys: Collection[str]) -> dict[str, Found]:
+    def _groups(self, keys: Collection[str], only: Q) -> dict[str, Found]:
         names = {_text_of(key) for key in keys}
         rows = self._rows(
-            Task.objects.filter(group__in=names).order_by().values_list("group").annotate(Count("pk"))
+            Task.objects.filter(only, group__in=names).order_by().values_list("group").annotate(Count("pk"))
         )
         counts = dict(rows)
         enough = {key: counts.get(_text_of(key), 0) for key in keys}

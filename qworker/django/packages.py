@@ -24,8 +24,23 @@ Package = dict[str, Any]
 RUN = "qworker.django.run"
 """The task that runs packages."""
 
-LOCAL = ("broker", "sync")
-"""Options that stay with the caller."""
+OPTIONS = (
+    "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain", "broker",
+    "timeout", "cluster", "task_name",
+)  # fmt: skip
+"""Keywords of async_task() that are its own, and not the function's."""
+
+
+def options_apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords of a function, and the options of its call, out of those that were *given*.
+
+    With ``q_options`` all options are in there, and every other keyword is the function's.
+    """
+    kwargs = dict(given)
+    options = kwargs.pop("q_options", None)
+    if options is None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    return kwargs, dict(options)
 
 
 def function_name(func: str | Callable[..., Any]) -> str:

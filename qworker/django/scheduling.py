@@ -9,7 +9,9 @@ Every cluster has one, and one of those of a name leads. Each due time of a sche
 taken once: who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not
 free again. Where the ledger is not in the broker, who dies may also leave one of which nobody knows whether
 its task was sent. It is sent again, with the same id, and whoever runs it looks whether that has run.
-Whatever is changed in the table counts from the next look on, also by update().
+Whatever is changed in the table counts from the next look on, also by update(). A row that names the last
+task of a slot, or of a later one, and is due at that slot again was set back by somebody: that is a new slot,
+a millionth of a second later.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ LONGEST_REST = 1.0
 RETRY_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 MOST_TOLD = 20
+MICROSECOND = 1e-6
+MOST_SET_BACK = 1000
+"""How often a schedule may be set back to one due time."""
 
 
 class Scheduler(ThreadComponent):
@@ -136,7 +141,7 @@ class Scheduler(ThreadComponent):
             due = due.exclude(pk__in=self._changed_meanwhile())
         rows = list(due[:MOST])
         firings: list[Firing] = []
-        ends: list[tuple[Schedule, dict[str, Any]]] = []
+        ends: dict[str, tuple[Schedule, dict[str, Any]]] = {}
         for row in rows:
             try:
                 made, changes = self._calls(row, now)
@@ -145,12 +150,12 @@ class Scheduler(ThreadComponent):
                 self._note_wrong(row, error)
                 continue
             firings += made
-            ends.append((row, changes))
+            ends[str(row.pk)] = row, changes
         if firings:
-            self.sent += len(self._store.fire(lease, firings, self._app.broker.sender))
+            self._fire(lease, firings, ends)
             if CRASHING:
                 crash_point("schedules-sent")
-        for row, changes in ends:
+        for row, changes in ends.values():
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
         return len(rows) == MOST
@@ -177,6 +182,34 @@ class Scheduler(ThreadComponent):
                 extra={"event": "beat-sent-again"},
             )
         self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
+
+    def _fire(
+        self, lease: Lease, firings: list[Firing], ends: dict[str, tuple[Schedule, dict[str, Any]]]
+    ) -> None:
+        """Send *firings*, once each; and once more those whose schedule was set back to a slot of the past.
+        The id of what was sent last comes into *ends*."""
+        sender = self._app.broker.sender
+        made = self._store.fire(lease, firings, sender)
+        self.sent += len(made)
+        done = {(each.name, each.due) for each in made}
+        again: list[Firing] = []
+        for each in firings:
+            if (each.name, each.due) not in done:
+                again += self._set_back(ends[each.name][0], each)
+        if again:
+            self.sent += len(self._store.fire(lease, again, sender))
+            for each in again:
+                ends[each.name][1]["task"] = each.task_id
+
+    def _set_back(self, row: Schedule, taken: Firing) -> list[Firing]:
+        """The firing of *row* for a slot that was *taken*, if somebody has set the row back to it; else []:
+        who took it died before the row was changed."""
+        slots = self._store.slots(taken.name, MOST_SET_BACK)
+        noted = max((slot.due for slot in slots if slot.task_id == row.task), default=taken.due - 1)
+        if noted < taken.due:
+            return []
+        times = sum(taken.due <= slot.due < taken.due + MOST_SET_BACK * MICROSECOND for slot in slots)
+        return [self._firing(row, _instant(taken.due), times)[0]]
 
     def _changed_meanwhile(self) -> list[int]:
         """Those that are wrong still: what was changed since is tried again."""
@@ -213,8 +246,10 @@ class Scheduler(ThreadComponent):
             repeats = -1 if row.repeats < 0 else 0
         return made, {"repeats": repeats, "next_run": following, "task": task_id}
 
-    def _firing(self, row: Schedule, due: datetime) -> tuple[Firing, str]:
-        at = _seconds(due)
+    def _firing(self, row: Schedule, due: datetime, times: int = 0) -> tuple[Firing, str]:
+        """The call of *row* for the time *due*, and the id of its task. times: how often it was made for this
+        time."""
+        at = _seconds(due) + times * MICROSECOND
         task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
         kwargs = row.parse_kwargs()
         options = dict(kwargs.pop("q_options", None) or {})
@@ -267,20 +302,25 @@ def _after(row: Schedule, due: datetime, now: datetime) -> datetime:
 
 
 def _change(row: Schedule, changes: dict[str, Any]) -> None:
-    """Change the row as it was read; one that was changed meanwhile stays as it is, but for its task."""
-    same = Schedule.objects.filter(pk=row.pk, next_run=row.next_run, repeats=row.repeats)
-    if row.schedule_type == Schedule.ONCE and row.repeats < 0:
+    """Change the row as it was read. What somebody has changed meanwhile stays, the number of repeats or the
+    next run; what was due is past all the same."""
+    due = Schedule.objects.filter(pk=row.pk, next_run=row.next_run)
+    same = due.filter(repeats=row.repeats)
+    is_once = row.schedule_type == Schedule.ONCE
+    if is_once and row.repeats < 0:
         if same.delete()[0]:
             return
     elif same.update(**changes):
         return
-    Schedule.objects.filter(pk=row.pk).update(task=changes["task"])
+    past = {"repeats": 0} if is_once else {"next_run": changes["next_run"]}
+    if not due.update(task=changes["task"], **past):
+        Schedule.objects.filter(pk=row.pk).update(task=changes["task"])
 
 
 def _instant(seconds: float) -> datetime:
-    """An instant as the table has it."""
-    instant = datetime.fromtimestamp(seconds, UTC)
-    return instant if settings.USE_TZ else timezone.make_naive(instant)
+    """The same as the model has it: naive where the project has no time zones."""
+    found = datetime.fromtimestamp(seconds, UTC)
+    return found if settings.USE_TZ else timezone.make_naive(found)
 
 
 def _seconds(instant: datetime) -> float:

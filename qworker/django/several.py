@@ -13,15 +13,17 @@ from typing import Any
 from qworker.django import cached as cache
 from qworker.django import fetching
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.calls import OPTIONS, enqueue, package_of
+from qworker.django.calls import enqueue, package_of
 from qworker.django.conf import conf
 from qworker.django.endings import call_of, save
 from qworker.django.humanhash import uuid
 from qworker.django.models import Task
+from qworker.django.packages import options_apart
 from qworker.django.running import note, values_of
 
 Link = Any
-"""``(func, args, kwargs)``, of which the last may be left out, or a function alone."""
+"""``(func, args, kwargs)``, of which the last may be left out, or a function alone. kwargs may have options
+of async_task(), too."""
 
 
 def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwargs: Any) -> str:
@@ -31,9 +33,7 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and
     keywords of every call, as for async_task(); there is no hook.
     """
-    options = dict(
-        kwargs.pop("q_options", None) or {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    )
+    kwargs, options = options_apart(kwargs)
     options.pop("hook", None)
     calls = [each if isinstance(each, tuple) else (each,) for each in args_iter]
     name, identity = uuid()
@@ -72,9 +72,9 @@ def async_chain(
     name = group or uuid()[1]
     if not links:
         return name
-    func, args, kwargs = call_of(links.pop(0))
-    options = {"chain": links, "group": name, "cached": cached, "sync": sync, "broker": broker}
-    enqueue(func, args, kwargs, options)
+    func, args, kwargs, options = call_of(links.pop(0))
+    of_all = {"chain": links, "group": name, "cached": cached, "sync": sync, "broker": broker}
+    enqueue(func, args, kwargs, {**options, **of_all})
     return name
 
 
@@ -110,8 +110,9 @@ class Iter:
         """Enqueue all; return the id of the whole."""
         if self.func is None:
             raise TypeError("Iter has no function to call")
-        kwargs = {**self.kwargs, "cached": self.cached, "sync": self.sync, "broker": self.broker}
-        self.id = async_iter(self.func, self.args, **kwargs)
+        kwargs, options = options_apart(self.kwargs)
+        options |= {"cached": self.cached, "sync": self.sync, "broker": self.broker}
+        self.id = async_iter(self.func, self.args, **{**kwargs, "q_options": options})
         self.started = True
         return self.id
 
@@ -148,7 +149,8 @@ class Chain:
         self.started = False
 
     def append(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-        """Add a call; return how many there are. What came of a run before is forgotten."""
+        """Add a call, with arguments as async_task() takes them; return how many there are. What came of a
+        run before is forgotten."""
         self.chain.append((func, args, kwargs))
         if self.started:
             fetching.delete_group(self.group, True, self.cached)

@@ -85,7 +85,7 @@ def count_group(group_id: str, failures: bool = False, cached: Any = None) -> in
     return fetching.size(group_id, failures, cached)
 
 
-def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
     """Take the label of a group from its tasks, or delete them, too; return how many these were."""
     return fetching.delete_group(group_id, tasks, cached)
 
@@ -115,8 +115,9 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     Raises IntegrityError for a name that another has, ValidationError for what is none.
     """
     given = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
-    if given.get("next_run") is None:
-        given.pop("next_run", None)
+    first = given.pop("next_run", None)
+    if first is not None:
+        given["next_run"] = getattr(first, "datetime", first)  # a time of the library arrow has one
     options = kwargs.pop("q_options", None)
     if options:
         kwargs["q_options"] = options

@@ -17,8 +17,10 @@ from django.db import DatabaseError, connections
 from qworker import __version__
 from qworker.django.brokers.transported import TransportBroker, transport
 from qworker.django.conf import logger
+from qworker.django.models import OrmQ
 from qworker.django.transport import broker_alias
 from qworker.transports.lease import Envelope, Sender
+from qworker.transports.sql.schema import LEASED
 
 
 class Joined(NamedTuple):
@@ -44,6 +46,16 @@ class ORM(TransportBroker):
 
     def _push(self, envelope: Envelope) -> None:
         publish([envelope])
+
+    def queue_size(self) -> int:
+        return int(self._waiting().exclude(state=LEASED).count())
+
+    def lock_size(self) -> int | None:
+        return int(self._waiting().filter(state=LEASED).count())
+
+    def _waiting(self) -> Any:
+        """The messages of this queue, as the caller's transaction sees them."""
+        return OrmQ.objects.using(broker_alias()).filter(key=self.list_key)
 
     def ping(self) -> bool:
         return bool(connections[broker_alias()].is_usable()) if self.connection is not None else False

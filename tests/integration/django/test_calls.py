@@ -1,0 +1,542 @@
+"""What a project calls, run at once with ``sync``: options, results, groups, iterables, chains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.cache import cache
+from django.test import override_settings
+
+from qworker.django import tasks
+from qworker.django.brokers import get_broker
+from qworker.django.models import OrmQ, Schedule, Task
+from qworker.django.signals import pre_enqueue
+from qworker.django.tasks import (
+    Async,
+    AsyncTask,
+    Chain,
+    Iter,
+    async_chain,
+    async_iter,
+    async_task,
+    count_group,
+    delete_cached,
+    delete_group,
+    fetch,
+    fetch_group,
+    queue_size,
+    result,
+    result_group,
+)
+
+heard: list[Any] = []
+ABSENT = "0" * 32
+
+
+def hook(task: Task) -> None:
+    heard.append(task)
+
+
+def given(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def broken(*args: Any) -> Any:
+    raise LookupError(*args)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_heard() -> Iterator[None]:
+    heard.clear()
+    cache.clear()
+    yield
+    cache.clear()
+
+
+@pytest.fixture
+def sync() -> Iterator[None]:
+    """Q_CLUSTER says that everything runs at once."""
+    with override_settings(Q_CLUSTER={"name": "default", "sync": True}):
+        yield
+
+
+@pytest.fixture
+def seen() -> Iterator[list[dict[str, Any]]]:
+    """The packages that are made."""
+    found: list[dict[str, Any]] = []
+
+    def note(sender: Any, task: dict[str, Any], **_: Any) -> None:
+        found.append(task)
+
+    pre_enqueue.connect(note)
+    yield found
+    pre_enqueue.disconnect(note)
+
+
+# -- one task --
+
+
+def test_the_id_is_a_uuid_and_the_name_is_made_of_words() -> None:
+    identity = async_task("math.copysign", 2, -2, sync=True)
+    task = fetch(identity)
+    assert len(identity) == 32
+    assert int(identity, 16)
+    assert len(task.name.split("-")) == 4
+    assert (task.func, task.args, task.kwargs, task.result, task.success) == (
+        "math.copysign", (2, -2), {}, -2.0, True
+    )  # fmt: skip
+    assert task.started <= task.stopped
+
+
+def test_a_function_is_sent_by_its_path() -> None:
+    task = fetch(async_task(given, 1, a=2, sync=True))
+    assert task.func == f"{__name__}.given"
+    assert task.result == ((1,), {"a": 2})
+
+
+def test_results_are_asked_for_by_id_or_name() -> None:
+    identity = async_task("math.sqrt", 9, sync=True)
+    name = fetch(identity).name
+    assert result(identity) == result(name) == 3
+    assert fetch(name).id == identity
+
+
+def test_a_task_may_have_a_name_of_its_own() -> None:
+    async_task("math.sqrt", 9, task_name="nine", sync=True)
+    async_task("math.sqrt", 16, q_options={"task_name": "sixteen"}, sync=True)
+    assert result("nine") == 3
+    assert OrmQ.objects.count() == 1  # of the second the options are in q_options, and sync is none of them
+
+
+@pytest.mark.parametrize("value", [0, "", False, [], None])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_result_that_is_false_is_a_result(value: Any, cached: bool) -> None:
+    identity = async_task("copy.copy", value, sync=True, cached=cached)
+    assert result(identity, wait=60_000, cached=cached) == value
+    assert fetch(identity, wait=60_000, cached=cached).success
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_has_not_ended_is_none(cached: bool) -> None:
+    assert result(ABSENT, cached=cached) is None
+    assert fetch(ABSENT, cached=cached) is None
+    assert result("no-such-name", wait=20, cached=cached) is None
+
+
+def test_a_failure_is_stored_with_its_error() -> None:
+    task = fetch(async_task("my.buggy.code", sync=True))
+    assert not task.success
+    assert task.result.startswith("No module named 'my'")
+    assert "Traceback" in task.result
+
+
+@pytest.mark.parametrize(("func", "success"), [(given, True), (broken, False)])
+def test_the_hook_gets_the_task_after_success_and_failure(func: Any, success: bool) -> None:
+    identity = async_task(func, 1, hook=hook, sync=True)
+    async_task(func, 1, hook=f"{__name__}.hook", sync=True)
+    assert [task.success for task in heard] == [success, success]
+    assert heard[0].id == identity
+    assert heard[0].args == (1,)
+    assert Task.objects.get(id=identity).hook == f"{__name__}.hook"
+
+
+@pytest.mark.parametrize("options", [{"save": False}, {"cached": True}])
+def test_the_hook_is_called_where_no_row_is_kept_and_once(options: dict[str, Any]) -> None:
+    identity = async_task("math.sqrt", 4, hook=hook, sync=True, **options)
+    assert [task.result for task in heard] == [2]
+    assert not Task.objects.filter(id=identity).exists()
+    heard[0].save()
+    assert len(heard) == 1
+
+
+def test_save_overrides_what_the_settings_say() -> None:
+    assert fetch(async_task("math.sqrt", 4, save=False, sync=True)) is None
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": -1}):
+        assert fetch(async_task("math.sqrt", 4, sync=True)) is None
+        assert fetch(async_task("math.sqrt", 4, save=True, sync=True)).result == 2
+        assert not fetch(async_task(broken, sync=True)).success
+
+
+def test_options_reach_no_function() -> None:
+    options = {"hook": hook, "group": "g", "save": True, "timeout": 3, "cached": False, "task_name": "n"}
+    more = {"ack_failure": True, "broker": get_broker(), "cluster": "default"}
+    assert result(async_task(given, sync=True, a=1, **options, **more)) == ((), {"a": 1})
+
+
+def test_q_options_let_the_function_have_keywords_of_the_same_names() -> None:
+    options = {"group": "math", "sync": True}
+    task = fetch(async_task(given, group="mine", hook="mine", timeout=7, q_options=options))
+    assert task.group == "math"
+    assert task.hook is None
+    assert task.result == ((), {"group": "mine", "hook": "mine", "timeout": 7})
+    assert options == {"group": "math", "sync": True}  # the caller's dict stays as it was
+
+
+def test_a_timeout_goes_with_the_package(seen: list[dict[str, Any]]) -> None:
+    async_task("math.sqrt", 4, timeout=11)
+    assert seen[0]["timeout"] == 11
+    assert '"timelimit":[11,null]' in OrmQ.objects.get().headers
+
+
+def test_a_broker_stays_with_the_caller(seen: list[dict[str, Any]]) -> None:
+    broker = get_broker("other")
+    for number in range(3):
+        async_task("math.sqrt", number, broker=broker)
+    assert "broker" not in seen[0]
+    assert broker.queue_size() == queue_size(broker) == 3
+    assert queue_size() == 0
+
+
+def test_another_cluster_is_another_queue() -> None:
+    async_task("math.sqrt", 4, cluster="other")
+    assert (queue_size(), queue_size(get_broker("other"))) == (0, 1)
+
+
+@pytest.mark.usefixtures("sync")
+def test_the_setting_sync_runs_all_at_once() -> None:
+    assert result(async_task("math.sqrt", 4)) == 2
+    assert result_group(async_chain([("math.sqrt", (4,)), ("math.sqrt", (9,))])) == [3, 2]
+    assert result(async_iter("math.sqrt", [4, 9])) == [2, 3]
+    assert queue_size() == 0
+
+
+def test_sync_runs_without_a_broker_and_without_a_process() -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "redis": "redis://127.0.0.1:1/0"}):
+        assert result(async_task("os.getpid", sync=True)) == os.getpid()
+
+
+def test_a_result_of_a_shell_command_is_the_object() -> None:
+    found = result(async_task("subprocess.run", ["true"], stdout=subprocess.PIPE, sync=True))
+    assert isinstance(found, subprocess.CompletedProcess)
+    assert (found.args, found.returncode, found.stdout) == (["true"], 0, b"")
+
+
+# -- the cache --
+
+
+def test_a_cached_task_is_in_the_cache_by_id_and_by_name() -> None:
+    identity = async_task("math.floor", 100.5, cached=10, sync=True)
+    task = fetch(identity, cached=True)
+    assert result(identity, wait=50, cached=True) == 100
+    assert result(task.name, cached=True) == 100
+    assert result(identity) is None
+    task.save()
+    assert result(identity) == 100
+
+
+def test_a_cached_task_can_be_deleted() -> None:
+    identity = async_task("math.floor", 1.5, cached=True, task_name="floor", sync=True)
+    assert delete_cached(identity, broker=get_broker())
+    assert result(identity, cached=True) is result("floor", cached=True) is None
+    assert not delete_cached(identity)
+
+
+def test_the_setting_cached_is_the_default_of_all_functions() -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "cached": 60}):
+        identity = async_task("math.sqrt", 4, group="g", sync=True)
+        assert result(identity) == 2
+        assert result_group("g") == [2]
+        assert count_group("g") == 1
+        assert delete_group("g", tasks=True) == 1
+        assert result(identity) is None
+        kept = async_task("math.sqrt", 4, cached=False, sync=True)
+        assert result(kept, cached=False) == 2
+    assert not Task.objects.filter(id=identity).exists()
+
+
+# -- groups --
+
+
+@pytest.fixture(params=[False, True], ids=["database", "cache"])
+def cached(request: pytest.FixtureRequest) -> bool:
+    """Where results are kept."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def group(cached: bool) -> str:
+    """Two that went well, and one that failed."""
+    for func, number in ((given, 1), (broken, 2), (given, 3)):
+        async_task(func, number, group="modf", cached=cached, sync=True)
+    return "modf"
+
+
+def test_a_group_gives_results_of_successes_and_on_request_of_failures(group: str, cached: bool) -> None:
+    found = result_group(group, cached=cached)
+    assert sorted(each[0][0] for each in found) == [1, 3]
+    assert len(result_group(group, failures=True, cached=cached)) == 3
+
+
+def test_a_group_gives_tasks_of_failures_too_and_on_request_without(group: str, cached: bool) -> None:
+    assert {task.success for task in fetch_group(group, cached=cached)} == {True, False}
+    assert [task.success for task in fetch_group(group, failures=False, cached=cached)] == [True, True]
+
+
+def test_a_group_is_counted_all_or_failures_alone(group: str, cached: bool) -> None:
+    assert count_group(group, cached=cached) == 3
+    assert count_group(group, failures=True, cached=cached) == 1
+
+
+def test_a_group_of_the_database_is_a_queryset() -> None:
+    async_task(broken, group="g", sync=True)
+    async_task("math.sqrt", 4, group="g", sync=True)
+    assert fetch_group("g").exclude(success=False).get().result == 2
+
+
+def test_the_label_is_taken_off_or_the_tasks_go_too(group: str, cached: bool) -> None:
+    one = fetch_group(group, cached=cached)[0].id
+    assert delete_group(group, cached=cached) == 3
+    assert not count_group(group, cached=cached)
+    assert fetch(one, cached=cached) is not None
+
+
+def test_the_tasks_of_a_group_are_deleted_and_counted(group: str, cached: bool) -> None:
+    one = fetch_group(group, cached=cached)[0]
+    assert delete_group(group, tasks=True, cached=cached) == 3
+    assert fetch(one.id, cached=cached) is fetch(one.name, cached=cached) is None
+
+
+def test_a_count_that_is_there_is_not_waited_for(group: str, cached: bool) -> None:
+    assert len(result_group(group, count=3, cached=cached)) == 2
+    assert len(fetch_group(group, count=3, cached=cached)) == 3
+    assert len(result_group(group, count=2, wait=-1, cached=cached)) == 2
+
+
+def test_a_count_that_is_not_there_is_waited_for_until_the_time_is_over(group: str, cached: bool) -> None:
+    assert len(result_group(group, count=9, wait=30, cached=cached)) == 2
+    assert len(fetch_group(group, count=9, wait=30, cached=cached)) == 3
+
+
+def test_nothing_of_a_group_is_none_or_empty(cached: bool) -> None:
+    assert result_group("nobody", wait=20, cached=cached) is None
+    assert not fetch_group("nobody", cached=cached)
+    assert not count_group("nobody", cached=cached)
+    assert not delete_group("nobody", cached=cached)
+
+
+def test_a_count_without_a_time_blocks_until_it_is_there() -> None:
+    looked = threading.Event()
+
+    def work() -> None:
+        looked.wait(30)
+        for number in range(3):
+            async_task("math.sqrt", number, group="g", cached=True, sync=True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    looked.set()
+    assert len(result_group("g", count=3, cached=True)) == 3
+    thread.join()
+
+
+def test_a_task_speaks_for_its_group() -> None:
+    for number in (4, 9):
+        async_task("math.sqrt", number, group="g", sync=True)
+    task = fetch_group("g")[0]
+    assert sorted(task.group_result()) == [2, 3]
+    assert (task.group_count(), task.group_count(failures=True)) == (2, 0)
+    task.group_delete()
+    assert count_group("g") == 0
+
+
+# -- AsyncTask --
+
+
+def test_an_async_task_is_changed_and_run_again() -> None:
+    a = AsyncTask("math.floor", 1.5, group="math", sync=True)
+    assert (a.id, a.started, a.result(), a.fetch(), a.result_group()) == ("", False, None, None, None)
+    a.cached = True
+    first = a.run()
+    assert (a.id, a.started, a.result(wait=-1)) == (first, True, 1)
+    a.args = (2.5,)
+    assert (a.started, a.result(), a.fetch(), a.fetch_group()) == (False, None, None, None)
+    a.run()
+    assert a.result(wait=10) == 2
+    assert a.fetch().args == (2.5,)
+    assert sorted(a.result_group(count=2)) == [1, 2]
+    assert len(a.fetch_group(count=2, wait=10)) == 2
+    assert Async is AsyncTask
+
+
+CHANGES: dict[str, Any] = {
+    "func": "math.ceil", "args": (1,), "kwargs": {}, "broker": None, "sync": True, "save": True,
+    "hook": hook, "group": "other", "cached": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("kwargs", [{"sync": True}, {"q_options": {"sync": True}}], ids=["keywords", "dict"])
+def test_every_attribute_is_read_and_changed_and_the_result_is_gone(
+    name: str, kwargs: dict[str, Any]
+) -> None:
+    a = AsyncTask("math.floor", 1.5, **kwargs)
+    a.run()
+    assert a.result() == 1
+    setattr(a, name, CHANGES[name])
+    assert getattr(a, name) == CHANGES[name]
+    assert not a.started
+    assert a.result() is None
+
+
+def test_options_of_an_async_task_are_read_out_of_q_options() -> None:
+    a = AsyncTask("math.floor", 1.5, q_options={"group": "g", "sync": True})
+    assert (a.group, a.sync, a.save, a.cached) == ("g", True, None, False)
+    a.hook = hook
+    assert a.kwargs["q_options"]["hook"] is hook
+    a.run()
+    assert heard[0].result == 1
+
+
+# -- iterables --
+
+
+def test_an_iterable_is_one_result_and_its_parts_are_gone(cached: bool) -> None:
+    identity = async_iter("math.copysign", [(1, -1), (2, -1), (3, -1)], cached=cached, sync=True)
+    assert sorted(result(identity, wait=-1, cached=cached)) == [-3, -2, -1]
+    task = fetch(identity, cached=cached)
+    assert sorted(task.args) == [(1, -1), (2, -1), (3, -1)]
+    assert task.success
+    assert Task.objects.count() == (0 if cached else 1)
+    assert not count_group(identity, cached=cached)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "results"), [(range(3), [0, 1, 2]), ((i for i in (1.5, 2.5)), [1, 2]), ([], [])]
+)
+def test_any_iterable_will_do(arguments: Any, results: list[int]) -> None:
+    assert result(async_iter("math.floor", arguments, sync=True)) == results
+
+
+def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dict[str, Any]]) -> None:
+    async_iter(given, [1], hook=hook, timeout=5, save=True, a=2, sync=True)
+    identity = async_iter(given, [1, 2], a=2, q_options={"timeout": 6, "sync": True, "hook": hook})
+    assert heard == []
+    assert [task["timeout"] for task in seen] == [5, 6, 6]
+    assert result(identity) == [((1,), {"a": 2}), ((2,), {"a": 2})]
+
+
+def test_one_that_fails_fails_the_whole() -> None:
+    task = fetch(async_iter("math.sqrt", [4, -1], sync=True))
+    assert not task.success
+    assert len(task.result) == 2
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"q_options": {"timeout": 5}}, {"timeout": 5}])
+def test_an_iter_is_filled_and_run(cached: bool, kwargs: dict[str, Any]) -> None:
+    i = Iter("math.copysign", args=[(4, -1)], kwargs=kwargs, cached=cached, sync=True)
+    assert [i.append(1, -1), i.append(2, -1)] == [2, 3]
+    assert (i.result(), i.fetch(), i.length()) == (None, None, 3)
+    identity = i.run()
+    assert sorted(i.result(wait=10)) == [-4, -2, -1]
+    assert i.fetch().id == identity == i.id
+    i.append(9, -1)
+    assert i.result() is None
+    i.run()
+    assert len(i.result()) == 4
+
+
+def test_an_iter_sends_by_its_broker() -> None:
+    broker = get_broker("other")
+    Iter("math.sqrt", [1, 2], broker=broker).run()
+    assert broker.queue_size() == 2
+
+
+# -- chains --
+
+
+def test_a_chain_runs_one_after_another_and_is_one_group(cached: bool) -> None:
+    identity = async_chain(
+        [("math.copysign", (1, -1)), ("math.floor", (1,), {}), given], cached=cached, sync=True
+    )
+    found = result_group(identity, count=3, cached=cached)
+    assert sorted(map(str, found)) == sorted(map(str, [-1.0, 1, ((), {})]))
+
+
+def test_a_chain_may_name_its_group() -> None:
+    assert async_chain([("math.sqrt", (4,))], group="mine", sync=True) == "mine"
+    assert result_group("mine") == [2]
+
+
+def test_the_list_of_a_chain_stays_as_it_was() -> None:
+    links = [("math.sqrt", (4,)), ("math.sqrt", (9,))]
+    async_chain(links, sync=True)
+    assert len(links) == 2
+
+
+def test_a_chain_object_is_filled_run_and_filled_again(cached: bool) -> None:
+    chain = Chain(cached=cached, sync=True)
+    assert [chain.append("math.copysign", 1, -1), chain.append("math.floor", 1)] == [1, 2]
+    assert (chain.current(), chain.result(), chain.fetch(), chain.length()) == (None, None, None, 2)
+    group = chain.run()
+    assert sorted(chain.result()) == [-1, 1]
+    assert chain.current() == 2
+    assert len(chain.fetch(failures=False, wait=10)) == 2
+    assert chain.append("math.sqrt", 4) == 3  # the results are gone
+    assert (chain.result(), chain.started) == (None, False)
+    assert not count_group(group, cached=cached)
+    chain.run()
+    assert sorted(chain.result(wait=10)) == [-1, 1, 2]
+
+
+def test_a_link_takes_the_options_of_a_task(seen: list[dict[str, Any]]) -> None:
+    chain = Chain(sync=True, group="g")
+    chain.append(given, 1, a=2, hook=hook, timeout=5)
+    chain.append(
+        given, 2, a=3, q_options={"task_name": "second", "group": "not this"}, group="the function's"
+    )
+    chain.run()
+    assert [task["timeout"] for task in seen if "timeout" in task] == [5]
+    assert [task.result for task in heard] == [((1,), {"a": 2})]
+    assert result("second") == ((2,), {"a": 3, "group": "the function's"})
+    assert count_group("g") == 2
+
+
+def test_a_chain_goes_on_where_nothing_is_kept() -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": -1}):
+        async_chain([(given, (1,), {"hook": hook}), (given, (2,), {"hook": hook, "save": False})], sync=True)
+    assert [task.args for task in heard] == [(1,), (2,)]
+
+
+def test_a_link_that_fails_ends_the_chain() -> None:
+    group = async_chain([given, (broken, (1,)), given], sync=True)
+    assert count_group(group) == 2
+    assert count_group(group, failures=True) == 1
+
+
+def test_a_chain_sends_its_first_link_by_its_broker() -> None:
+    broker = get_broker("other")
+    Chain([("math.sqrt", (4,)), ("math.sqrt", (9,))], broker=broker).run()
+    assert broker.queue_size() == 1
+
+
+# -- twins for coroutines --
+
+
+async def _in_a_coroutine() -> tuple[Any, ...]:
+    identity = await tasks.aasync_task("math.sqrt", 4, sync=True, group="g", cached=True)
+    return (
+        await tasks.aresult(identity, cached=True),
+        (await tasks.afetch(identity, cached=True)).id == identity,
+        await tasks.aresult_group("g", cached=True),
+        len(await tasks.afetch_group("g", cached=True)),
+        await tasks.acount_group("g", cached=True),
+        await tasks.adelete_group("g", cached=True),
+        await tasks.adelete_cached(identity),
+        await tasks.aqueue_size(),
+        await tasks.aresult(await tasks.aasync_iter("math.sqrt", [4], sync=True)),
+        await tasks.aresult_group(await tasks.aasync_chain(["os.getpid"], sync=True), count=1),
+        (await tasks.aschedule("math.sqrt", 4, name="twin")).name,
+    )
+
+
+def test_every_function_has_a_twin_for_coroutines() -> None:
+    found = async_to_sync(_in_a_coroutine)()
+    assert found[:9] == (2, True, [2], 1, 1, 1, True, 0, [2])
+    assert found[9] is not None
+    assert Schedule.objects.get().name == found[10] == "twin"

@@ -1,0 +1,210 @@
+"""Schedules of the table: what is sent when something goes wrong between the ledger and the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from qworker.beat.place_sqlite import SQLitePlace
+from qworker.beat.store import PENDING
+from qworker.beat.store_sql import SQLScheduleStore
+from qworker.django import scheduling, work
+from qworker.django.conf import conf
+from qworker.django.models import Schedule, Task
+from qworker.django.packages import text_of
+from qworker.django.scheduling import SWEEP_SECONDS, Scheduler
+from qworker.django.signing import SignedPackage
+from qworker.errors import BrokerUnavailable, Ignore
+from qworker.testing.clock import FakeClock
+from qworker.transports.lease import Envelope
+from qworker.transports.sqlite import Database
+
+DUE = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+class Sender:
+    """A broker elsewhere. away: how many of its next calls fail, and whether it took what it was given."""
+
+    def __init__(self) -> None:
+        self.packages: list[dict[str, Any]] = []
+        self.queues: list[str] = []
+        self.away: list[bool] = []
+
+    def push(self, envelopes: list[Envelope]) -> None:
+        took = self.away.pop(0) if self.away else None
+        if took is not False:
+            self.packages += [SignedPackage.loads(text_of(each.body)) for each in envelopes]
+            self.queues += [each.queue for each in envelopes]
+        if took is not None:
+            raise BrokerUnavailable("it does not answer")
+
+    @property
+    def ids(self) -> list[str]:
+        return [package["id"] for package in self.packages]
+
+
+class Bench:
+    """A scheduler over a ledger of its own, in a file, and a broker elsewhere."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.clock = FakeClock(DUE.timestamp() + 1)
+        self.sender = Sender()
+        self.scheduler = self.another()
+
+    def another(self, cluster: str = "default") -> Scheduler:
+        """A scheduler of another process, over the same ledger."""
+        app: Any = SimpleNamespace(
+            clock=self.clock,
+            broker=SimpleNamespace(sender=self.sender),
+            conf=SimpleNamespace(beat_history_expires=3600.0),
+        )
+        scope = f"django.{conf.prefix}.{cluster}"
+        self.store = SQLScheduleStore(SQLitePlace(Database(self.file)), scope, self.clock)
+        return Scheduler(app, lambda _name, error: pytest.fail(str(error)), self.store)
+
+    def turn(self, times: int = 1, scheduler: Scheduler | None = None) -> None:
+        for _ in range(times):
+            (scheduler or self.scheduler).step(self.clock.monotonic())
+
+    def outcomes(self, row: Schedule) -> list[str]:
+        return [slot.outcome for slot in self.store.slots(str(row.pk))]
+
+
+@pytest.fixture(autouse=True)
+def _one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test is one transaction, which must not be closed in between."""
+    for module in (work, scheduling):
+        monkeypatch.setattr(module, "close_old_connections", lambda: None)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "ledger.db")
+
+
+def hourly(**fields: Any) -> Schedule:
+    made: Schedule = Schedule.objects.create(
+        **{"func": "math.sqrt", "args": "4", "schedule_type": "H", "next_run": DUE, **fields}
+    )
+    return made
+
+
+@pytest.mark.parametrize("took", [False, True])
+def test_a_broker_that_is_away_loses_no_due_time(bench: Bench, took: bool) -> None:
+    """took: it has the task, and the answer was lost: then it comes twice, under one id."""
+    row = hourly()
+    bench.sender.away = [took]
+    bench.turn()
+    assert len(bench.sender.ids) == took
+    assert bench.outcomes(row) == [PENDING]
+    bench.turn(2)
+    assert len(bench.sender.ids) == 1 + took
+    assert len(set(bench.sender.ids)) == 1
+    assert PENDING not in bench.outcomes(row)
+    row.refresh_from_db()
+    assert row.next_run == DUE + timedelta(hours=1)
+    assert row.task == bench.sender.ids[0]
+
+
+def test_who_leads_next_sends_what_was_left_behind(bench: Bench) -> None:
+    hourly()
+    once = hourly(schedule_type="O", args="9")
+    bench.sender.away = [False]
+    bench.turn()
+    other = bench.another()
+    for _ in range(12):  # until the lease is over
+        bench.clock.advance(0.3)
+        bench.turn(scheduler=other)
+    assert sorted(package["args"] for package in bench.sender.packages) == [(4,), (9,)]
+    assert not Schedule.objects.filter(pk=once.pk).exists()
+
+
+def test_what_was_left_behind_and_deleted_since_is_not_sent(bench: Bench) -> None:
+    row = hourly()
+    bench.sender.away = [False]
+    bench.turn()
+    Schedule.objects.all().delete()
+    bench.turn(2)
+    assert bench.sender.packages == []
+    assert bench.outcomes(row) != [PENDING]
+
+
+def test_clusters_of_two_names_both_send_theirs(bench: Bench) -> None:
+    hourly()
+    hourly(cluster="long", args="9")
+    bench.turn(2)
+    with override_settings(Q_CLUSTER={"name": "default", "cluster_name": "long"}):
+        bench.turn(2, bench.another("long"))
+    assert bench.sender.queues == ["default", "long"]
+
+
+def test_the_ledger_is_swept(bench: Bench) -> None:
+    row = hourly(schedule_type="O", repeats=1)
+    bench.turn(2)
+    assert len(bench.outcomes(row)) == 1
+    bench.clock.advance(3600 + SWEEP_SECONDS)
+    bench.turn(2)
+    assert bench.outcomes(row) == []
+
+
+@pytest.fixture
+def twice(bench: Bench) -> Callable[..., Any]:
+    """Run the package that was sent of a schedule, as a worker does."""
+    hourly()
+    bench.turn()
+
+    def run(**more: Any) -> Any:
+        return work.run_package(SignedPackage.dumps({**bench.sender.packages[0], **more}))
+
+    return run
+
+
+def ended(identity: str, success: bool) -> None:
+    now = timezone.now()
+    Task.objects.create(
+        id=identity, name="n", func="math.sqrt", started=now, stopped=now, success=success, result=2.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("success", "more", "runs"),
+    [
+        (True, {}, False),
+        (False, {}, False),
+        (False, {"ack_failure": False}, True),  # a failure is to be run again
+        (True, {"ack_failure": False}, False),
+    ],
+)
+def test_the_second_task_of_a_due_time_is_not_run(
+    bench: Bench, twice: Callable[..., Any], success: bool, more: dict[str, Any], runs: bool
+) -> None:
+    assert twice(**more) == 2.0
+    ended(bench.sender.ids[0], success)
+    if runs:
+        assert twice(**more) == 2.0
+        return
+    with pytest.raises(Ignore, match="has run already"):
+        twice(**more)
+
+
+def test_what_no_schedule_has_sent_may_have_an_id_twice() -> None:
+    package = {"id": "a" * 32, "name": "n", "func": "math.sqrt", "args": (4,), "kwargs": {}}
+    ended("a" * 32, True)
+    assert work.run_package(SignedPackage.dumps(package)) == 2.0
+
+
+def test_the_ledger_is_that_of_one_cluster(bench: Bench) -> None:
+    from qworker.django.engine import app
+
+    for name in ("default", "long"):
+        with override_settings(Q_CLUSTER={"name": "shop", "cluster_name": name}):
+            scheduler = Scheduler(app(), lambda *_: None)
+            assert scheduler._store._scope == f"django.shop.{name}"  # type: ignore[attr-defined]
