@@ -45,8 +45,8 @@ SETTINGS = {
 }
 """What each connection is told, by dialect. Who falls silent in the midst of a transaction holds the row of
 the lease, and nobody else could lead before the server has noticed that, which may take hours. Within a
-statement, too: PostgreSQL's timeout runs until it has all of a message, and each statement is one; MySQL has
-``net_read_timeout`` for that."""
+statement, too: PostgreSQL's timeout runs until it has all of a message, and each statement is one. MariaDB's
+``wait_timeout`` does as well; ``net_read_timeout`` is for servers that reckon that by itself."""
 
 _places = forgetful()
 

@@ -201,8 +201,9 @@ def test_a_crash_at_each_step_leaves_each_due_time_called_once(
         site.until(hit.exists, f"the crash at {point}")
         crashing.process.wait(20)
         beats.running.clear()
-        seen = len(runs(site))
         following = beats.start()
+        site.until(lambda following=following: following.leads, "the next to lead")  # type: ignore[misc]
+        seen = len(runs(site))
         site.until(lambda seen=seen: len(runs(site)) > seen + 3, "the next to go on")  # type: ignore[misc]
         assert following.end() == 0
         beats.running.clear()
