@@ -1,7 +1,7 @@
-"""adoption: what django-q2 had in its queue goes into ours.
+"""adoption: what django-q2 had in its queue goes into ours; and back, for who gives qworker up again.
 
 Comes from:  the migration that gives up the table of django-q2's queue.
-Goes to:     the store's table of messages, through Django's connection.
+Goes to:     the store's table of messages, through Django's connection; back to that of django-q2.
 Thread:      the one that migrates.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
+
+from django.conf import settings
 
 from qworker.django import packages
 from qworker.django.signing import SignedPackage
 from qworker.django.store_tables import is_broker
+from qworker.errors import InvalidTaskMessage
 from qworker.transports.sql.schema import READY
 from qworker.transports.sqlite.schema import NEXT_TAG
 
@@ -46,6 +50,33 @@ def move_queue(apps: Any, schema_editor: Any) -> None:
     with connection.cursor() as cursor:
         for row in rows.iterator(AT_ONCE):
             insert(cursor, connection.vendor, row.key, row.payload)
+
+
+def move_back(apps: Any, schema_editor: Any) -> None:
+    """Put the packages that wait in the store, or are held, into django-q2's table, oldest first. Other
+    messages have no place there: they go with the store, which is logged."""
+    connection = schema_editor.connection
+    if not is_broker(connection):
+        return
+    old = apps.get_model("django_q", "OrmQ")
+    table = "message" if connection.vendor == "sqlite" else "qworker_message"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT queue, body FROM {table} WHERE state IN (0, 1, 2) ORDER BY tag")
+        messages = cursor.fetchall()
+    rows, others = [], 0
+    for queue, body in messages:
+        try:
+            rows.append(old(key=queue, payload=packages.text_of(bytes(body)), lock=_long_ago()))
+        except InvalidTaskMessage:
+            others += 1
+    old.objects.using(connection.alias).bulk_create(rows, batch_size=AT_ONCE)
+    if others:
+        logger.warning("%d messages are no packages, and are lost with qworker's tables", others)
+
+
+def _long_ago() -> datetime:
+    """A lock that is over, however long the setting ``retry`` is."""
+    return datetime(2000, 1, 1, tzinfo=UTC if settings.USE_TZ else None)
 
 
 def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:

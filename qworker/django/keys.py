@@ -300,19 +300,20 @@ _DECLARED = (
         _BROKER,
         whole(1),
         1,
-        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10. A cluster takes as many as it has "
-        "room for, by `queue_limit`, in one step, from every broker but one of your own: that gives what its "
-        "`dequeue()` returns.",
+        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10. A cluster takes as many as it "
+        "has room for, by `queue_limit`, in one step, from every broker but one of your own: that gives what "
+        "its `dequeue()` returns.",
     ),
     Key(
         "poll",
         _BROKER,
         seconds(),
         0.2,
-        "Seconds that pass before an empty broker of your own is asked again; and for which `Broker.dequeue()` "
-        "waits. It means nothing to a cluster on another broker: SQLite, PostgreSQL and Redis tell of new "
-        "messages at once, SQS keeps the question open (`receive_message_wait_time_seconds`), and MySQL and "
-        "MariaDB are asked after 1 ms, and more and more seldom, up to 0.25 s, while nothing comes.",
+        "Seconds that pass before an empty broker of your own is asked again; and for which "
+        "`Broker.dequeue()` waits. It means nothing to a cluster on another broker: SQLite, PostgreSQL and "
+        "Redis tell of new messages at once, SQS keeps the question open "
+        "(`receive_message_wait_time_seconds`), and MySQL and MariaDB are asked after 1 ms, and more and "
+        "more seldom, up to 0.25 s, while nothing comes.",
     ),
     Key("label", _WATCHING, LABEL, "Django Q", "The heading of the tables in Django's admin."),
     Key(

@@ -4,8 +4,8 @@ Comes from:  tests of migrations, which start it with one argument: '{"app": …
 Goes to:     Django, under either label and on any database; standard output.
 
 Each thing to do is a list: "call" and a management command's words; "tables" (what is there), "model" with a
-name (all rows of it), "queue" (what waits, as the model sees it), or "release", which changes and deletes
-through the view.
+name (all rows of it), "queue" (what waits, as the model sees it), "send" (a task), or "release", which
+changes and deletes through the view.
 """
 
 from __future__ import annotations
@@ -91,7 +91,13 @@ def release() -> list[Any]:
     return [changed, OrmQ.objects.filter(key="rest").delete()[0], *queue()]
 
 
-DO = {"call": call, "tables": tables, "model": model, "queue": queue, "release": release}
+def send() -> str:
+    from qworker.django.tasks import async_task
+
+    return async_task("math.sqrt", 16)
+
+
+DO = {"send": send, "call": call, "tables": tables, "model": model, "queue": queue, "release": release}
 
 if __name__ == "__main__":
     print(json.dumps(main(json.loads(sys.argv[1])), default=str))

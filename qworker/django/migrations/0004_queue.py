@@ -11,14 +11,14 @@ from typing import Any
 
 from django.db import migrations, models
 
-from qworker.django.adoption import move_queue
+from qworker.django.adoption import move_back, move_queue
 from qworker.django.apps import label
 from qworker.django.store_tables import drop_views, make_views
 
 LABEL = label()
 HINTS = {"model_name": "ormq"}
 ADOPT: list[Any] = [
-    migrations.RunPython(move_queue, migrations.RunPython.noop, hints=HINTS),
+    migrations.RunPython(move_queue, move_back, hints=HINTS),
     migrations.DeleteModel(name="OrmQ"),
 ]
 

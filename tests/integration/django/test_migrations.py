@@ -86,6 +86,30 @@ def test_a_database_of_django_q2_is_adopted(places: Callable[[str], Place], kind
     assert released == [1, 1, ["moved", "waiting-0", [0], "2030-01-01 00:00:00+00:00"]]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adopted_database_is_given_back(places: Callable[[str], Place], kind: str) -> None:
+    """With what waits, as django-q2 had it: it takes what has a lock that is long over."""
+    place, before = places(kind), places(kind)
+    for each in (place, before):
+        each.fill(DATA / f"django_q2.{kind}.sql")
+    _, _, queue, _ = place.migrating(
+        APPS["django_q"],
+        ["call", "migrate"], ["send"], ["queue"], ["call", "migrate", "django_q", "0001_tables"],
+    )  # fmt: skip
+    rows = "SELECT {}, payload FROM django_q_ormq ORDER BY id".format("`key`" if kind == "mysql" else "key")
+    given, had = place.rows(rows), before.rows(rows)
+    assert given[:3] == had
+    assert len(given) == len(queue) == 4
+    lock = "`lock`" if kind == "mysql" else "lock"
+    assert {str(row[0])[:4] for row in place.rows(f"SELECT {lock} FROM django_q_ormq")} == {"2000"}
+    for table, columns in {
+        "task": "id, name, func, args, kwargs, result, started, stopped, success, attempt_count",
+        "schedule": "id, name, func, args, kwargs, schedule_type, repeats, next_run, cron, task",
+    }.items():
+        rows = f"SELECT {columns} FROM django_q_{table} ORDER BY id"
+        assert place.rows(rows) == before.rows(rows)
+
+
 def test_a_database_of_an_older_django_q2_is_refused(places: Callable[[str], Place]) -> None:
     place = places("sqlite")
     place.fill(DATA / "django_q2.sqlite.sql")

@@ -1,0 +1,39 @@
+"""The two labels under which the app is installed, of which a project has one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+from django.apps.registry import Apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db.migrations.loader import MigrationLoader
+
+from qworker.django.apps import DjangoQConfig, QWorkerConfig
+
+OURS, ADOPTING = "qworker.django", "qworker.django.apps.DjangoQConfig"
+
+
+@pytest.mark.parametrize("installed", [[OURS, ADOPTING], [ADOPTING, OURS]])
+def test_both_labels_at_once_are_refused(installed: list[str]) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"aren't unique, duplicates: qworker.django"):
+        Apps(installed)
+
+
+def test_the_predecessors_label_beside_the_predecessor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    predecessor = ModuleType("django_q")
+    predecessor.__path__ = ["/nowhere"]
+    monkeypatch.setitem(sys.modules, "django_q", predecessor)
+    with pytest.raises(ImproperlyConfigured, match=r"labels aren't unique, duplicates: django_q"):
+        Apps([ADOPTING, "django_q"])
+
+
+def test_the_label_says_whose_the_migrations_are() -> None:
+    """One package, which is read once: its label is that of the app that is installed."""
+    assert (QWorkerConfig.label, DjangoQConfig.label) == ("qworker", "django_q")
+    assert DjangoQConfig.name == QWorkerConfig.name == OURS
+    loader = MigrationLoader(None, ignore_no_migrations=True)
+    ours = [key for key in loader.disk_migrations if key[0] in ("qworker", "django_q")]
+    assert {label for label, _ in ours} == {"qworker"}
+    assert all(loader.disk_migrations[key].__module__.startswith(f"{OURS}.migrations.") for key in ours)
