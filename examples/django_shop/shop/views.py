@@ -85,19 +85,22 @@ def values(request: HttpRequest, task_id: str) -> HttpResponse:
     task = fetch(task_id)
     context: dict[str, Any] = {"task": task, "settled": task is not None}
     if task is not None:
-        names = Product.objects.order_by("name").values_list("name", flat=True)
-        context |= {"values": list(zip(names, task.result, strict=False)), "total": sum(task.result)}
+        # The results are in the order in which they came, and the arguments with them.
+        names = dict(Product.objects.values_list("pk", "name"))
+        found = zip((names.get(args[0], "?") for args in task.args), task.result, strict=True)
+        context |= {"values": sorted(found), "total": sum(task.result)}
     return answer(request, "values", context)
 
 
 def activity(request: HttpRequest) -> HttpResponse:
     """What the clusters do: who runs, what waits, what has ended, and what comes again."""
+    tasks = Task.objects.order_by("-stopped")[:SHOWN]
     context = {
         "clusters": Stat.get_all(),
         "waiting": queue_size(),
         "successes": Task.objects.filter(success=True).count(),
         "failures": Task.objects.filter(success=False).count(),
-        "tasks": Task.objects.order_by("-stopped")[:SHOWN],
+        "tasks": [(task, task.short_result.partition(" : Traceback")[0]) for task in tasks],
         "schedules": Schedule.objects.order_by("next_run"),
     }
     return answer(request, "activity", context)
