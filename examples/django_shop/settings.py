@@ -1,5 +1,6 @@
 """The project's settings: what startproject writes, shortened, and Q_CLUSTER."""
 
+import os
 from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent
@@ -9,6 +10,7 @@ DEBUG = True
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
 ROOT_URLCONF = "urls"
 USE_TZ = True
+TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -27,6 +29,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 TEMPLATES = [
     {
@@ -53,6 +56,9 @@ DATABASES = {
 # Mails are files, for there is no mail server in an example.
 EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
 EMAIL_FILE_PATH = BASE_DIR / "mails"
+
+PACE_SECONDS = float(os.environ.get("SHOP_PACE", 1))
+"""How long people in the shop take for what they do, so that there is something to look at."""
 
 Q_CLUSTER = {
     "name": "shop",

@@ -10,5 +10,6 @@ urlpatterns = [
     path("orders/<int:order_id>/", views.order, name="order"),
     path("values/", views.start_values, name="start-values"),
     path("values/<str:task_id>/", views.values, name="values"),
+    path("activity/", views.activity, name="activity"),
     path("admin/", admin.site.urls),
 ]

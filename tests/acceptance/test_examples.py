@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -117,7 +119,7 @@ def test_django_shop(example: Path) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "demo"],
         cwd=example,
-        env=environment(),
+        env={**environment(), "SHOP_PACE": "0"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -134,6 +136,72 @@ def test_django_shop(example: Path) -> None:
     assert out.endswith("mails: 12\nThe cluster has stopped.\n")
     errors = re.findall(r"^\S*Error|^\S*SoldOut", done.stderr, re.MULTILINE)
     assert set(errors) == {"shop.tasks.SoldOut"}, done.stderr  # of the order that wants too much
+
+
+class Visitor:
+    """Someone with a browser that keeps cookies, and no scripts."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._open = build_opener(HTTPCookieProcessor()).open
+
+    def get(self, path: str) -> str:
+        text: str = self._open(f"{self.address}{path}", timeout=10).read().decode()
+        return text
+
+    def send(self, page: str, path: str, **fields: str) -> str:
+        """Fill in a form of *page*; return the page that comes then."""
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', self.get(page))
+        assert token is not None
+        data = urlencode({"csrfmiddlewaretoken": token[1], **fields}).encode()
+        text: str = self._open(f"{self.address}{path}", data, timeout=10).read().decode()
+        return text
+
+    def is_let_in(self) -> bool:
+        try:
+            return "What would you like?" in self.get("/")
+        except OSError:
+            return False
+
+
+def test_django_shop_opens_with_one_command(tmp_path: Path) -> None:
+    shop = Path(shutil.copytree(EXAMPLES / "django_shop", tmp_path / "shop"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    log = shop / "open.log"
+    visitor = Visitor(f"http://{place}")
+    with log.open("wb") as out:
+        opened = subprocess.Popen(
+            [sys.executable, "manage.py", "open", place],
+            cwd=shop,
+            env={**environment(), "SHOP_PACE": "0"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        until(visitor.is_let_in, say=log.read_text)
+        assert "Order 1" in visitor.send("/", "/orders/", customer="1", product="1", quantity="2")
+        until(lambda: "It is on its way" in visitor.get("/orders/1/?live"), say=log.read_text)
+        assert visitor.get("/orders/1/?live").count('class="done"') == 5
+        visitor.send("/", "/orders/", customer="2", product="1", quantity="999")
+        until(lambda: "order 2 wants 999 × Teapot" in visitor.get("/orders/2/?live"), say=log.read_text)
+        assert "From 1 to 1000" in visitor.send("/", "/orders/", customer="1", product="1", quantity="-1")
+        visitor.send("/", "/values/")
+        until(lambda: re.search(r"GET /values/\w+/", log.read_text()), say=log.read_text)
+        (valuing,) = set(re.findall(r"GET (/values/\w+/)", log.read_text()))
+        until(lambda: "Together" in visitor.get(f"{valuing}?live"), say=log.read_text)
+        assert re.search(r"<td>Cup</td><td class=\"number\">270.00</td>", visitor.get(valuing))
+        until(lambda: "2 workers" in visitor.get("/activity/"), say=log.read_text)
+        assert "shop.tasks.ship" in visitor.get("/activity/")
+        visitor.send("/admin/login/", "/admin/login/?next=/admin/", username="owner", password="owner")
+        assert "order 2 wants 999 × Teapot" in visitor.get("/admin/qworker/failure/")
+        opened.send_signal(signal.SIGINT)
+        assert opened.wait(30) == 0, log.read_text()
+        assert log.read_text().rstrip().endswith("has stopped.")
+    finally:
+        if opened.poll() is None:
+            opened.kill()
+            opened.wait()
 
 
 def test_async_checker(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ class Order(models.Model):
         PACKED = "packed"
         SHIPPED = "shipped"
 
+    STEPS = ("reserve", "pack", "ship")
+    """The tasks that move an order on, one after another."""
+
     customer = models.ForeignKey(Customer, models.CASCADE)
     product = models.ForeignKey(Product, models.CASCADE)
     quantity = models.PositiveIntegerField(default=1)

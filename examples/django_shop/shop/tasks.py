@@ -1,8 +1,10 @@
 """What the cluster does for the shop. These are plain functions: call them in a test as they stand."""
 
+import time
 from decimal import Decimal
 from typing import Any
 
+from django.conf import settings
 from django.core.mail import send_mail
 from django.db import transaction
 from django.db.models import F, Sum
@@ -67,13 +69,15 @@ def reserve(order_id: int) -> int:
 
 
 def pack(order_id: int) -> str:
-    """Put the pieces into a box."""
+    """Put the pieces into a box, which takes a while."""
+    time.sleep(settings.PACE_SECONDS)
     Order.objects.filter(pk=order_id).update(state=Order.State.PACKED)
     return f"box {order_id}"
 
 
 def ship(order_id: int) -> str:
-    """Send the box away."""
+    """Send the box away, which takes a while, too."""
+    time.sleep(settings.PACE_SECONDS)
     Order.objects.filter(pk=order_id).update(state=Order.State.SHIPPED)
     return f"parcel {order_id}"
 
@@ -99,5 +103,6 @@ def report() -> dict[str, int]:
 
 def stock_value(product_id: int, price: Decimal) -> Decimal:
     """Return what the pieces of a product are worth at *price*."""
+    time.sleep(settings.PACE_SECONDS)
     pieces = Product.objects.filter(pk=product_id).aggregate(pieces=Sum("stock"))["pieces"]
     return price * pieces

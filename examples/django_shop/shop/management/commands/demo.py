@@ -1,25 +1,22 @@
 """demo: makes data, starts a cluster, orders through the pages, and tells what came of it."""
 
-import shutil
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.test import Client
-from django.urls import reverse
-from django.utils import timezone
+from django.urls import resolve, reverse
 
 from qworker.django.cluster import Cluster
 from qworker.django.models import Schedule
-from qworker.django.tasks import Task, fetch_group, schedule
+from qworker.django.tasks import Task, fetch, fetch_group
+from shop.data import make_data
 from shop.models import Customer, Order, Product
 
-PRODUCTS = {"Teapot": ("24.00", 12), "Cup": ("4.50", 60), "Kettle": ("39.90", 3), "Spoon": ("1.20", 200)}
-CUSTOMERS = ("Ada", "Grace", "Edsger")
 ORDERS = (
     *(("Ada", "Teapot", 1), ("Ada", "Cup", 4), ("Grace", "Kettle", 1), ("Grace", "Spoon", 12)),
     *(("Edsger", "Cup", 2), ("Edsger", "Kettle", 30)),
@@ -40,15 +37,15 @@ class Command(BaseCommand):
         cluster = Cluster()
         cluster.start()
         try:
-            values_at = browse()
-            await_that(lambda: orders_done() and values(values_at)["ready"] and schedules_done())
-            self.tell(values(values_at))
+            valuing = browse()
+            await_that(lambda: orders_done() and fetch(valuing) and schedules_done())
+            self.tell(fetch(valuing).result)
         finally:
             cluster.stop()
         self.stdout.write("The cluster has stopped.")
 
-    def tell(self, valued: dict[str, Any]) -> None:
-        """Print what has happened."""
+    def tell(self, values: list[Decimal]) -> None:
+        """Print what has happened. values: of the stock of each product."""
         for order in Order.objects.select_related("customer", "product").order_by("pk"):
             mails = f"confirmed {bool(order.confirmed)}, invoice {bool(order.invoiced)}"
             what = f"{order.quantity:>3} × {order.product.name}"
@@ -57,33 +54,15 @@ class Command(BaseCommand):
             self.stdout.write(f"failed: {task.func}: {task.result.partition(' : ')[0]}")
         shipped = fetch_group("order 1")
         self.stdout.write(f"chain of order 1: {[task.result for task in shipped.order_by('started')]}")
-        self.stdout.write(f"stock: {valued['values']}, together {valued['total']}")
+        self.stdout.write(f"stock: {[str(value) for value in values]}, together {sum(values)}")
         for each in Schedule.objects.order_by("name"):
             last = Task.objects.filter(group=each.name).latest("stopped")
             self.stdout.write(f"schedule {each.name}: {last.result}; next {each.next_run:%H:%M}")
         self.stdout.write(f"mails: {len(list(settings.EMAIL_FILE_PATH.iterdir()))}")
 
 
-def make_data() -> None:
-    """Forget what an earlier demo has left, and make products, customers and schedules."""
-    shutil.rmtree(settings.EMAIL_FILE_PATH, ignore_errors=True)
-    for model in (Order, Product, Customer, Schedule, Task):
-        model.objects.all().delete()
-    Product.objects.bulk_create(
-        Product(name=name, price=price, stock=stock) for name, (price, stock) in PRODUCTS.items()
-    )
-    Customer.objects.bulk_create(
-        Customer(name=name, email=f"{name.lower()}@example.com") for name in CUSTOMERS
-    )
-    # It was due last night, and no cluster ran: it is called at once, and then every night.
-    three = timezone.now().replace(hour=3, minute=0, second=0, microsecond=0)
-    last_night = three if three < timezone.now() else three - timedelta(days=1)
-    schedule("shop.tasks.report", name="nightly report", schedule_type=Schedule.DAILY, next_run=last_night)
-    schedule("shop.tasks.refill", name="refill", schedule_type=Schedule.MINUTES, minutes=30)
-
-
 def browse() -> str:
-    """Order as visitors do; return the address of the page with the values of the stock."""
+    """Order as visitors do, and have the stock valued; return the id of the task that does that."""
     client = Client(SERVER_NAME="localhost")
     for customer, product, quantity in ORDERS:
         form = {
@@ -94,13 +73,8 @@ def browse() -> str:
         placed = client.post(reverse("place-order"), form)
         if client.get(placed["Location"]).status_code != 200:
             raise CommandError(f"the page of the order {form} is missing")
-    return client.post(reverse("start-values"))["Location"]
-
-
-def values(address: str) -> dict[str, Any]:
-    """Return what the page of the values says."""
-    found: dict[str, Any] = Client(SERVER_NAME="localhost").get(address).json()
-    return found
+    valuing = client.post(reverse("start-values"))["Location"]
+    return resolve(valuing).kwargs["task_id"]
 
 
 def orders_done() -> bool:
