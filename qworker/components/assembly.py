@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from qworker.backends.joins import Joins
 from qworker.components.ack_buffer import AckBuffer, FlushLimits
 from qworker.components.component import Component
 from qworker.components.early_acks import EarlyAcks
@@ -248,12 +249,16 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
 
 def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
     """None where the result store has no joins."""
+
+    def joins() -> Joins:
+        return app.backend.joins
+
+    if app.results_with_broker:  # a broker has joins where it has results: the store may be opened later
+        return Joiner(app, on_crash, joins, app.broker.admin.may_have_due_joins)
     try:
-        joins = app.backend.joins
+        joins()
     except NotSupported:
         return None
-    if app.results_with_broker:
-        return Joiner(app, on_crash, joins, app.broker.admin.may_have_due_joins)
     return Joiner(app, on_crash, joins)
 
 

@@ -54,9 +54,9 @@ PORTION = 1000
 
 
 class Joiner(ThreadComponent):
-    """joins: of the app's result store. may_have_due: whether to look there for some that are due at an epoch
-    second. A broker in the same store tells by its own connection: one of the result store's would cost
-    several MB in each worker that has no workflows."""
+    """joins: gives those of the app's result store. may_have_due: whether to look there for some that are due
+    at an epoch second. A broker in the same store tells by its own connection: to open the result store would
+    cost time at the start, and tens of MB, in each worker that has no workflows."""
 
     name = "joiner"
 
@@ -64,16 +64,20 @@ class Joiner(ThreadComponent):
         self,
         app: QWorker,
         on_crash: Callable[[str, BaseException], None],
-        joins: Joins,
+        joins: Callable[[], Joins],
         may_have_due: Callable[[float], bool] = lambda now: True,
     ) -> None:
         super().__init__(app.clock, on_crash)
         self._app = app
-        self._joins = joins
+        self._open_joins = joins
         self._may_have_due = may_have_due
         self._seconds: float = app.conf.worker_lease_seconds
         """So long a claim lasts, as all that a worker holds; and between two looks for what dead workers have
         left, and for what is overdue."""
+
+    @property
+    def _joins(self) -> Joins:
+        return self._open_joins()
 
     def record(self, parts: Sequence[Part]) -> None:
         """Record *parts*, and look whether they were the last. Raises BackendError when the store does not

@@ -307,12 +307,31 @@ class Faulty(Joins):
 
 def test_the_store_is_asked_only_when_the_broker_has_seen_a_join(tmp_path: Path) -> None:
     joins, house = Faulty(), House(tmp_path)
-    seen = [False, True]
-    joiner = Joiner(house.app, lambda name, error: None, joins, lambda now: seen.pop(0))
+    seen, opened = [False, True], []
+
+    def open_joins() -> Joins:
+        opened.append(joins)
+        return joins
+
+    joiner = Joiner(house.app, lambda name, error: None, open_joins, lambda now: seen.pop(0))
     joiner.step(0.0)
-    assert joins.claims == 0
+    assert (joins.claims, opened) == (0, [])
     joiner.step(0.0)
     assert [join.id for join in joins.finished] == ["join"]
+    house.app.close()
+
+
+def test_a_store_that_is_the_brokers_is_not_opened_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path)
+    assert house.app.results_with_broker
+
+    def refuse(store: object) -> Joins:
+        raise AssertionError("the joins were asked for")
+
+    monkeypatch.setattr(type(house.app.backend), "joins", property(refuse))
+    assert StepWorker(house.app).parts.joiner is not None
     house.app.close()
 
 
@@ -321,7 +340,7 @@ def test_a_store_that_says_no_is_asked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     joins, house = Faulty(error), House(tmp_path)
-    joiner = Joiner(house.app, lambda name, error: None, joins)
+    joiner = Joiner(house.app, lambda name, error: None, lambda: joins)
     assert joiner.step(0.0) == RETRY_SECONDS
     assert logged(caplog) == ["joins-wait"]
     joins.error = None
