@@ -1,4 +1,5 @@
 """management: what manage.py can do with clusters.
 
-Modules: ``watching`` (what some of them share), ``commands``, one for each.
+Modules: ``commands``, one for each; ``loading`` and ``serving`` (how qcluster starts, and what it does then),
+``watching`` (what the others share).
 """

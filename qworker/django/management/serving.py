@@ -1,0 +1,56 @@
+"""serving: what qcluster does once its words are read: it is a cluster, for ever or until nothing waits.
+
+Comes from:  the command, which loads this module, and with it the worker, only when it is run.
+Goes to:     ``Cluster.run()``.
+Thread:      main; that of --run-once, which looks whether there is work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from django.core.management.base import CommandError
+
+from qworker.django.brokers import get_broker
+from qworker.django.cluster import Cluster
+from qworker.django.conf import conf
+from qworker.django.engine import app
+from qworker.django.migrated import require_tables
+from qworker.errors import QWorkerError
+
+IDLE_LOOK_SECONDS = 0.2
+
+
+def serve(run_once: bool) -> int:
+    """Be a cluster; return the exit code of its worker. run_once: end when nothing is left to be done.
+
+    Raises CommandError when it cannot start.
+    """
+    try:
+        require_tables()
+        return Cluster().run(_stop_when_idle if run_once else None)
+    except QWorkerError as error:
+        raise CommandError(str(error)) from error
+
+
+def _stop_when_idle() -> None:
+    """Have this process told to stop once nothing waits and nothing runs."""
+    threading.Thread(target=_watch, name="run-once", daemon=True).start()
+
+
+def _watch() -> None:
+    rest = threading.Event()
+    while _has_work():
+        rest.wait(IDLE_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_work() -> bool:
+    """Whether tasks of this queue are due, or run. What is to run later is left to others."""
+    if conf.broker == "custom":
+        broker = get_broker()
+        return bool(broker.queue_size() or broker.lock_size())
+    (found,) = app().broker.admin.depths([conf.cluster_name])
+    return bool(found.ready or found.leased)
