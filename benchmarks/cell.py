@@ -171,11 +171,12 @@ class Cell:
 
     # --- the worker
 
-    def start_worker(self) -> Tree:
-        """Start the peer's worker; it may need a moment before it takes tasks."""
+    def start_worker(self, *words: str) -> Tree:
+        """Start the peer's worker, with more *words* to its command; it may need a moment before it takes
+        tasks."""
         names = {"python": str(environments.interpreter(self.peer)), "concurrency": str(self.concurrency)}
         names["bin"] = str(Path(names["python"]).parent)
-        command = [part.format(**names) for part in self.peer.command]
+        command = [*(part.format(**names) for part in self.peer.command), *words]
         self.tree = Tree(command, self._environment(), self.directory)
         return self.tree
 

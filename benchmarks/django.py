@@ -6,18 +6,22 @@ one such pair. What is compared is the default of both, with two workers and res
 
 import datetime
 import json
+import os
+import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import environments
 from benchmarks.adapters.services import REDIS_URL, SERVERS, answers
-from benchmarks.cell import Cell, CellError
+from benchmarks.cell import MEMORY, Cell, CellError
 from benchmarks.limits.limit import noise
 from benchmarks.peer import Peer
 from benchmarks.run import RUNS, machine
+from benchmarks.summary import median
 from benchmarks.workloads import drain, lifecycle
 
 APPS = {"qworker-django": "qworker.django", "django-q2": "django_q"}
@@ -25,14 +29,14 @@ REQUIREMENTS = (
     *("django-q2==1.11.1", "django==5.2.19", "psycopg[binary]==3.3.9", "redis==8.1.0"),
     "hiredis==3.5.0",
 )
-NAME = "qworker_django_benchmarks"
+NAME = os.environ.get("BENCHMARK_NAME", "qworker_django_benchmarks")
 """The database in PostgreSQL, which is made and dropped."""
 BROKERS = {"sqlite": "", "postgresql": "PostgreSQL", "redis": "Redis"}
 TASKS = 10_000
 MOST = {
-    "sqlite": {"drain": 500, "enqueue": 1_500},
-    "postgresql": {"drain": 200, "enqueue": 1_500},
-    "redis": {"drain": 500, "enqueue": 4_000},
+    "sqlite": {"drain": 400, "drain-memory": 1_500, "enqueue": 1_500},
+    "postgresql": {"drain": 300, "enqueue": 1_500},
+    "redis": {"drain": 400, "drain-memory": 1_500, "enqueue": 4_000},
 }
 """Tasks of django-q2, which would take minutes with as many as ours."""
 
@@ -87,6 +91,29 @@ def _started(cell: Cell) -> dict[str, float]:
     return {"seconds": lifecycle.start(cell)["start_seconds"]}
 
 
+def _worked_off_once(cell: Cell) -> dict[str, float]:
+    """Processor seconds of all processes of ``qcluster --run-once``, which starts, runs a task and ends."""
+    taken = []
+    for _ in range(lifecycle.REPEATS):
+        cell.ask("send", task="noop", args=[cell.reserve(1)])
+        before = _ended_processes()
+        tree = cell.start_worker("--run-once")
+        try:
+            code = tree.process.wait(60.0)
+        except subprocess.TimeoutExpired:
+            raise CellError("qcluster --run-once has not ended within a minute") from None
+        if code:
+            raise CellError(f"qcluster --run-once ended with {code}")
+        taken.append(_ended_processes() - before)
+    return {"seconds": median(taken)}
+
+
+def _ended_processes() -> float:
+    """Processor seconds of the processes that have ended, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @dataclass(frozen=True)
 class Workload:
     """One line of the page for each broker.
@@ -95,7 +122,9 @@ class Workload:
     - more_is_better (bool): else the ratio is turned round, so that above 1 is always ours.
     - save_limit (number): successes that are kept, as Q_CLUSTER has it.
     - ours_only (bool): what is compared is ours with ours.
-    - goals: least ratios, by broker.
+    - in_memory (bool): the project's files are in memory: no commit waits for a disk.
+    - brokers: those that it is measured with.
+    - goals: least ratios, by broker; none for what is only told.
     """
 
     title: str
@@ -104,6 +133,8 @@ class Workload:
     more_is_better: bool = True
     save_limit: int = 250
     ours_only: bool = False
+    in_memory: bool = False
+    brokers: Collection[str] = frozenset(BROKERS)
     goals: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -113,6 +144,13 @@ WORKLOADS: dict[str, Workload] = {
         _drained,
         "rate",
         goals={"sqlite": 20.0, "postgresql": 100.0, "redis": 2.0},
+    ),
+    "drain-memory": Workload(
+        "the same, the project's files in memory (tasks/s)",
+        _drained,
+        "rate",
+        in_memory=True,
+        brokers=frozenset(["sqlite", "redis"]),
     ),
     "enqueue": Workload(
         "async_task, one at a time (µs)",
@@ -124,6 +162,13 @@ WORKLOADS: dict[str, Workload] = {
     "start": Workload(
         "qcluster to its first task (s)",
         _started,
+        "seconds",
+        more_is_better=False,
+        goals=dict.fromkeys(BROKERS, 1.0),
+    ),
+    "run-once": Workload(
+        "qcluster --run-once with one task, processor time (s)",
+        _worked_off_once,
         "seconds",
         more_is_better=False,
         goals=dict.fromkeys(BROKERS, 1.0),
@@ -197,6 +242,8 @@ def execute(
     for number in range(1, rounds + 1):
         for broker in wanted:
             for workload in workloads:
+                if broker not in WORKLOADS[workload].brokers:
+                    continue
                 for package in packages:
                     if package == "django-q2" and WORKLOADS[workload].ours_only:
                         continue
@@ -208,10 +255,11 @@ def execute(
 def _measured(broker: str, workload: str, package: str, number: int, scale: float) -> Measured:
     chosen = WORKLOADS[workload]
     environment = {"BENCHMARK_SAVE_LIMIT": str(chosen.save_limit), "BENCHMARK_REDIS": REDIS_URL}
+    runs = MEMORY if chosen.in_memory else RUNS
     quiet, began = noise(), time.monotonic()
     value, error, lost = None, None, 0
     try:
-        with Cell(PROJECTS[f"{package}-{broker}"], workload, scale, RUNS, environment=environment) as cell:
+        with Cell(PROJECTS[f"{package}-{broker}"], workload, scale, runs, environment=environment) as cell:
             value = chosen.measure(cell)[chosen.figure]
             lost = cell.lost
     except CellError as failure:

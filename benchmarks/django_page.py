@@ -71,11 +71,12 @@ def _rows(found: Found) -> Iterator[tuple[str, ...]]:
             shown = [_shown(_by_round(found, broker, name, package)) for package in (OURS, THEIRS)]
             if workload.ours_only or shown == [NOTHING, NOTHING]:
                 continue
-            each, goal = ratios(found, broker, name), workload.goals[broker]
+            each, goal = ratios(found, broker, name), workload.goals.get(broker)
             middle = f"{median(each):,.2f}" if each else NOTHING
-            mark = MARKS[PASS if median(each) >= goal else MISS] if each else ""
+            mark = MARKS[PASS if median(each) >= goal else MISS] if each and goal else ""
             pairs = ", ".join(f"{ratio:,.2f}" for ratio in each) or NOTHING
-            yield broker, workload.title, *shown, pairs, middle, f"≥ {goal:g}", mark
+            asked = f"≥ {goal:g}" if goal else NOTHING
+            yield broker, workload.title, *shown, pairs, middle, asked, mark
 
 
 def _kept(found: Found) -> Iterator[tuple[str, ...]]:

@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
 from typing import Any
 
-from dateutil import rrule as dateutil_rules
-
 from qworker.beat.schedule import Schedule, aware
 from qworker.beat.wall_clock import FARTHEST, instant_of, wall_before
 from qworker.errors import InvalidSchedule
 
+YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
+"""How dateutil numbers frequencies. It is loaded by the first rule: most programs have none."""
 MICROSECOND = timedelta(microseconds=1)
 MOST_CHARACTERS = 4000
 MOST_RULES = 4
@@ -27,20 +27,20 @@ MOST_RULES = 4
 MOST_COUNTED = 10_000
 """Times of a rule with COUNT, which has to be gone through from its beginning."""
 STEPS = {
-    dateutil_rules.WEEKLY: timedelta(weeks=1),
-    dateutil_rules.DAILY: timedelta(days=1),
-    dateutil_rules.HOURLY: timedelta(hours=1),
-    dateutil_rules.MINUTELY: timedelta(minutes=1),
-    dateutil_rules.SECONDLY: timedelta(seconds=1),
+    WEEKLY: timedelta(weeks=1),
+    DAILY: timedelta(days=1),
+    HOURLY: timedelta(hours=1),
+    MINUTELY: timedelta(minutes=1),
+    SECONDLY: timedelta(seconds=1),
 }
 """By how much a rule's beginning can be moved without a change to what follows."""
 HORIZONS = {
-    dateutil_rules.HOURLY: timedelta(days=5 * 366),
-    dateutil_rules.MINUTELY: timedelta(days=1),
-    dateutil_rules.SECONDLY: timedelta(days=1),
+    HOURLY: timedelta(days=5 * 366),
+    MINUTELY: timedelta(days=1),
+    SECONDLY: timedelta(days=1),
 }
 FAR = timedelta(days=60 * 366)
-FINE = (dateutil_rules.MINUTELY, dateutil_rules.SECONDLY)
+FINE = (MINUTELY, SECONDLY)
 BY_DAY = ("bymonth", "bymonthday", "byyearday", "byweekno", "byweekday", "byeaster")
 """What a rule may say of the days on which it comes."""
 FILTERS = (
@@ -75,8 +75,10 @@ class rrule(Schedule):
             )
         self.text = rule.strip()
         self.start = start or datetime(2020, 1, 1)
+        from dateutil.rrule import rrulestr
+
         try:
-            found: Any = dateutil_rules.rrulestr(self.text, dtstart=self.start, forceset=True)
+            found: Any = rrulestr(self.text, dtstart=self.start, forceset=True)
         except Exception as error:
             raise InvalidSchedule(
                 f"{rule!r:.200} is no rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {error}"
@@ -211,8 +213,8 @@ def _has_days(rule: Any) -> bool:
         return True
     given |= {"byhour": 0, "byminute": 0, "bysecond": 0}
     midnight = _naive(rule._dtstart).replace(hour=0, minute=0, second=0, microsecond=0)
-    days = dateutil_rules.rrule(dateutil_rules.YEARLY, midnight, **given)
-    return next(iter(days), None) is not None
+    by_the_year = type(rule)(YEARLY, midnight, **given)
+    return next(iter(by_the_year), None) is not None
 
 
 def _naive(instant: datetime) -> datetime:

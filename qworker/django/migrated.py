@@ -7,8 +7,6 @@ Thread:      main.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from django.db import DatabaseError, connections, router
 
 from qworker.django.conf import conf
@@ -29,25 +27,30 @@ def require_tables() -> None:
     """
     if conf.broker == "orm":
         url_of(broker_alias())
-    lacking: dict[str, list[str]] = {}
-    for alias, table in _needed():
-        try:
-            there = connections[alias].introspection.table_names()
-        except DatabaseError as error:
-            raise BackendError(f"the database {alias!r} does not answer: {error}") from error
-        if table not in there:
-            lacking.setdefault(alias, []).append(table)
-    for alias, tables in lacking.items():
+    for alias, tables in _needed().items():
+        lacking = sorted(tables - _tables(alias))
+        if not lacking:
+            continue
         option = "" if alias == "default" else f" --database={alias}"
         raise ConfigurationError(
-            f"the database {alias!r} has no table {', '.join(tables)}: run manage.py migrate{option}"
+            f"the database {alias!r} has no table {', '.join(lacking)}: run manage.py migrate{option}"
         )
 
 
-def _needed() -> Iterator[tuple[str, str]]:
-    """Each database and a table that is to be in it."""
+def _tables(alias: str) -> set[str]:
+    """All tables of the database, which is asked once."""
+    try:
+        return set(connections[alias].introspection.table_names())
+    except DatabaseError as error:
+        raise BackendError(f"the database {alias!r} does not answer: {error}") from error
+
+
+def _needed() -> dict[str, set[str]]:
+    """The tables that are to be there, by the aliases of their databases."""
+    found: dict[str, set[str]] = {}
     for model in (Task, Schedule):
-        yield router.db_for_write(model), model._meta.db_table
+        found.setdefault(router.db_for_write(model), set()).add(model._meta.db_table)
     if conf.broker == "orm":
         alias = broker_alias()
-        yield alias, QUEUE[connections[alias].vendor]
+        found.setdefault(alias, set()).add(QUEUE[connections[alias].vendor])
+    return found

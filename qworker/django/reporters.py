@@ -9,13 +9,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
 from qworker.naming import near
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger("django-q")
 
@@ -63,6 +65,8 @@ def reporter_class(name: str) -> Any:
 
     ConfigurationError when nothing that is installed brings one.
     """
+    from importlib.metadata import entry_points  # costs every start, and few projects have a reporter
+
     plugins: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
     if name in plugins:
         return plugins[name].load()

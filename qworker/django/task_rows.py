@@ -2,7 +2,7 @@
 
 Comes from:  ``results.py``, in the child that ran the task; the transaction of the ack.
 Goes to:     the table of ``Task``.
-Thread:      any; functions, and a table for the listener.
+Thread:      any; functions.
 
 A row of a result carries the columns of ``Task`` as values that the database takes, so that who stores it
 needs no model. A success that is recorded stays; a failure gives way to what came later.
@@ -24,9 +24,7 @@ from qworker.django.models import Task
 from qworker.django.telling import ring, that_tells
 from qworker.errors import EncodeError
 from qworker.interrupts import let_pass
-from qworker.transports.lease import ResultRow, Settlement
-from qworker.transports.sql.link import Link
-from qworker.transports.sql.results import ResultTable
+from qworker.transports.lease import ResultRow
 
 MARK = b"\x00task"
 """What the payload of a task's row begins with; any other is a result of qworker's own."""
@@ -138,27 +136,3 @@ def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]
     for query, values in statements("sqlite", tasks, "?"):
         connection.execute(query, values)
     return [row for row in rows if not is_task(row)]
-
-
-class TaskTable(ResultTable):
-    """The results of a broker in a server: tasks go into the table of ``Task``, others into qworker's.
-
-    vendor: postgresql or mysql.
-    """
-
-    def __init__(self, vendor: str, expires: float | None) -> None:
-        super().__init__(expires=expires)
-        self._vendor = vendor
-
-    def prepare(self, link: Link, settlements: Sequence[Settlement]) -> None:
-        others = [
-            each
-            for each in settlements
-            if getattr(each, "row", None) is None or not is_task(each.row)  # type: ignore[union-attr,arg-type]
-        ]
-        super().prepare(link, others)
-
-    def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
-        for query, values in statements(self._vendor, [row for row in rows if is_task(row)]):
-            link.do(query, values)
-        super().store(link, [row for row in rows if not is_task(row)])

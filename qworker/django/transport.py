@@ -19,9 +19,6 @@ from qworker.django import task_rows
 from qworker.django.conf import conf
 from qworker.django.databases import url_of
 from qworker.transports.lease import Broker
-from qworker.transports.sql.broker import SQLBroker
-from qworker.transports.sqlite.broker import SQLiteBroker
-from qworker.transports.sqlite.consumer import store_rows
 
 DEFAULT = "default"
 
@@ -38,13 +35,20 @@ def database_broker(alias: str, lease_seconds: float = 15.0) -> Broker:
     """
     url, vendor = url_of(alias), connections[alias].vendor
     if vendor == "sqlite":
+        from qworker.transports.sqlite.broker import SQLiteBroker
+
         return SQLiteBroker(url, lease_seconds=lease_seconds, store_rows=_store_in_file)
-    return SQLBroker(url, lease_seconds=lease_seconds, results=task_rows.TaskTable(vendor, 86400.0))
+    from qworker.django.task_table import TaskTable
+    from qworker.transports.sql.broker import SQLBroker
+
+    return SQLBroker(url, lease_seconds=lease_seconds, results=TaskTable(vendor, 86400.0))
 
 
 def _store_in_file(connection: Any, rows: Any) -> None:
     others = task_rows.store_in_file(connection, rows)
     if others:
+        from qworker.transports.sqlite.consumer import store_rows
+
         store_rows(connection, others)
 
 

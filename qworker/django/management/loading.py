@@ -16,8 +16,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Collect no garbage meanwhile, and never again in what is there afterwards: it stays until the end.
 
-    A project on Django has some sixty thousand objects by then. To look at them all once more takes a third as
-    long as all of Django takes to load, and finds nothing.
+    A project on Django has some sixty thousand objects by then. To look at them all takes a tenth of the time
+    of a start, each time, and finds nothing.
     """
     collects = gc.isenabled()
     gc.disable()

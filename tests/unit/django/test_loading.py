@@ -64,3 +64,19 @@ def test_the_checks_of_a_project_collect_nothing() -> None:
 def test_words_are_read_before_the_worker_is_loaded() -> None:
     loaded = loaded_by(SETUP + "import qworker.django.management.commands.qcluster")
     assert not loaded & {"qworker.worker", "qworker.app", "qworker.components"}
+
+
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("", {"dateutil", "importlib.metadata", "qworker.app", "qworker.transports.lease"}),
+        ("import qworker.django.tasks", {"dateutil", "qworker.worker", "qworker.transports.sql.broker"}),
+        (
+            "from qworker.django.management import serving\nserving.app().broker",
+            {"dateutil", "importlib.metadata", "redis", "sqlalchemy", "qworker.transports.sql.broker"},
+        ),
+    ],
+    ids=["installed", "publishing", "serving"],
+)
+def test_what_is_not_needed_is_not_loaded(code: str, unneeded: set[str]) -> None:
+    assert not loaded_by(SETUP + code) & unneeded
