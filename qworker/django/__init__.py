@@ -15,6 +15,6 @@ database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue
 (who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to the cache, where the
 broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated`` (whether the tables are
 there), ``management``. Those who watch it: ``overview`` (what is counted), ``process_memory``, ``screen``
-(how it is drawn), ``monitor``. What callers use: ``fetching``, ``several``, ``tasks``. What people see:
-``admin``, ``exposure`` (which functions they may schedule).
+(how it is drawn), ``monitor``. What callers use: ``fetching``, ``cached_calls``, ``several``,
+``tasks``. What people see: ``admin``, ``exposure`` (which functions they may schedule).
 """
