@@ -16,6 +16,6 @@ task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results`
 ``announcing`` (to the cache, where the broker cannot), ``status``, ``affinity``, ``cluster_log``,
 ``cluster``, ``migrated`` (whether the tables are there), ``management``. Those who watch it: ``overview``
 (what is counted), ``process_memory``, ``screen`` (how it is drawn), ``monitor``. What callers use:
-``lookout`` (who waits for all), ``fetching``, ``several``, ``tasks``. What people see: ``admin``,
-``exposure`` (which functions they may schedule).
+``lookout`` (who waits for all), ``fetching``, ``cached_calls``, ``several``, ``tasks``. What people see:
+``admin``, ``exposure`` (which functions they may schedule).
 """

@@ -6,7 +6,7 @@ Thread:      any.
 
 A task is there under its id; its name leads to the id. A group is a counter and a key for each of its
 members. No backend of Django's can add to a list in one step, but each can add a key that must not be there:
-that is the lock of the counter.
+that is the lock of the counter. The one that keeps files cannot do that in one step either: a file is locked.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
+from django.core.files import locks
 from django.core.signing import BadSignature
 
 from qworker.django.conf import conf
@@ -79,6 +83,10 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
 
 @contextmanager
 def _locked(group: str) -> Iterator[None]:
+    if isinstance(store(), FileBasedCache):
+        with _locked_file(Path(settings.CACHES[conf.cache]["LOCATION"])):
+            yield
+        return
     lock = key(group, "lock")
     until = time.monotonic() + LOCK_SECONDS
     while not store().add(lock, 1, LOCK_SECONDS) and time.monotonic() < until:
@@ -87,6 +95,14 @@ def _locked(group: str) -> Iterator[None]:
         yield
     finally:
         store().delete(lock)
+
+
+@contextmanager
+def _locked_file(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "qworker.lock").open("a") as file:
+        locks.lock(file, locks.LOCK_EX)  # it goes with the file, and with the process
+        yield
 
 
 def task(task_id: str) -> Task | None:

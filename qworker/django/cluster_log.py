@@ -58,6 +58,8 @@ def tell_running(cluster: str) -> None:
 def tell_stopping(cluster: str) -> None:
     """It was told to stop, and takes no more tasks."""
     logger.info("Q Cluster %s stopping.", cluster)
+    logger.info("stopping cluster processes")
+    logger.info("stopped pushing tasks")
 
 
 def tell_end(cluster: str) -> None:

@@ -70,6 +70,6 @@ class HumanHasher:
         return self.humanize(digest, words, separator), digest
 
 
-_DEFAULT = HumanHasher()
-humanize = _DEFAULT.humanize
-uuid = _DEFAULT.uuid
+DEFAULT_HASHER = HumanHasher()
+humanize = DEFAULT_HASHER.humanize
+uuid = DEFAULT_HASHER.uuid

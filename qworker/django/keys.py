@@ -274,7 +274,7 @@ _DECLARED = (
         MAPPING,
         None,
         "Amazon SQS is the broker: `aws_region`, `aws_access_key_id`, `aws_secret_access_key`, "
-        "`receive_message_wait_time_seconds`, and options of boto3's session.",
+        "`receive_message_wait_time_seconds`, and `endpoint_url` of a server that speaks as SQS does.",
     ),
     Key(
         "broker_class",

@@ -18,6 +18,14 @@ from django.db import IntegrityError
 from qworker.django import cached as cache
 from qworker.django import fetching
 from qworker.django.brokers import Broker, get_broker
+from qworker.django.cached_calls import (
+    count_group_cached,
+    delete_group_cached,
+    fetch_cached,
+    fetch_group_cached,
+    result_cached,
+    result_group_cached,
+)
 from qworker.django.calls import async_task
 from qworker.django.conf import conf
 from qworker.django.models import Schedule, Task
@@ -241,12 +249,18 @@ __all__ = [
     "async_iter",
     "async_task",
     "count_group",
+    "count_group_cached",
     "delete_cached",
     "delete_group",
+    "delete_group_cached",
     "fetch",
+    "fetch_cached",
     "fetch_group",
+    "fetch_group_cached",
     "queue_size",
     "result",
+    "result_cached",
     "result_group",
+    "result_group_cached",
     "schedule",
 ]

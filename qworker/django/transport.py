@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from django.conf import settings
 from django.db import connections
@@ -88,18 +88,24 @@ def _sqs() -> tuple[str, dict[str, Any]]:
         options["region"] = region
     if wait := given.get("receive_message_wait_time_seconds"):
         options["wait_time_seconds"] = wait
-    return f"sqs://{who}", {"broker_transport_options": options}
+    where = urlsplit(given.get("endpoint_url") or "")
+    if where.scheme == "https":
+        options["is_secure"] = True
+    return f"sqs://{who}{where.netloc}", {"broker_transport_options": options}
 
 
 _URLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {"redis": _redis, "sqs": _sqs}
 
 
 def open_transport(kind: str) -> Broker:
-    """Return the broker of this *kind*, for publishing and looking.
+    """Return the broker of this *kind*, for publishing and looking; what is taken by it stays for ``retry``
+    seconds.
 
     Raises ConfigurationError for one that cannot be.
     """
+    seconds = max(1.0, conf.retry)
     if kind == "orm":
-        return database_broker(broker_alias())
+        return database_broker(broker_alias(), lease_seconds=seconds)
     url, more = url_and_options(kind)
-    return QWorker("django", broker=url, set_as_current=False, changes=more).broker
+    changes = {**more, "worker_lease_seconds": seconds}
+    return QWorker("django", broker=url, set_as_current=False, changes=changes).broker

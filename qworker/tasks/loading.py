@@ -62,10 +62,21 @@ class TaskModules:
 
     def load_discovered(self) -> None:
         """Import the modules of the packages that have one."""
-        from importlib.util import find_spec
-
         for find, related in self._packages:
             for package in find():
                 name = f"{package}.{related}" if related else package
-                if find_spec(name) is not None:
+                if _is_there(name):
                     import_object(name)
+
+
+def _is_there(name: str) -> bool:
+    """Whether there is a module of this name. What should have it may be no package, as a Django app that is
+    one module."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return False

@@ -236,6 +236,16 @@ def test_discovery_needs_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         QWorker(set_as_current=False).autodiscover_tasks()
 
 
+def test_a_module_that_is_no_package_has_no_module_of_tasks(project):
+    project(**{"single.py": ""})
+    app = QWorker(set_as_current=False)
+    app.autodiscover_tasks(["single"])
+    app.load_tasks()
+    app.autodiscover_tasks(["nowhere.at_all"])
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        app.load_tasks()
+
+
 def test_a_discovered_module_that_fails_is_not_swallowed(project: Callable[..., Path]) -> None:
     project(**{"shop/__init__.py": "", "shop/tasks.py": "import nothing_of_that_name\n"})
     app = QWorker("proj", broker=KeepingStore())

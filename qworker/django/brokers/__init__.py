@@ -4,9 +4,9 @@ Comes from:  ``async_task``, monitors, and whoever writes a broker of their own.
 Goes to:     the transports of qworker.
 Thread:      any.
 
-Modules, in reading order: ``base`` (the class that all have above them), ``transported`` (those over a
-transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``, ``choice`` (which of them a project has),
-``custom`` (a project's own, for qworker's worker).
+Modules, in reading order: ``base`` (the class that all have above them), ``taking`` (what dequeue() has
+taken), ``transported`` (those over a transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``,
+``choice`` (which of them a project has), ``custom`` (a project's own, for qworker's worker).
 """
 
 from qworker.django.brokers.base import Broker

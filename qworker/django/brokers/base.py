@@ -81,7 +81,7 @@ class Broker:
         raise NotImplementedError
 
     def info(self) -> str:
-        """Return name and version of the server."""
+        """Return what kind of broker it is, with a version."""
         raise NotImplementedError
 
     # -- statistics, in the cache --
@@ -102,11 +102,11 @@ class Broker:
         """Return what is kept under all keys that begin as *pattern* does before its ``*``."""
         if self.cache is None:
             return []
-        start = pattern.rstrip("*")
-        keys = [key for key in self.cache.get(self._stats) or [] if key.startswith(start)]
-        found = self.cache.get_many(keys)
-        self.cache.set(self._stats, [key for key in keys if key in found])
-        return [found[key] for key in keys if key in found]
+        start, known = pattern.rstrip("*"), self.cache.get(self._stats) or []
+        found = self.cache.get_many(known)
+        if len(found) < len(known):
+            self.cache.set(self._stats, [key for key in known if key in found])
+        return [found[key] for key in known if key in found and key.startswith(start)]
 
     @property
     def _stats(self) -> str:

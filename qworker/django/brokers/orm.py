@@ -57,11 +57,25 @@ class ORM(TransportBroker):
         """The messages of this queue, as the caller's transaction sees them."""
         return OrmQ.objects.using(broker_alias()).filter(key=self.list_key)
 
+    def delete(self, task_id: Any) -> None:
+        """As the base class has it. Also of a package that nobody has taken, by the id of its task."""
+        if isinstance(task_id, str):
+            self._waiting().filter(headers__contains=f'"id":"{task_id}"').delete()
+        else:
+            super().delete(task_id)
+
     def ping(self) -> bool:
-        return bool(connections[broker_alias()].is_usable()) if self.connection is not None else False
+        connection = connections[broker_alias()]
+        try:
+            connection.ensure_connection()
+        except DatabaseError:
+            return False
+        return bool(connection.is_usable())
 
     def info(self) -> str:
-        return f"ORM {broker_alias()}, by qworker {__version__}"
+        connection = connections[broker_alias()]
+        version = ".".join(map(str, connection.get_database_version()))
+        return f"ORM {broker_alias()}, {connection.display_name} {version}, by qworker {__version__}"
 
     @staticmethod
     def get_connection(list_key: str | None = None) -> Any:

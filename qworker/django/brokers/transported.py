@@ -1,8 +1,8 @@
 """Brokers over a transport of qworker: the same messages that its workers take.
 
 Comes from:  ``orm.py``, ``redis_broker.py``, ``aws_sqs.py``.
-Goes to:     the three sides of a transport: sender, consumer, administration.
-Thread:      any, but for dequeue() and what follows it, which belong to one.
+Goes to:     the sender and the administration of a transport; ``taking.py`` for its consumer.
+Thread:      any, but for dequeue() and what follows it, which belong to one at a time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 
 from qworker import __version__
 from qworker.django.brokers.base import Broker
-from qworker.django.conf import conf
+from qworker.django.brokers.taking import Taking
 from qworker.django.packages import envelope_of, text_of
 from qworker.django.signing import SignedPackage
 from qworker.django.transport import open_transport
 from qworker.errors import InvalidTaskMessage, QWorkerError
-from qworker.naming import node_name
 from qworker.transports.lease import Ack, DeadLetter, Envelope
 from qworker.transports.lease import Broker as Transport
 
 _transports: dict[str, Transport] = {}
 """Opened already, by kind. One for a process: it has the connections."""
+_takings: dict[tuple[str, str], Taking] = {}
+"""What takes packages from a queue, by kind and name: each has a transport of its own."""
 
 
 def transport(kind: str) -> Transport:
@@ -32,6 +33,8 @@ def transport(kind: str) -> Transport:
 
 def close_transports() -> None:
     """Let go of all; the next use opens them again."""
+    while _takings:
+        _takings.popitem()[1].close()
     while _transports:
         _transports.popitem()[1].close()
 
@@ -41,14 +44,6 @@ class TransportBroker(Broker):
 
     name = "qworker"
 
-    def __init__(self, list_key: str | None = None) -> None:
-        super().__init__(list_key)
-        self._generation = 0
-
-    def __setstate__(self, state: tuple[str, str | None]) -> None:
-        super().__setstate__(state)
-        self._generation = 0
-
     def send(self, text: str, package: Mapping[str, Any]) -> Any:
         self._push(envelope_of(text, package, self.list_key))
         return package["id"]
@@ -57,6 +52,11 @@ class TransportBroker(Broker):
     def _transport(self) -> Transport:
         return transport(self.kind)
 
+    @property
+    def _taking(self) -> Taking:
+        key = (self.kind, self.list_key)
+        return _takings.get(key) or _takings.setdefault(key, Taking(open_transport(self.kind), self.list_key))
+
     def _push(self, envelope: Envelope) -> None:
         self._transport.sender.push([envelope])
 
@@ -64,31 +64,22 @@ class TransportBroker(Broker):
         return self.send(task, SignedPackage.loads(task))
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
-        consumer = self._transport.consumer
-        if not self._generation:
-            self._generation = consumer.register(node_name("broker@%h"), (self.list_key,), 1)
-        found = consumer.lease((self.list_key,), max(1, conf.bulk)).messages
-        if not found:
-            consumer.wait(conf.poll)
-            found = consumer.lease((self.list_key,), max(1, conf.bulk)).messages
         packages = []
-        for each in found:
+        for each in self._taking.take():
             try:
                 packages.append((each.tag, text_of(each.body)))
             except InvalidTaskMessage as error:
-                consumer.settle(self._generation, [DeadLetter(each.tag, str(error))])
+                self._taking.settle(DeadLetter(each.tag, str(error)))
         return packages
 
     def acknowledge(self, task_id: Any) -> None:
-        self._transport.consumer.settle(self._generation, [Ack(task_id)])
+        self._taking.settle(Ack(task_id))
 
     def delete(self, task_id: Any) -> None:
         self.acknowledge(task_id)
 
     def fail(self, task_id: Any) -> None:
-        self._transport.consumer.settle(
-            self._generation, [DeadLetter(task_id, "the package could not be unpacked")]
-        )
+        self._taking.settle(DeadLetter(task_id, "the package could not be unpacked"))
 
     def queue_size(self) -> int:
         (found,) = self._transport.admin.depths([self.list_key])

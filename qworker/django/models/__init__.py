@@ -5,7 +5,18 @@ Modules, in reading order: ``display`` (what a column is headed with), ``task`` 
 """
 
 from qworker.django.models.queue import OrmQ, QueueOwner
-from qworker.django.models.schedule import Schedule
-from qworker.django.models.task import Failure, Success, Task
+from qworker.django.models.schedule import Schedule, validate_cron, validate_kwarg
+from qworker.django.models.task import Failure, FailureManager, Success, SuccessManager, Task
 
-__all__ = ["Failure", "OrmQ", "QueueOwner", "Schedule", "Success", "Task"]
+__all__ = [
+    "Failure",
+    "FailureManager",
+    "OrmQ",
+    "QueueOwner",
+    "Schedule",
+    "Success",
+    "SuccessManager",
+    "Task",
+    "validate_cron",
+    "validate_kwarg",
+]

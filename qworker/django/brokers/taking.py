@@ -1,0 +1,71 @@
+"""taking: packages that a program takes out of a queue by itself, without a cluster.
+
+Comes from:  ``Broker.dequeue()`` and what follows it.
+Goes to:     the consumer of a transport of its own, of which a process has one for each queue.
+Thread:      of one at a time: whoever takes, settles.
+
+A package that was taken comes back after ``retry`` seconds, unless it was settled; at once, when its process
+has died on this machine.
+"""
+
+from __future__ import annotations
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.django.conf import conf
+from qworker.errors import LeaseLost
+from qworker.naming import node_name
+from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Release
+
+UNSEEN = 0
+"""The concurrency of who is listed among the workers as none of them."""
+
+
+class Taking:
+    """transport: nobody else uses its consumer. queue: the name."""
+
+    def __init__(self, transport: Broker, queue: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._transport = transport
+        self._consumer = transport.consumer
+        self._queue = queue
+        self._clock = clock
+        self._generation = 0
+        self._until: dict[int, float] = {}
+        """When what was taken goes back, by its tag: monotonic seconds."""
+
+    def take(self) -> list[Leased]:
+        """Take up to ``bulk`` messages; where there are none, those that come within ``poll`` seconds."""
+        self._stand()
+        found = self._consumer.lease((self._queue,), conf.bulk).messages
+        if not found:
+            self._consumer.wait(conf.poll)
+            found = self._consumer.lease((self._queue,), conf.bulk).messages
+        until = self._clock.monotonic() + conf.retry
+        self._until |= dict.fromkeys((each.tag for each in found), until)
+        return found
+
+    def settle(self, settlement: Ack | DeadLetter | Release) -> None:
+        """Carry out *settlement*; of what is not ours, nothing."""
+        if self._until.pop(settlement.tag, None) is not None:
+            self._consumer.settle(self._generation, [settlement])
+
+    def _stand(self) -> None:
+        """Be a consumer that lives; let go of what was held for too long, and of what the dead have held."""
+        try:
+            if self._generation:
+                self._consumer.extend()
+        except LeaseLost:
+            self._generation = 0
+        if not self._generation:
+            self._until.clear()
+            self._generation = self._consumer.register(node_name("broker@%h"), (self._queue,), UNSEEN)
+        now = self._clock.monotonic()
+        late = [tag for tag, until in self._until.items() if until <= now]
+        for tag in late:
+            self.settle(Release(tag, redelivered=True))
+        self._consumer.reclaim()
+
+    def close(self) -> None:
+        """Give back what is held, and let go of the connections."""
+        if self._generation:
+            self._consumer.deregister()
+        self._transport.close()

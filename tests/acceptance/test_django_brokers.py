@@ -1,0 +1,209 @@
+"""The class Broker, as the manual has it, on each broker that a project can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.sqs_server import REGION, Sqs
+from tests.support.django_place import DjangoPlace
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+KINDS = ("sqlite", "postgresql", "mysql", "redis", "sqs")
+SCRIPT = """
+import itertools
+import pickle
+
+from qworker.django.brokers import Broker
+from qworker.django.conf import conf
+from qworker.django.signing import SignedPackage
+from qworker.django.status import Stat
+
+
+def package(number):
+    return SignedPackage.dumps({
+        "id": f"{number:032x}", "name": f"n{number}", "func": "math.sqrt", "args": (number,), "kwargs": {},
+    })
+
+
+def take(broker, number=1):
+    taken = []
+    until(lambda: taken.extend(broker.dequeue() or ()) or len(taken) >= number)
+    return taken
+
+
+def of(broker):
+    # SQS hides those that are on their way to us
+    return broker.queue_size() + broker.lock_size()
+
+
+def numbers(taken):
+    return sorted(SignedPackage.loads(text)["args"][0] for _, text in taken)
+
+
+broker, other = get_broker(), get_broker(conf.prefix + "_other")
+found["class"] = [isinstance(broker, Broker), type(broker).__name__, broker.list_key == conf.prefix,
+                  other.list_key == conf.prefix + "_other", get_broker().cache is not None]
+found["about"] = [broker.ping(), broker.info()]
+found["empty"] = [broker.dequeue() or [], broker.queue_size(), broker.lock_size()]
+
+tracked = [broker.enqueue(package(number)) for number in range(4)]
+other.enqueue(package(9))
+until(lambda: of(broker) == 4)
+found["enqueued"] = [tracked[0] is not None, until(lambda: of(other))]
+
+elsewhere = take(other)
+found["other"] = numbers(elsewhere)
+other.acknowledge(elsewhere[0][0])
+taken = []
+for settle in itertools.cycle((broker.acknowledge, broker.fail, broker.delete)):
+    some = take(broker)
+    taken += some
+    found.setdefault("portions", []).append([len(some), broker.lock_size() >= len(some)])
+    for receipt, _ in some:
+        settle(receipt)
+    if len(taken) >= 4:
+        break
+found["taken"] = numbers(taken)
+until(lambda: of(broker) == 0)
+
+third = get_broker(conf.prefix + "_third")
+for number in range(3):
+    third.enqueue(package(number))
+until(lambda: of(third) == 3)
+third.purge_queue()
+until(lambda: of(third) == 0)
+for number in range(3):
+    broker.enqueue(package(number))
+until(lambda: of(broker) >= 3)
+copy = pickle.loads(pickle.dumps(broker))
+found["copy"] = [copy.list_key == broker.list_key, of(copy) >= 3]
+broker.delete_queue()
+until(lambda: copy.queue_size() == 0)
+found["deleted"] = copy.queue_size()
+broker.enqueue(package(8))
+found["again"] = until(lambda: 8 in numbers(take(broker)))
+found["workers"] = [each.name for each in Stat.get_all() if "broker" in each.name]
+"""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DjangoPlace]:
+    directory = tmp_path_factory.mktemp("project")
+    if request.param != "sqs":
+        made = DjangoPlace(directory, request.param, {}, bulk=3)
+        yield made
+        made.clear()
+        return
+    server = Sqs()
+    server.start()
+    credentials = {
+        "aws_access_key_id": "key",
+        "aws_secret_access_key": "secret",
+        "endpoint_url": server.endpoint,
+    }
+    made = DjangoPlace(directory, "sqs", {}, bulk=3, sqs={"aws_region": REGION, **credentials})
+    try:
+        yield made
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def found(place: DjangoPlace) -> dict[str, Any]:
+    said: dict[str, Any] = place.script(SCRIPT)
+    return said
+
+
+CLASSES = {"sqlite": "ORM", "postgresql": "ORM", "mysql": "ORM", "redis": "Redis", "sqs": "Sqs"}
+
+
+def test_get_broker_gives_the_configured_kind_for_a_queue(place: DjangoPlace, found: dict[str, Any]) -> None:
+    assert found["class"] == [True, CLASSES[place.kind], True, True, True]
+
+
+def test_it_tells_whether_it_answers_and_what_it_is(place: DjangoPlace, found: dict[str, Any]) -> None:
+    answers, info = found["about"]
+    assert answers is True
+    name = {"sqs": "AWS SQS", "redis": "Redis"}.get(place.kind, "ORM default")
+    assert info.startswith(name)
+    assert any(digit in info for digit in "0123456789")
+
+
+def test_packages_are_enqueued_counted_and_taken(found: dict[str, Any]) -> None:
+    assert found["empty"] == [[], 0, 0]
+    assert found["enqueued"] == [True, 1]
+    assert found["taken"] == [0, 1, 2, 3]
+    assert all(1 <= number <= 3 and locked for number, locked in found["portions"])
+
+
+def test_several_brokers_of_a_process_take_side_by_side(found: dict[str, Any]) -> None:
+    assert found["other"] == [9]
+
+
+def test_what_was_settled_does_not_come_back(found: dict[str, Any]) -> None:
+    assert found["copy"] == [True, True]
+    assert found["deleted"] == 0
+
+
+def test_a_deleted_queue_can_be_used_again(found: dict[str, Any]) -> None:
+    assert found["again"] is True
+
+
+def test_who_takes_packages_by_hand_is_no_cluster(found: dict[str, Any]) -> None:
+    assert found["workers"] == []
+
+
+def test_what_is_not_settled_comes_back_after_the_time_of_retry(place: DjangoPlace) -> None:
+    if place.kind == "sqs":
+        pytest.skip("SQS keeps its own time for what was received; its contract suite looks at that")
+    place.configure(retry=1)
+    said = place.script(
+        SCRIPT[: SCRIPT.index("broker, other =")]
+        + """
+broker = get_broker(conf.prefix + "_retry")
+broker.enqueue(package(5))
+(first, _), = take(broker)
+(again, text), = take(broker)
+found["number"] = SignedPackage.loads(text)["args"]
+broker.acknowledge(again)
+found["left"] = [broker.queue_size(), broker.lock_size()]
+broker.enqueue(package(6))
+take(broker)
+"""
+    )
+    assert said == {"number": [5], "left": [0, 0]}
+    place.configure(retry=60)
+    said = place.script(  # the process that had taken it has ended
+        SCRIPT[: SCRIPT.index("broker, other =")]
+        + """
+broker = get_broker(conf.prefix + "_retry")
+((receipt, _),) = take(broker)
+broker.acknowledge(receipt)
+found["left"] = [broker.queue_size(), broker.lock_size()]
+"""
+    )
+    assert said == {"left": [0, 0]}
+
+
+def test_a_package_of_the_database_is_deleted_by_the_id_of_its_task(place: DjangoPlace) -> None:
+    if CLASSES[place.kind] != "ORM":
+        pytest.skip("Redis and SQS delete what was taken; the manual's brokers do, too")
+    said = place.script(
+        """
+broker = get_broker("delete")
+one, two = (async_task("math.sqrt", number, broker=broker) for number in (4, 9))
+broker.delete(one)
+found["left"] = [each.task_id() == two for each in OrmQ.objects.filter(key="delete")]
+"""
+    )
+    assert said == {"left": [True]}
+
+
+def test_a_server_that_is_away_does_not_answer(tmp_path: Path) -> None:
+    place = DjangoPlace(tmp_path, "sqlite", {}, redis="redis://127.0.0.1:1/0")
+    assert place.script('found["ping"] = get_broker().ping()') == {"ping": False}
