@@ -5,8 +5,9 @@ Goes to:     test_docs, which runs what is found here.
 
 The rules that a page keeps to:
 
-- ``python``: a block whose first line is ``# name.py`` is written to that file; any other runs as if typed at
-  a prompt, after the blocks before it.
+- ``python``: a block whose first line is ``# name.py`` is written to that file, and one that begins with
+  ``# at the end of name.py`` is added to it; any other runs as if typed at a prompt, after the blocks before
+  it.
 - ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
 - ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
   below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines
@@ -25,7 +26,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)\s*$")
 NOT_RUN = re.compile(r"^\s*<!-- not run: (?P<reason>.+) -->\s*$")
-FILE_NAME = re.compile(r"^# (?P<name>[\w./-]+\.[a-z]+)$")
+FILE_NAME = re.compile(r"^# (?P<added>at the end of )?(?P<name>[\w./-]+\.[a-z]+)$")
 EXIT_CODE = re.compile(r"\s+# exit (?P<code>\d+)$")
 
 
@@ -38,9 +39,15 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that this block is the text of, by its first line."""
+        """The file that this block is the text of, or a part, by its first line."""
         found = FILE_NAME.match(self.text.partition("\n")[0])
         return found["name"] if found else None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the text goes to the end of a file that is there."""
+        found = FILE_NAME.match(self.text.partition("\n")[0])
+        return found is not None and found["added"] is not None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Reader:
         programs = directory / "bin"
         programs.mkdir()
         # Scripts and not links: a virtual environment's Python knows its packages by where it is called from.
-        for program, command in (("python", sys.executable), ("qworker", f"{sys.executable} -m qworker")):
+        modules = {"qworker": "-m qworker", "django-admin": "-m django", "python": ""}
+        for program, command in ((name, f"{sys.executable} {module}") for name, module in modules.items()):
             (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (programs / program).chmod(0o755)
         self.environment = {
@@ -59,7 +60,8 @@ class Reader:
         if block.file_name and block.language != "console":
             path = self.directory / block.file_name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
+            before = path.read_text(encoding="utf-8") if block.is_added else ""
+            path.write_text(before + block.text, encoding="utf-8")
         elif block.language == "console":
             for command in commands(block):
                 self.type(command, where)
@@ -99,7 +101,9 @@ class Reader:
             )
         self.background.append(process)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while command.expected and not matches(command.expected + "\n...", log.read_text() + "\n"):
+        # More may have come already, or not.
+        ways = (command.expected, f"{command.expected}\n...")
+        while command.expected and not any(matches(way, log.read_text() + "\n") for way in ways):
             ended = process.poll() is not None
             assert not ended, f"{where}: {command.text} ended with {process.returncode}\n{log.read_text()}"
             assert time.monotonic() < deadline, f"{where}\n{difference(command, log.read_text())}"

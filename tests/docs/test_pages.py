@@ -12,7 +12,11 @@ from tests.docs.test_docs import Reader
 PAGE = """
 ```python
 # made.py
-value = 41
+value = 40
+```
+```python
+# at the end of made.py
+value += 1
 ```
 Words.
 ```pycon
@@ -39,15 +43,17 @@ def test_blocks_are_found_with_language_line_and_reason() -> None:
     found = list(blocks(PAGE))
     assert [(block.language, block.line, block.reason_not_run) for block in found] == [
         ("python", 2, None),
-        ("pycon", 7, None),
-        ("console", 13, "it needs a printer"),
-        ("console", 16, None),
+        ("python", 6, None),
+        ("pycon", 11, None),
+        ("console", 17, "it needs a printer"),
+        ("console", 20, None),
     ]
-    assert found[0].file_name == "made.py"
+    assert [block.file_name for block in found[:3]] == ["made.py", "made.py", None]
+    assert [block.is_added for block in found[:3]] == [False, True, False]
 
 
 def test_commands_have_output_exit_code_and_background() -> None:
-    assert list(commands(list(blocks(PAGE))[3])) == [
+    assert list(commands(list(blocks(PAGE))[4])) == [
         Command("echo one;   echo two", "one\ntwo", False, 0),
         Command("false", "", False, 1),
         Command("sleep 60", "", True, 0),
@@ -65,7 +71,11 @@ def test_a_page_that_is_right_passes(reader: Reader) -> None:
     for block in blocks(PAGE):
         if block.reason_not_run is None:
             reader.follow(block, "page")
-    assert (reader.directory / "made.py").read_text() == "# made.py\nvalue = 41\n"
+    assert (
+        (reader.directory / "made.py")
+        .read_text()
+        .endswith("value = 40\n# at the end of made.py\nvalue += 1\n")
+    )
     assert len(reader.background) == 1
 
 
