@@ -19,6 +19,7 @@ from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.django import work
+from qworker.django.broker_urls import url_and_options
 from qworker.django.brokers.choice import broker_class
 from qworker.django.brokers.custom import CustomTransport
 from qworker.django.brokers.transported import close_transports
@@ -27,7 +28,7 @@ from qworker.django.databases import VENDORS, is_in_memory, url_of
 from qworker.django.models import Task
 from qworker.django.packages import RUN
 from qworker.django.results import TaskResults
-from qworker.django.transport import broker_alias, database_broker, url_and_options
+from qworker.django.transport import broker_alias, database_broker
 from qworker.transports.lease import Broker
 
 _lock = threading.Lock()

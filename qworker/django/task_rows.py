@@ -35,6 +35,7 @@ COLUMNS = (
     "success", "attempt_count",
 )  # fmt: skip
 
+_KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
 PICKLED = frozenset(["args", "kwargs", "result"])
 PROTOCOL = 5
 """Of pickle: every Python since 3.8 reads it."""
@@ -116,7 +117,12 @@ def store(rows: Sequence[ResultRow], alias: str) -> None:
     with connection.cursor() as cursor:
         for query, values in statements(connection.vendor, rows):
             cursor.execute(query, values)
-    ring(connection)
+    ring(connection, [text for row in rows for text in _told_of(unpack(row[2]))])
+
+
+def _told_of(columns: Sequence[Any]) -> list[str]:
+    """What those who wait for a task may know it by: its id, its name and its group."""
+    return [columns[place] for place in _KNOWN_BY if columns[place] is not None]
 
 
 def statements(

@@ -6,7 +6,7 @@ Thread:      any for ring(); a source belongs to the thread that leads the watch
 
 In an SQLite file it is the notification pipes beside the file, which also a cluster's acks use; they do not
 say what has ended. PostgreSQL tells the ids, names and groups of tasks when the rows are committed, if
-somebody listens. MySQL and MariaDB cannot tell.
+somebody listens. MySQL and MariaDB cannot tell; where Redis is the broker, that does.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from django.db import connections
 
 from qworker.backends.sql_listen import ListenConnection
 from qworker.backends.sqlite import PipeSource
+from qworker.django.conf import conf
 from qworker.django.databases import is_in_memory, own_connection, url_of
 from qworker.interrupts import let_pass
+from qworker.naming import import_object
 from qworker.transports.sql.result_upserts import LOOK, channel_of, lock_of
 from qworker.transports.sqlite import Database, NotificationPipe, Notifier, database_path
 
 logger = logging.getLogger(__name__)
 
+CHANNEL = "qworker.django.redis_channel"
+"""The module that needs the client of Redis."""
 MOST_BYTES = 8000
 """What is told by PostgreSQL at once is shorter."""
 
@@ -73,11 +77,17 @@ SELECT CASE WHEN texts IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(wh
     THEN texts ELSE '{LOOK}' END)::text END FROM ended"""
 
 
-def ring(connection: Any) -> None:
+def ring(connection: Any, texts: Collection[str]) -> None:
     """Tell of rows that are stored by *connection*, one of Django's, once its transaction is committed; where
-    the statement itself does not."""
+    the statement itself does not. texts: ids, names and groups of the tasks."""
     if connection.vendor == "sqlite" and not is_in_memory(connection.alias):
         connection.on_commit(lambda: _notifier(connection.alias).notify())
+    elif _by_redis(connection.vendor):
+        connection.on_commit(lambda: import_object(f"{CHANNEL}:publish")(texts))
+
+
+def _by_redis(vendor: str) -> bool:
+    return vendor not in ("sqlite", "postgresql") and conf.broker == "redis"
 
 
 def _notifier(alias: str) -> Notifier:
@@ -99,6 +109,9 @@ def open_voice(alias: str, table: str) -> Voice:
         return _listening(alias, f'"{table}"')
     if vendor == "sqlite":
         return _piped(alias)
+    if _by_redis(vendor):
+        heard: Voice = import_object(f"{CHANNEL}:Subscription")()
+        return heard
     return Silence()
 
 

@@ -106,7 +106,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "Mail",
             [
-                ("id", models.BigAutoField(primary_key=True, auto_created=True, serialize=False)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        primary_key=True, auto_created=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("text", models.CharField(max_length=200)),
                 (
                     "task",
@@ -213,7 +218,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
     place.fill(DATA / f"django_q2.{place.kind}.sql")
     directory = tmp_path / "project"
     made = Project(directory, place.django)
-    (replace,) = re.findall(r"```bash\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (replace,) = re.findall(r"```sh\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     made.run("bash", "-euc", replace)
     settings = directory / "settings.py"
     (line,) = re.findall(r'^ +"(\S+)",  # was: "django_q"$', PAGE.read_text(encoding="utf-8"), re.MULTILINE)

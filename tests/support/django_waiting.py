@@ -26,7 +26,7 @@ PATIENCE = 30_000
 """Milliseconds that a wait takes which nobody ends."""
 
 
-def set_up(database: dict[str, Any]) -> None:
+def set_up(database: dict[str, Any], cluster: dict[str, Any]) -> None:
     if database["ENGINE"].endswith("mysql"):
         import pymysql
 
@@ -39,7 +39,7 @@ def set_up(database: dict[str, Any]) -> None:
         DATABASES={"default": {**database, "CONN_MAX_AGE": None}},
         CACHES={"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
         SILENCED_SYSTEM_CHECKS=["models.W037", "mysql.W002"],
-        Q_CLUSTER={"name": "default"},
+        Q_CLUSTER={"name": "default", **cluster},
     )
     django.setup()
     from django.core.management import call_command
@@ -239,8 +239,10 @@ def kept_connections() -> list[Any]:
     where = lookout("default", "default")
     row = values()
     with waiting(lambda: result(row["id"], wait=PATIENCE)) as found:
-        for each in where._idle:  # as a server does that is started anew
-            each.connection.close()
+        until(lambda: bool(where._idle))
+        broken = where._idle.pop()  # nobody has it meanwhile
+        broken.connection.close()  # as a server does that is started anew
+        where._idle.append(broken)
         store(row)
     until(lambda: not where._idle and where.watcher._source is None)
     same = connection.connection is driver and connection.is_usable()
@@ -308,5 +310,5 @@ DO = {
 
 if __name__ == "__main__":
     order = json.loads(sys.argv[1])
-    set_up(order["database"])
+    set_up(order["database"], order.get("cluster", {}))
     print(json.dumps({name: DO[name]() for name in order["do"]}, default=str))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.servers import require
 from tests.support.django_places import KINDS, Place
 
 TELLING = ("sqlite", "postgresql")
@@ -38,6 +40,16 @@ def wait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wait]:
 @pytest.mark.parametrize("kind", TELLING)
 def test_who_waits_is_told_of_an_id_a_name_and_a_group(wait: Wait, kind: str) -> None:
     assert wait(kind, "told") == [2.0, True, [3.0, 4.0]]
+
+
+def test_redis_tells_where_the_database_of_the_results_cannot(tmp_path: Path) -> None:
+    place = Place("mysql", tmp_path)
+    cluster = {"redis": require("redis"), "name": place.name}
+    try:
+        found = place.running("django_waiting.py", do=["told", "many_at_once", "forked"], cluster=cluster)
+        assert found == {"told": [2.0, True, [3.0, 4.0]], "many_at_once": 2, "forked": 0}
+    finally:
+        place.clear()
 
 
 @pytest.mark.parametrize("kind", TELLING)
