@@ -9,12 +9,13 @@ mean), ``cluster_conf`` (the values of a cluster), ``conf`` (what the rest impor
 Django's check says). What is kept: ``models``, ``recurrence`` (when a schedule is due next), ``literals``
 (arguments as people write them), ``migrations``, ``store_tables`` (the broker's tables in the project's
 database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue). A task as a message:
-``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task),
-``databases`` (as URLs), ``task_rows``, ``transport``, ``brokers``. A task runs: ``running``, ``cached``,
-``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a project), ``reporters``
-(who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to the cache, where the
-broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated`` (whether the tables are
-there), ``management``. Those who watch it: ``overview`` (what is counted), ``process_memory``, ``screen``
-(how it is drawn), ``monitor``. What callers use: ``fetching``, ``several``, ``tasks``. What people see:
-``admin``, ``exposure`` (which functions they may schedule).
+``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task), ``databases``
+(as URLs), ``task_rows``, ``transport``, ``brokers``. A task runs: ``task_connections`` (as a request has
+them), ``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the
+app of a project), ``reporters`` (who is told of errors). A cluster: ``scheduling``, ``retention``,
+``announcing`` (to the cache, where the broker cannot), ``status``, ``affinity``, ``cluster_log``,
+``cluster``, ``migrated`` (whether the tables are there), ``management``. Those who watch it: ``overview``
+(what is counted), ``process_memory``, ``screen`` (how it is drawn), ``monitor``. What callers use:
+``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which functions they may
+schedule).
 """
