@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections
+from django.db import Error, close_old_connections
 from django.db.models import Min, Q
 from django.utils import timezone
 
@@ -31,11 +31,12 @@ from qworker.beat.leadership import Leadership
 from qworker.beat.store import LOOK_SECONDS, Firing, Lease, ScheduleStore, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
+from qworker.django import task_connections
 from qworker.django.calls import package_of, signed
 from qworker.django.conf import conf, logger
 from qworker.django.models import Schedule
 from qworker.django.packages import envelope_of
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.transports.lease import Envelope
 
@@ -48,6 +49,8 @@ LONGEST_REST = 1.0
 """Seconds after which the table is read again: it may have been changed."""
 RETRY_SECONDS = 1.0
 MOST_TOLD = 20
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
+"""What Django raises for a column that has what is none of its values, as SQLite lets it have."""
 
 
 class Scheduler(ThreadComponent):
@@ -76,9 +79,9 @@ class Scheduler(ThreadComponent):
         except LeaseLost:
             self._leadership.lost()
             return LOOK_SECONDS
-        except (BackendError, BrokerUnavailable, DatabaseError) as error:
+        except (BackendError, BrokerUnavailable, Error) as error:
             let_pass(error)
-            close_old_connections()
+            task_connections.drop_broken()
             if not self._away:
                 self._away = True
                 logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
@@ -100,10 +103,14 @@ class Scheduler(ThreadComponent):
         lease = self._leadership.step(now)
         if lease is None:
             return LOOK_SECONDS
-        close_old_connections()
+        task_connections.begin()
         if self._send_due(lease):
             return 0.0
-        following = self._rows().aggregate(first=Min("next_run"))["first"]
+        try:
+            rows = self._rows().exclude(pk__in=list(self._wrong))
+            following = rows.aggregate(first=Min("next_run"))["first"]
+        except UNREADABLE:  # of one that has no time there; _send_due() finds the others
+            following = None
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
         return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
 
@@ -120,7 +127,7 @@ class Scheduler(ThreadComponent):
         due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
         if self._wrong:
             due = due.exclude(pk__in=self._changed_meanwhile())
-        rows = list(due[:MOST])
+        rows = self._read(due)
         firings: list[Firing] = []
         ends: list[tuple[Schedule, dict[str, Any]]] = []
         for row in rows:
@@ -132,22 +139,58 @@ class Scheduler(ThreadComponent):
                 continue
             firings += made
             ends.append((row, changes))
-        if firings:
-            self.sent += len(self._store.fire(lease, firings, self._app.broker.sender))
+        refused = self._fire(lease, firings)
         for row, changes in ends:
+            if str(row.pk) in refused:
+                self._note_wrong(row, refused[str(row.pk)])
+                continue
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
         return len(rows) == MOST
 
+    def _read(self, due: Any) -> list[Schedule]:
+        """The rows that are due; without those of which a column has what is none of its values."""
+        try:
+            return list(due[:MOST])
+        except UNREADABLE:
+            return [row for key in due.values_list("pk", flat=True)[:MOST] if (row := self._read_one(key))]
+
+    def _read_one(self, key: int) -> Schedule | None:
+        try:
+            found: Schedule | None = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE as error:
+            self._note_wrong(Schedule(pk=key), error)
+            return None
+        return found
+
+    def _fire(self, lease: Lease, firings: list[Firing]) -> dict[str, Exception]:
+        """Send *firings*; return why the broker refuses some, by the names of their schedules."""
+        if not firings:
+            return {}
+        sender = self._app.broker.sender
+        try:
+            self.sent += len(self._store.fire(lease, firings, sender))
+        except PublishError as error:
+            if len({each.name for each in firings}) == 1:
+                return {firings[0].name: error}
+        else:
+            return {}
+        by_name: dict[str, list[Firing]] = {}
+        for each in firings:
+            by_name.setdefault(each.name, []).append(each)
+        return {name: error for some in by_name.values() for name, error in self._fire(lease, some).items()}
+
     def _changed_meanwhile(self) -> list[int]:
         """Those that are wrong still: what was changed since is tried again."""
-        known = Schedule.objects.in_bulk(list(self._wrong))
-        self._wrong = {
-            key: text
-            for key, text in self._wrong.items()
-            if key in known and text.endswith(_fingerprint(known[key]))
-        }
+        self._wrong = {key: text for key, text in self._wrong.items() if self._is_same(key, text)}
         return list(self._wrong)
+
+    def _is_same(self, key: int, text: str) -> bool:
+        try:
+            row = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE:
+            return True
+        return row is not None and text.endswith(_fingerprint(row))
 
     def _note_wrong(self, row: Schedule, error: Exception) -> None:
         text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
