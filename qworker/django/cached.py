@@ -4,31 +4,35 @@ Comes from:  ``endings.py``, which puts tasks there; ``fetching.py``, which look
 Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
 Thread:      any.
 
-A group is a counter and a key for each of its members. No backend of Django's can add to a list in one step,
-but each can add a key that must not be there: that is the lock of the counter.
+A group is a numbered place for each of its members, and a counter that says where to look for the next. No
+backend of Django's can add to a list in one step, but each can add a key that must not be there: so one
+member alone takes a place, and one that comes again, since it was cut short, is found in its own.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
 from typing import Any
 
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
-from django.core.signing import BadSignature
 
-from qworker.django.conf import conf
+from qworker.django.conf import conf, logger
 from qworker.django.models import Task
 from qworker.django.packages import Package
 from qworker.django.running import values_of
 from qworker.django.signing import SignedPackage
+from qworker.errors import BackendError
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
 
-LOCK_SECONDS = 10.0
-"""After so long a lock is nobody's any more: who held it has died."""
+FINISHED_SECONDS = 86400.0
+"""For so long a part is known that comes again after all were collected."""
 
 
 def store() -> Any:
@@ -53,33 +57,61 @@ def seconds_of(cached: Any) -> float | None:
 
 def put(package: Package) -> int:
     """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
-    group."""
+    group. Of a member that was there already: how many there are.
+
+    Raises BackendError when the cache does not take it.
+    """
     seconds = seconds_of(package["cached"])
-    store().set(key(package["id"]), SignedPackage.dumps(values_of(package)), seconds)
-    group = package.get("group")
-    return 0 if not group else _join(group, package["id"], seconds)
+    text = SignedPackage.dumps(values_of(package))
+    try:
+        _set(key(package["id"]), text, seconds)
+        group = package.get("group")
+        if not group:
+            return 0
+        with _one_at_a_time():
+            return _join(group, package["id"], seconds)
+    except Exception as error:
+        let_pass(error)
+        raise BackendError(f"the cache {conf.cache!r} does not take a result: {safe_repr(error)}") from error
 
 
 def _join(group: str, task_id: str, seconds: float | None) -> int:
-    with _locked(group):
-        if task_id in member_ids(group):  # it ran before, and was cut short
-            return 0
-        number = int(store().get(key(group, "count")) or 0) + 1
-        store().set(key(group, "member", number), task_id, seconds)
-        store().set(key(group, "count"), number, seconds)
+    """Take the first place of *group* that is free. What its counter says may be less than there are."""
+    if not store().add(key(group, "of", task_id), 1, seconds):  # it was here before, and perhaps cut short
+        ids = member_ids(group)
+        if task_id in ids:
+            return len(ids)
+    number = int(store().get(key(group, "count")) or 0) + 1
+    while not store().add(place := key(group, "member", number), task_id, seconds):
+        if (
+            there := store().get(place)
+        ) is None:  # a table that was locked takes nothing, and says so nowhere
+            raise BackendError("it was too busy")
+        if there == task_id:
+            break
+        number += 1
+    store().set(key(group, "count"), number, seconds)
     return number
 
 
+def _set(name: str, text: str, seconds: float | None) -> None:
+    """Keep *text*, and look whether it is there: a cache in a table drops what it cannot write."""
+    store().set(name, text, seconds)
+    if store().get(name) != text:
+        raise BackendError("it has not kept what it was given")
+
+
 @contextmanager
-def _locked(group: str) -> Iterator[None]:
-    lock = key(group, "lock")
-    until = time.monotonic() + LOCK_SECONDS
-    while not store().add(lock, 1, LOCK_SECONDS) and time.monotonic() < until:
-        time.sleep(random.uniform(0.001, 0.005))
-    try:
+def _one_at_a_time() -> Iterator[None]:
+    """Of the caches that Django has only the one in files adds a key in two steps."""
+    if not isinstance(store(), FileBasedCache):
         yield
-    finally:
-        store().delete(lock)
+        return
+    directory = Path(store()._dir)
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    with (directory / "qworker.lock").open("w") as file:
+        flock(file, LOCK_EX)
+        yield
 
 
 def task(task_id: str) -> Task | None:
@@ -89,18 +121,31 @@ def task(task_id: str) -> Task | None:
 
 
 def _task_of(text: str) -> Task | None:
+    """The task that is kept as *text*; None for what somebody else has put there, or nobody can unpickle."""
     try:
         return Task(**SignedPackage.loads(text))
-    except BadSignature:
+    except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
+        let_pass(error)
+        logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
         return None
 
 
 def member_ids(group: str) -> list[str]:
     """Return the ids of the members of *group* that are kept, in the order in which they came."""
+    found = _members(group)
+    return [found[number] for number in sorted(found)]
+
+
+def _members(group: str) -> dict[int, str]:
+    """The members that are kept, by their places: those that the counter knows, and those after them."""
     count = int(store().get(key(group, "count")) or 0)
-    keys = [key(group, "member", number) for number in range(1, count + 1)]
-    found = store().get_many(keys)
-    return [found[each] for each in keys if each in found]
+    keys = {key(group, "member", number): number for number in range(1, count + 1)}
+    found = {keys[each]: str(task_id) for each, task_id in store().get_many(list(keys)).items()}
+    number = count + 1
+    while (task_id := store().get(key(group, "member", number))) is not None:
+        found[number] = str(task_id)
+        number += 1
+    return found
 
 
 def members(group: str) -> list[Task]:
@@ -111,6 +156,17 @@ def members(group: str) -> list[Task]:
     return [each for each in tasks if each is not None]
 
 
+def finish(group: str) -> None:
+    """Forget *group*, whose members were collected, and remember that for those that come again."""
+    store().set(key(group, "finished"), 1, FINISHED_SECONDS)
+    delete_group(group)
+
+
+def is_finished(group: str) -> bool:
+    """Tell whether *group* was collected."""
+    return store().get(key(group, "finished")) is not None
+
+
 def delete(task_id: str) -> bool:
     """Forget the task; whether it was there."""
     return bool(store().delete(key(task_id)))
@@ -118,11 +174,10 @@ def delete(task_id: str) -> bool:
 
 def delete_group(group: str, tasks: bool = True) -> int:
     """Forget *group*, and its *tasks*; how many these were."""
-    ids = member_ids(group)
-    keys = [
-        key(group, "member", number) for number in range(1, int(store().get(key(group, "count")) or 0) + 1)
-    ]
+    found = _members(group)
+    keys = [key(group, "count"), *(key(group, "member", number) for number in found)]
+    keys += [key(group, "of", task_id) for task_id in found.values()]
     if tasks:
-        keys += [key(task_id) for task_id in ids]
-    store().delete_many([*keys, key(group, "count")])
-    return len(ids)
+        keys += [key(task_id) for task_id in found.values()]
+    store().delete_many(keys)
+    return len(found)

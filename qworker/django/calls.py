@@ -21,12 +21,17 @@ from qworker.django.running import SENDER, is_kept, run, unpacked, values_of
 from qworker.django.signals import pre_enqueue
 from qworker.django.signing import SignedPackage
 from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr, storable
 
 OPTIONS = (
     "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain", "broker",
     "timeout", "cluster", "task_name",
 )  # fmt: skip
 """Keywords of async_task() that are its own, and not the function's."""
+
+
+LONGEST = 100
+"""Characters of names and groups."""
 
 
 def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -45,7 +50,8 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
     - broker: a Broker to use. cluster (text): the name of another cluster.
     - task_name (text): its name, in place of one that is made up.
 
-    Raises what the broker raises that cannot take it.
+    Raises ValueError for a group or a name of more than 100 characters, and what the broker raises that
+    cannot take it.
     """
     options = kwargs.pop("q_options", None)
     if options is None:
@@ -75,8 +81,10 @@ def enqueue(
 def package_of(
     func: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Package:
-    """Return the package of a call."""
+    """Return the package of a call. Raises ValueError for a name or a group that no table keeps."""
     name, identity = uuid()
+    for option in ("group", "task_name", "cluster"):
+        _check_text(option, options.get(option))
     package: Package = {
         "id": options.pop("id", None) or identity,
         "name": options.pop("task_name", None) or name,
@@ -89,6 +97,17 @@ def package_of(
     if "cached" not in package and conf.cached:
         package["cached"] = conf.cached
     return package
+
+
+def _check_text(option: str, value: Any) -> None:
+    if value is None:
+        return
+    text = str(value)
+    if len(text) > LONGEST or storable(text) != text:
+        raise ValueError(
+            f"{option} is {safe_repr(value, 80)}: it has at most {LONGEST} characters, no NUL and no lone "
+            "surrogate"
+        )
 
 
 def signed(package: Package) -> str:
