@@ -25,6 +25,7 @@ from qworker.backends.result_watcher import ResultWatcher, Source, final, readab
 from qworker.backends.waiters import POLL_SECONDS
 from qworker.clock import Clock, isoformat
 from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
 from qworker.naming import import_object
 from qworker.transports.lease import ResultRow
@@ -209,6 +210,11 @@ class Backend(ABC):
         Raises EncodeError when it cannot be serialised.
         """
         return task_id, meta["status"], self.encode(meta), self.expiry()
+
+    def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
+        """Make what store_rows() takes in place of *row*, which the store refuses: the state *status* with
+        the *error* that says why. None and errors as of row()."""
+        return self.row(row[0], self.meta(row[0], status, exception_to_dict(error)))
 
     def reply_to(self) -> str | None:
         """The queue that calls of this process are to name for their results; None: results are not sent."""

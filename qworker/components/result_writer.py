@@ -27,7 +27,6 @@ from qworker.components.component import ThreadComponent
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, EncodeError, QWorkerError
-from qworker.message.exceptions import exception_to_dict
 from qworker.publishing.retry import RECONNECT
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Store
@@ -182,7 +181,7 @@ class ResultWriter(ThreadComponent):
         why = f"the result store failed: {_shown(error)}"
         settlement = order.settlement
         try:
-            if status in states.READY_STATES and self._store_why_not(task_id, BackendError(why)):
+            if status in states.READY_STATES and self._store_why_not(row, BackendError(why)):
                 return _stripped(order)
         except BackendError:
             raise
@@ -217,7 +216,7 @@ class ResultWriter(ThreadComponent):
                 try:
                     backend.store_rows([row])
                 except UNFIT as error:
-                    self._store_why_not(row[0], error)
+                    self._store_why_not(row, error)
                     parts = [
                         part._replace(status=states.FAILURE) if part.task_id == row[0] else part
                         for part in parts
@@ -225,14 +224,14 @@ class ResultWriter(ThreadComponent):
         if parts:
             self._record(parts)  # after the results, which whoever finishes a join is going to read
 
-    def _store_why_not(self, task_id: str, error: Exception) -> bool:
+    def _store_why_not(self, refused: ResultRow, error: Exception) -> bool:
         """The store will never take this result: it is a failure for who waits for it. False when it does not
         take that either."""
-        logger.error("the result of %s cannot be stored: %s", task_id, _shown(error))
+        logger.error("the result of %s cannot be stored: %s", refused[0], _shown(error))
         backend = self._app.backend
         try:
             why = error if isinstance(error, QWorkerError) else BackendError(_shown(error))
-            row = backend.row(task_id, backend.meta(task_id, states.FAILURE, exception_to_dict(why)))
+            row = backend.row_why_not(refused, states.FAILURE, why)
             if row is not None:
                 backend.store_rows([row])
         except UNFIT:

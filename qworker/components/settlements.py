@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from qworker import states
 from qworker.conf import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.message.exceptions import exception_to_dict
 from qworker.safe_repr import printable, safe_repr
 from qworker.transports.lease import Ack, Consumer, DeadLetter, Part, Release, ResultRow, Settlement, Store
 
@@ -145,8 +144,7 @@ class Settlements:
             return None
         try:
             state = states.FAILURE if status in states.READY_STATES else status
-            backend = self._app.backend
-            return backend.row(task_id, backend.meta(task_id, state, exception_to_dict(BackendError(why))))
+            return self._app.backend.row_why_not(row, state, BackendError(why))
         except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
             logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
             return None

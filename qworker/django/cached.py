@@ -4,36 +4,36 @@ Comes from:  ``endings.py``, which puts tasks there; ``fetching.py``, which look
 Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
 Thread:      any.
 
-A task is there under its id; its name leads to the id. A group is a counter and a key for each of its
-members. No backend of Django's can add to a list in one step, but each can add a key that must not be there:
-that is the lock of the counter. The one that keeps files cannot do that in one step either: a file is locked.
+A task is there under its id; its name leads to the id. A group is a numbered place for each of its members,
+and a counter that says where to look for the next. No backend of Django's can add to a list in one step, but
+each can add a key that must not be there: so one member alone takes a place, and one that comes again, since
+it was cut short, is found in its own. The backend that keeps files cannot add in one step: a file is locked.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.files import locks
-from django.core.signing import BadSignature
 
-from qworker.django.conf import conf
+from qworker.django.conf import conf, logger
 from qworker.django.models import Task
 from qworker.django.packages import Package
 from qworker.django.running import values_of
 from qworker.django.signing import SignedPackage
+from qworker.errors import BackendError
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
 
-LOCK_SECONDS = 10.0
-"""After so long a lock is nobody's any more: who held it has died."""
+FINISHED_SECONDS = 86400.0
+"""For so long a part is known that comes again after all were collected."""
 
 
 def store() -> Any:
@@ -58,13 +58,23 @@ def seconds_of(cached: Any) -> float | None:
 
 def put(package: Package) -> int:
     """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
-    group."""
+    group. Of a member that was there already: how many there are.
+
+    Raises BackendError when the cache does not take it.
+    """
     seconds, identity, group = seconds_of(package["cached"]), package["id"], package.get("group")
-    values = {key(identity): SignedPackage.dumps(values_of(package))}
-    if not package.get("iter_count"):  # nobody looks for a part of an iterable
-        values[_by_name(package["name"])] = identity
-    store().set_many(values, seconds)
-    return 0 if not group else _join(group, identity, package["name"], seconds)
+    text = SignedPackage.dumps(values_of(package))
+    try:
+        _set(key(identity), text, seconds)
+        if not package.get("iter_count"):  # nobody looks for a part of an iterable
+            store().set(_by_name(package["name"]), identity, seconds)
+        if not group:
+            return 0
+        with _one_at_a_time():
+            return _join(group, identity, package["name"], seconds)
+    except Exception as error:
+        let_pass(error)
+        raise BackendError(f"the cache {conf.cache!r} does not take a result: {safe_repr(error)}") from error
 
 
 def _by_name(name: str) -> str:
@@ -72,34 +82,39 @@ def _by_name(name: str) -> str:
 
 
 def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
-    with _locked(group):
-        if task_id in member_ids(group):  # it ran before, and was cut short
-            return 0
-        number = int(store().get(key(group, "count")) or 0) + 1
-        store().set(key(group, "member", number), f"{task_id} {name}", seconds)
-        store().set(key(group, "count"), number, seconds)
+    """Take the first place of *group* that is free. What its counter says may be less than there are."""
+    if not store().add(key(group, "of", task_id), 1, seconds):  # it was here before, and perhaps cut short
+        ids = member_ids(group)
+        if task_id in ids:
+            return len(ids)
+    member = f"{task_id} {name}"
+    number = int(store().get(key(group, "count")) or 0) + 1
+    while not store().add(place := key(group, "member", number), member, seconds):
+        there = store().get(place)
+        if there is None:  # a table that was locked takes nothing, and says so nowhere
+            raise BackendError("it was too busy")
+        if there == member:
+            break
+        number += 1
+    store().set(key(group, "count"), number, seconds)
     return number
 
 
+def _set(name: str, text: str, seconds: float | None) -> None:
+    """Keep *text*, and look whether it is there: a cache in a table drops what it cannot write."""
+    store().set(name, text, seconds)
+    if store().get(name) != text:
+        raise BackendError("it has not kept what it was given")
+
+
 @contextmanager
-def _locked(group: str) -> Iterator[None]:
-    if isinstance(store(), FileBasedCache):
-        with _locked_file(Path(settings.CACHES[conf.cache]["LOCATION"])):
-            yield
-        return
-    lock = key(group, "lock")
-    until = time.monotonic() + LOCK_SECONDS
-    while not store().add(lock, 1, LOCK_SECONDS) and time.monotonic() < until:
-        time.sleep(random.uniform(0.001, 0.005))
-    try:
+def _one_at_a_time() -> Iterator[None]:
+    """Of the caches that Django has only the one in files adds a key in two steps."""
+    if not isinstance(store(), FileBasedCache):
         yield
-    finally:
-        store().delete(lock)
-
-
-@contextmanager
-def _locked_file(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
+        return
+    directory = Path(store()._dir)
+    directory.mkdir(0o700, parents=True, exist_ok=True)
     with (directory / "qworker.lock").open("a") as file:
         locks.lock(file, locks.LOCK_EX)  # it goes with the file, and with the process
         yield
@@ -116,28 +131,33 @@ def task(task_id: str) -> Task | None:
 
 
 def _task_of(text: str) -> Task | None:
+    """The task that is kept as *text*; None for what somebody else has put there, or nobody can unpickle."""
     try:
         return Task(**SignedPackage.loads(text))
-    except BadSignature:
+    except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
+        let_pass(error)
+        logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
         return None
 
 
 def member_ids(group: str) -> list[str]:
     """Return the ids of the members of *group* that are kept, in the order in which they came."""
-    return [identity for identity, _ in _members(group)]
+    found = _members(group)
+    return [found[number][0] for number in sorted(found)]
 
 
-def _members(group: str) -> list[tuple[str, str]]:
-    """The ids of the members of *group*, each with the name of its task."""
-    keys = _places(group)
-    found = store().get_many(keys)
-    parts = (found[each].partition(" ") for each in keys if each in found)
-    return [(identity, name) for identity, _, name in parts]
-
-
-def _places(group: str) -> list[str]:
+def _members(group: str) -> dict[int, tuple[str, str]]:
+    """The members that are kept, by their places: those that the counter knows, and those after them. Of each
+    the id, and the name of its task."""
     count = int(store().get(key(group, "count")) or 0)
-    return [key(group, "member", number) for number in range(1, count + 1)]
+    keys = {key(group, "member", number): number for number in range(1, count + 1)}
+    found = {keys[each]: str(member) for each, member in store().get_many(list(keys)).items()}
+    number = count + 1
+    while (member := store().get(key(group, "member", number))) is not None:
+        found[number] = str(member)
+        number += 1
+    parts = ((number, member.partition(" ")) for number, member in found.items())
+    return {number: (identity, name) for number, (identity, _, name) in parts}
 
 
 def members(group: str) -> list[Task]:
@@ -146,6 +166,17 @@ def members(group: str) -> list[Task]:
     found = store().get_many(keys)
     tasks = (_task_of(found[each]) for each in keys if each in found)
     return [each for each in tasks if each is not None]
+
+
+def finish(group: str) -> None:
+    """Forget *group*, whose members were collected, and remember that for those that come again."""
+    store().set(key(group, "finished"), 1, FINISHED_SECONDS)
+    delete_group(group)
+
+
+def is_finished(group: str) -> bool:
+    """Tell whether *group* was collected."""
+    return store().get(key(group, "finished")) is not None
 
 
 def delete(task_id: str) -> bool:
@@ -159,8 +190,11 @@ def delete(task_id: str) -> bool:
 
 def delete_group(group: str, tasks: bool = True) -> int:
     """Forget *group*, and its *tasks*; how many these were."""
-    found, keys = _members(group), _places(group)
-    if tasks:
-        keys += [each for identity, name in found for each in (key(identity), _by_name(name))]
-    store().delete_many([*keys, key(group, "count")])
+    found = _members(group)
+    keys = [key(group, "count"), *(key(group, "member", number) for number in found)]
+    for identity, name in found.values():
+        keys.append(key(group, "of", identity))
+        if tasks:
+            keys += [key(identity), _by_name(name)]
+    store().delete_many(keys)
     return len(found)

@@ -21,6 +21,10 @@ from qworker.django.running import SENDER, is_kept, run, unpacked, values_of
 from qworker.django.signals import pre_enqueue
 from qworker.django.signing import SignedPackage
 from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr, storable
+
+LONGEST = 100
+"""Characters of names and groups."""
 
 
 def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
@@ -39,7 +43,8 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
     - broker: a Broker to use. cluster (text): the name of another cluster.
     - task_name (text): its name, in place of one that is made up.
 
-    Raises what the broker raises that cannot take it.
+    Raises ValueError for a group or a name of more than 100 characters, and what the broker raises that
+    cannot take it.
     """
     keywords, options = options_apart(kwargs)
     return enqueue(func, args, keywords, options)
@@ -67,8 +72,10 @@ def enqueue(
 def package_of(
     func: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Package:
-    """Return the package of a call."""
+    """Return the package of a call. Raises ValueError for a name or a group that no table keeps."""
     name, identity = uuid()
+    for option in ("group", "task_name", "cluster"):
+        _check_text(option, options.get(option))
     package: Package = {
         "id": options.pop("id", None) or identity,
         "name": options.pop("task_name", None) or name,
@@ -82,6 +89,17 @@ def package_of(
     if "cached" not in package and conf.cached:
         package["cached"] = conf.cached
     return package
+
+
+def _check_text(option: str, value: Any) -> None:
+    if value is None:
+        return
+    text = str(value)
+    if len(text) > LONGEST or storable(text) != text:
+        raise ValueError(
+            f"{option} is {safe_repr(value, 80)}: it has at most {LONGEST} characters, no NUL and no lone "
+            "surrogate"
+        )
 
 
 def signed(package: Package) -> str:

@@ -166,10 +166,13 @@ def check_connections(**_: Any) -> Messages:
     found: Messages = []
     for alias, database in settings.DATABASES.items():
         age = database.get("CONN_MAX_AGE", 0)
-        if (age is None or age > 0) and not database.get("CONN_HEALTH_CHECKS"):
+        kept = "CONN_MAX_AGE" if age is None or age > 0 else "pool"
+        if (kept != "pool" or (database.get("OPTIONS") or {}).get("pool")) and not database.get(
+            "CONN_HEALTH_CHECKS"
+        ):
             found.append(
                 Warning(
-                    f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE) without CONN_HEALTH_CHECKS: a "
+                    f"DATABASES[{alias!r}] keeps connections ({kept}) without CONN_HEALTH_CHECKS: a "
                     "task may meet one that the server has closed",
                     hint="Set CONN_HEALTH_CHECKS to True.",
                     id="qworker.W013",

@@ -18,13 +18,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import connections
-
 from qworker import signals
 from qworker.clock import SYSTEM_CLOCK
 from qworker.components.assembly import MakeComponent
 from qworker.components.shutdown import RUNNING
-from qworker.django import cluster_log
+from qworker.django import cluster_log, task_connections
 from qworker.django.announcing import Announcer
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.cluster_conf import override
@@ -80,7 +78,7 @@ class Cluster:
         if self._lives:
             return self.pid
         self.start_event, self.stop_event = FORK.Event(), FORK.Event()
-        connections.close_all()
+        task_connections.close_all()
         forget()
         self.sentinel = FORK.Process(target=self._guard, name="qworker-cluster")
         self.sentinel.start()

@@ -5,41 +5,53 @@ Goes to:     the cache; the hook; back to them, what is to be enqueued next.
 Thread:      whichever ran the task.
 
 It follows once from each end, wherever the result is kept, and also when it is not kept. Nothing here makes a
-failure of a task that has succeeded.
+failure of a task that has succeeded. Where the cache or the database is away, nothing was told yet: end() may
+be called again.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
+from uuid import UUID, uuid5
 
-from django.db import router
+from django.db import Error, router
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from qworker import states
-from qworker.django import cached, task_rows
+from qworker.django import cached, task_connections, task_rows
 from qworker.django.models import Task
 from qworker.django.packages import Package, options_apart
-from qworker.django.running import SENDER, is_kept, values_of
+from qworker.django.running import is_kept, observe, values_of
 from qworker.django.signals import post_execute
+from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
+from qworker.transports.sql.refusals import refused
 
 logger = logging.getLogger("django-q")
+
+NAMESPACE = UUID("6c1f64f4-9a0e-5a5b-93a3-3d7c5b0e8f11")
+"""Of the ids of what follows a task: who tells its end again enqueues the same."""
 
 Following = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
 """Function, args, kwargs and options of a task that is to be enqueued."""
 
 
 def end(package: Package) -> list[Following]:
-    """See to what follows from the end of *package*; return what is to be enqueued."""
+    """See to what follows from the end of *package*; return what is to be enqueued.
+
+    Raises BackendError when the database or the cache does not answer.
+    """
     if package.get("iter_count"):
-        _add_to_whole(package)
+        _in_database(lambda: _add_to_whole(package))
     elif package.get("cached"):
         cached.put(package)
     if package.get("hook") is not None:
         _call_hook(package)
-    post_execute.send(SENDER, task=package)
+    observe(post_execute, task=package)
     return _next(package) if package["success"] else []
 
 
@@ -47,43 +59,70 @@ def save(values: dict[str, Any]) -> None:
     """Save the values of a ``Task`` at once, by this process's own connection."""
     alias = router.db_for_write(Task)
     status = states.SUCCESS if values["success"] else states.FAILURE
-    task_rows.store([(values["id"], status, task_rows.pack(values, alias), None)], alias)
+    row = values["id"], status, task_rows.pack(values, alias), None
+    try:
+        task_rows.store([row], alias)
+    except Error as error:
+        if not refused(error.__cause__):
+            raise
+        task_rows.store([(*row[:2], task_rows.refused(row[2], f"it cannot be stored: {error}"), None)], alias)
+
+
+def _in_database(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Error as error:
+        task_connections.drop_broken()
+        raise BackendError(f"the database does not answer: {error}") from error
 
 
 def _call_hook(package: Package) -> None:
     """The hook may look for the task: it is stored first, though the ack of its message stores it, too."""
     values = values_of(package)
+    if is_kept(package):
+        _in_database(lambda: save(values))
+    callers = task_connections.in_transaction()
     try:
-        if is_kept(package):
-            save(values)
         hook = package["hook"]
         call = import_string(hook) if isinstance(hook, str) else hook
         call(Task(**values))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         let_pass(error)
-        logger.error("the hook of task %s failed: %s: %s", package["id"], type(error).__name__, error)
+        logger.error("the hook of task %s failed: %s", package["id"], safe_repr(error))
         logger.debug("the traceback of that", exc_info=error)
+    task_connections.roll_back(callers)
 
 
 def _add_to_whole(package: Package) -> None:
     """Keep a part of an iterable; who brings the last one makes one task of all, and forgets the parts.
 
-    They are kept in the cache; where no other process sees that, in the table of ``Task``.
+    They are kept in the cache; where no other process sees that, in the table of ``Task``. No part is
+    forgotten before the whole is stored: who sees all parts makes the same of them, and who sees fewer finds
+    the whole. Of a part that comes again after that nothing is kept.
     """
     group, count = package["group"], package["iter_count"]
     if package.get("cached"):
-        if cached.put(package) == count:
-            _collect(package, cached.members(group))
-            cached.delete_group(group)
+        if cached.is_finished(group) or cached.put(package) < count:
+            return
+        tasks = cached.members(group)
+        if len(tasks) >= count or not cached.is_finished(group):  # else another has just collected them
+            _collect(package, tasks)
+            cached.finish(group)
+        return
+    if Task.objects.filter(pk=group).exists():
         return
     save(values_of(package))
-    parts = Task.objects.filter(group=group).order_by("stopped")
-    if parts.count() >= count:  # who ends at the same time may see that, too, and makes the same of it
-        _collect(package, list(parts))
+    parts = Task.objects.filter(group=group).order_by("stopped", "id")
+    if parts.count() < count:
+        return
+    tasks = list(parts)
+    if len(tasks) >= count:
+        _collect(package, tasks)
         parts.delete()
 
 
 def _collect(package: Package, tasks: list[Task]) -> None:
+    lost = package["iter_count"] - len(tasks)
     whole = {
         **package,
         "id": package["group"],
@@ -91,16 +130,24 @@ def _collect(package: Package, tasks: list[Task]) -> None:
         "kwargs": {},
         "result": [task.result for task in tasks],
         "success": all(task.success for task in tasks),
-        "started": min(task.started for task in tasks),
+        "started": min((task.started for task in tasks), default=package["started"]),
         "stopped": timezone.now(),
         "group": None,
         "cached": package.get("iter_cached"),
         "iter_count": None,
     }
+    if lost > 0:
+        whole |= {
+            "success": False,
+            "result": f"{lost} of {package['iter_count']} parts are no more in the cache",
+        }
     if whole["cached"]:
         cached.put(whole)
     elif is_kept(whole):
-        save(values_of(whole))
+        try:
+            save(values_of(whole))
+        except EncodeError as error:  # it is larger than the database takes
+            save(values_of({**whole, "success": False, "result": str(error)}))
 
 
 def _next(package: Package) -> list[Following]:
@@ -109,7 +156,8 @@ def _next(package: Package) -> list[Following]:
         return []
     func, args, kwargs, options = call_of(chain.pop(0))
     of_all = {name: package[name] for name in ("group", "cached", "cluster") if package.get(name) is not None}
-    return [(func, args, kwargs, {**options, **of_all, "chain": chain})]
+    following = uuid5(NAMESPACE, package["id"]).hex
+    return [(func, args, kwargs, {**options, **of_all, "id": following, "chain": chain})]
 
 
 def call_of(link: Any) -> Following:

@@ -7,6 +7,7 @@ Thread:      any; made when it is first needed, and anew when the settings chang
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from typing import Any
@@ -18,7 +19,7 @@ from qworker import QWorker, signals
 from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
-from qworker.django import work
+from qworker.django import task_connections, work
 from qworker.django.broker_urls import url_and_options
 from qworker.django.brokers.choice import broker_class
 from qworker.django.brokers.custom import CustomTransport
@@ -128,7 +129,32 @@ def _beside(broker: str | Broker, others: str, changes: dict[str, Any]) -> QWork
 
 def close_connections(**_: Any) -> None:
     """Close all of Django's connections: none may be open in two processes."""
-    connections.close_all()
+    task_connections.close_all()
+
+
+def before_task(sender: Any, **_: Any) -> None:
+    """Make Django's connections fit for a task of qworker's own. (RUN does that itself; a call that is run in
+    place has its caller's, and coroutines have them in other threads.)"""
+    context = sender.request
+    if sender.name != RUN and not context.is_eager and not _in_event_loop():
+        context.__dict__["callers"] = task_connections.begin()
+
+
+def after_task(sender: Any, **_: Any) -> None:
+    """Let go of them."""
+    callers = sender.request.__dict__.pop("callers", None)
+    if callers is not None:
+        task_connections.end(callers)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 signals.worker_init.connect(close_connections, weak=False)
+signals.task_prerun.connect(before_task, weak=False)
+signals.task_postrun.connect(after_task, weak=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, close_old_connections, router
+from django.db import Error, router
 
 from qworker import states
 from qworker.backends import Backend
@@ -18,12 +18,13 @@ from qworker.backends.base import Found, Meta
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import Source
 from qworker.clock import Clock, isoformat
-from qworker.django import task_rows, work
+from qworker.django import task_connections, task_rows, work
 from qworker.django.models import Task
 from qworker.django.packages import RUN
-from qworker.errors import BackendError
+from qworker.errors import BackendError, EncodeError
 from qworker.message.exceptions import exception_to_dict
 from qworker.transports.lease import ResultRow
+from qworker.transports.sql.refusals import refused
 
 if TYPE_CHECKING:
     from qworker.context import Context
@@ -92,6 +93,11 @@ class TaskResults(Backend):
             return None
         return task_id, meta["status"], task_rows.pack(values, self._alias), None
 
+    def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
+        if not task_rows.is_task(row):
+            return self.others.row_why_not(row, status, error)
+        return row[0], states.FAILURE, task_rows.refused(row[2], f"{type(error).__name__}: {error}"), None
+
     def store(self, task_id: str, meta: Meta) -> bool:
         if KEPT not in meta:
             return self.others.store(task_id, meta)
@@ -109,11 +115,13 @@ class TaskResults(Backend):
             self.others.store_rows(others)
 
     def _in_database(self, work: Callable[[], Any]) -> Any:
-        close_old_connections()
+        task_connections.begin()
         try:
             return work()
-        except DatabaseError as error:
-            close_old_connections()
+        except Error as error:
+            task_connections.drop_broken()
+            if refused(error.__cause__):
+                raise EncodeError(f"the database {self._alias!r} cannot take this: {error}") from error
             raise BackendError(f"the database {self._alias!r}: {error}") from error
 
     def get(self, task_id: str) -> Meta | None:

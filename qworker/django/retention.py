@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.db import DatabaseError, close_old_connections
+from django.db import Error, close_old_connections
 from django.db.models import Count
 
 from qworker import QWorker
 from qworker.components.component import ThreadComponent
+from qworker.django import task_connections
 from qworker.django.conf import conf, logger
 from qworker.django.models import Success
 from qworker.interrupts import let_pass
@@ -38,11 +39,12 @@ class Retention(ThreadComponent):
     def step(self, now: float) -> float:
         if conf.save_limit <= 0:
             return LOOK_SECONDS * 10
-        close_old_connections()
+        task_connections.begin()
         try:
             deleted = sweep()
-        except DatabaseError as error:
+        except Error as error:
             let_pass(error)
+            task_connections.drop_broken()
             logger.warning("tasks beyond save_limit stay for now: %s", error)
             return LOOK_SECONDS * 10
         return 0.0 if deleted >= MOST else LOOK_SECONDS

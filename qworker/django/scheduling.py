@@ -26,7 +26,7 @@ from itertools import islice
 from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections
+from django.db import Error, close_old_connections
 from django.db.models import Min, Q
 from django.utils import timezone
 
@@ -35,11 +35,12 @@ from qworker.beat.leadership import Leadership
 from qworker.beat.store import LOOK_SECONDS, Firing, Lease, ScheduleStore, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
+from qworker.django import task_connections
 from qworker.django.calls import package_of, signed
 from qworker.django.conf import conf, logger
 from qworker.django.models import Schedule
 from qworker.django.packages import envelope_of
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope
@@ -57,6 +58,8 @@ MOST_TOLD = 20
 MICROSECOND = 1e-6
 MOST_SET_BACK = 1000
 """How often a schedule may be set back to one due time."""
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
+"""What Django raises for a column that has what is none of its values, as SQLite lets it have."""
 
 
 class Scheduler(ThreadComponent):
@@ -88,9 +91,9 @@ class Scheduler(ThreadComponent):
             self._leadership.lost()
             self._unsure = True
             return LOOK_SECONDS
-        except (BackendError, BrokerUnavailable, DatabaseError) as error:
+        except (BackendError, BrokerUnavailable, Error) as error:
             let_pass(error)
-            close_old_connections()
+            task_connections.drop_broken()
             self._unsure = True
             if not self._away:
                 self._away = True
@@ -114,7 +117,7 @@ class Scheduler(ThreadComponent):
         if lease is None:
             self._unsure = True
             return LOOK_SECONDS
-        close_old_connections()
+        task_connections.begin()
         if self._unsure:
             self._send_pending(lease)
             self._unsure = False
@@ -123,7 +126,11 @@ class Scheduler(ThreadComponent):
         if now >= self._sweep_at:
             swept = self._store.sweep(self.clock.now() - self._app.conf.beat_history_expires)
             self._sweep_at = now + (LONGEST_REST if swept else SWEEP_SECONDS)
-        following = self._rows().aggregate(first=Min("next_run"))["first"]
+        try:
+            rows = self._rows().exclude(pk__in=list(self._wrong))
+            following = rows.aggregate(first=Min("next_run"))["first"]
+        except UNREADABLE:  # of one that has no time there; _send_due() finds the others
+            following = None
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
         return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
 
@@ -139,7 +146,7 @@ class Scheduler(ThreadComponent):
         due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
         if self._wrong:
             due = due.exclude(pk__in=self._changed_meanwhile())
-        rows = list(due[:MOST])
+        rows = self._read(due)
         firings: list[Firing] = []
         ends: dict[str, tuple[Schedule, dict[str, Any]]] = {}
         for row in rows:
@@ -151,11 +158,13 @@ class Scheduler(ThreadComponent):
                 continue
             firings += made
             ends[str(row.pk)] = row, changes
-        if firings:
-            self._fire(lease, firings, ends)
-            if CRASHING:
-                crash_point("schedules-sent")
+        refused = self._fire(lease, firings, ends)
+        if CRASHING and firings:
+            crash_point("schedules-sent")
         for row, changes in ends.values():
+            if str(row.pk) in refused:
+                self._note_wrong(row, refused[str(row.pk)])
+                continue
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
         return len(rows) == MOST
@@ -185,21 +194,42 @@ class Scheduler(ThreadComponent):
 
     def _fire(
         self, lease: Lease, firings: list[Firing], ends: dict[str, tuple[Schedule, dict[str, Any]]]
-    ) -> None:
+    ) -> dict[str, Exception]:
         """Send *firings*, once each; and once more those whose schedule was set back to a slot of the past.
-        The id of what was sent last comes into *ends*."""
-        sender = self._app.broker.sender
-        made = self._store.fire(lease, firings, sender)
-        self.sent += len(made)
+        The id of what was sent last comes into *ends*. Returns why the broker refuses some, by the names of
+        their schedules."""
+        made, refused = self._sent(lease, firings)
         done = {(each.name, each.due) for each in made}
         again: list[Firing] = []
         for each in firings:
-            if (each.name, each.due) not in done:
+            if (each.name, each.due) not in done and each.name not in refused:
                 again += self._set_back(ends[each.name][0], each)
-        if again:
-            self.sent += len(self._store.fire(lease, again, sender))
-            for each in again:
-                ends[each.name][1]["task"] = each.task_id
+        made, refused_again = self._sent(lease, again)
+        for each in made:
+            ends[each.name][1]["task"] = each.task_id
+        return refused | refused_again
+
+    def _sent(self, lease: Lease, firings: list[Firing]) -> tuple[list[Firing], dict[str, Exception]]:
+        """Send *firings*; return those whose slots were free, and why the broker refuses some, by the names
+        of their schedules."""
+        if not firings:
+            return [], {}
+        try:
+            made = self._store.fire(lease, firings, self._app.broker.sender)
+        except PublishError as error:
+            if len({each.name for each in firings}) == 1:
+                return [], {firings[0].name: error}
+        else:
+            self.sent += len(made)
+            return made, {}
+        by_name: dict[str, list[Firing]] = {}
+        for each in firings:
+            by_name.setdefault(each.name, []).append(each)
+        found = [self._sent(lease, some) for some in by_name.values()]
+        return (
+            [each for made, _ in found for each in made],
+            {name: error for _, refused in found for name, error in refused.items()},
+        )
 
     def _set_back(self, row: Schedule, taken: Firing) -> list[Firing]:
         """The firing of *row* for a slot that was *taken*, if somebody has set the row back to it; else []:
@@ -211,15 +241,32 @@ class Scheduler(ThreadComponent):
         times = sum(taken.due <= slot.due < taken.due + MOST_SET_BACK * MICROSECOND for slot in slots)
         return [self._firing(row, _instant(taken.due), times)[0]]
 
+    def _read(self, due: Any) -> list[Schedule]:
+        """The rows that are due; without those of which a column has what is none of its values."""
+        try:
+            return list(due[:MOST])
+        except UNREADABLE:
+            return [row for key in due.values_list("pk", flat=True)[:MOST] if (row := self._read_one(key))]
+
+    def _read_one(self, key: int) -> Schedule | None:
+        try:
+            found: Schedule | None = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE as error:
+            self._note_wrong(Schedule(pk=key), error)
+            return None
+        return found
+
     def _changed_meanwhile(self) -> list[int]:
         """Those that are wrong still: what was changed since is tried again."""
-        known = Schedule.objects.in_bulk(list(self._wrong))
-        self._wrong = {
-            key: text
-            for key, text in self._wrong.items()
-            if key in known and text.endswith(_fingerprint(known[key]))
-        }
+        self._wrong = {key: text for key, text in self._wrong.items() if self._is_same(key, text)}
         return list(self._wrong)
+
+    def _is_same(self, key: int, text: str) -> bool:
+        try:
+            row = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE:
+            return True
+        return row is not None and text.endswith(_fingerprint(row))
 
     def _note_wrong(self, row: Schedule, error: Exception) -> None:
         text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"

@@ -11,9 +11,10 @@ needs no model. A success that is recorded stays; a failure gives way to what ca
 from __future__ import annotations
 
 import marshal
+import math
 import pickle
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -21,9 +22,11 @@ from typing import Any
 from django.db import connections
 
 from qworker.django.models import Task
+from qworker.django.running import PROTOCOL
 from qworker.django.telling import ring, that_tells
 from qworker.errors import EncodeError
 from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
 
 MARK = b"\x00task"
@@ -37,14 +40,19 @@ COLUMNS = (
 
 _KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
 PICKLED = frozenset(["args", "kwargs", "result"])
-PROTOCOL = 5
-"""Of pickle: every Python since 3.8 reads it."""
+PORTION_BYTES = 1_000_000
+"""Of rows of one statement; a larger one is alone in its own."""
+LARGE = 500_000
+"""Bytes of a row from which on it is asked for how long a statement may be."""
+ROOM = 4096
+"""Bytes of a statement beside its values."""
 
 
 def pack(values: Mapping[str, Any], alias: str) -> bytes:
     """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
 
-    Raises EncodeError for a result that cannot be pickled.
+    Raises EncodeError for a result that cannot be pickled, or is larger than the database takes. A failure
+    is always kept: of what is too large as much as fits.
     """
     connection = connections[alias]
     row: list[Any] = []
@@ -56,7 +64,37 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
             value = connection.ops.adapt_datetimefield_value(value)
             value = value.isoformat(" ") if isinstance(value, datetime) else value
         row.append(value)
-    return MARK + marshal.dumps(tuple(row))
+    payload = MARK + marshal.dumps(tuple(row))
+    if len(payload) < LARGE or len(payload) + ROOM < (most := longest(connection)):
+        return payload
+    if values["success"]:
+        raise EncodeError(f"the result and its arguments are larger than {alias!r} takes, {most} bytes")
+    text = str(values["result"])
+    shorter = text if len(text) < LARGE // 4 else f"{text[: LARGE // 8]}\n...\n{text[-LARGE // 8 :]}"
+    args, kwargs = (safe_repr(values["args"]),), {"kwargs": safe_repr(values["kwargs"])}
+    return pack({**values, "result": shorter, "args": args, "kwargs": kwargs}, alias)
+
+
+def longest(connection: Any) -> float:
+    """How many bytes a statement may have by Django's *connection*."""
+    if connection.vendor != "mysql":
+        return math.inf
+    if connection.alias not in _longest:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            _longest[connection.alias] = int(cursor.fetchone()[0])
+    return _longest[connection.alias]
+
+
+_longest: dict[str, int] = {}
+
+
+def refused(payload: bytes, why: str) -> bytes:
+    """Return what is stored in place of *payload*, which the database refuses: a failure without
+    arguments."""
+    values = dict(zip(COLUMNS, unpack(payload), strict=True))
+    values |= {"success": False, "result": _pickled(why), "args": _pickled(()), "kwargs": _pickled({})}
+    return MARK + marshal.dumps(tuple(values[name] for name in COLUMNS))
 
 
 def _pickled(value: Any) -> str:
@@ -129,11 +167,23 @@ def statements(
     vendor: str, rows: Sequence[ResultRow], place: str = "%s"
 ) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the statements that store *rows*, with their values."""
-    table, found = Task._meta.db_table, latest(rows)
+    table = Task._meta.db_table
     return [
         (statement(vendor, table, len(some), place), tuple(value for row in some for value in row))
-        for some in (found[start : start + PORTION] for start in range(0, len(found), PORTION))
+        for some in _portions(latest(rows))
     ]
+
+
+def _portions(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    start = size = 0
+    for position, row in enumerate(rows):
+        length = sum(len(value) for value in row if isinstance(value, str))
+        if position - start == PORTION or (position > start and size + length > PORTION_BYTES):
+            yield rows[start:position]
+            start, size = position, 0
+        size += length
+    if rows:
+        yield rows[start:]
 
 
 def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]:

@@ -7,27 +7,41 @@ Thread:      whichever runs the task.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import Error
 
 from qworker import states
+from qworker.clock import SYSTEM_CLOCK
 from qworker.context import Context, current_context, get_current_task
-from qworker.django import cached, endings
+from qworker.django import cached, endings, task_connections
 from qworker.django.calls import enqueue
-from qworker.django.conf import conf
+from qworker.django.conf import conf, logger
 from qworker.django.models import Task
 from qworker.django.packages import Package
 from qworker.django.running import is_kept, note, run, unpacked, values_of
-from qworker.errors import Ignore, Reject, Retry, SoftTimeLimitExceeded, Terminated
+from qworker.errors import (
+    BackendError,
+    Ignore,
+    QWorkerError,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    Terminated,
+)
+from qworker.interrupts import let_pass
 from qworker.tasks.task import Task as BaseTask
+from qworker.tasks.unsent import is_away, reason
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PASSING = (Ignore, Reject, Retry, Terminated, SoftTimeLimitExceeded)
 """What ends a run in other ways than by failing."""
 
-_here: ContextVar[Package | None] = ContextVar("qworker_django_package", default=None)
-"""The package that runs here."""
+PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before what follows a task is tried again, where it could not be told; then the task goes back."""
 
 
 class PackageTask(BaseTask[..., Any]):
@@ -42,33 +56,41 @@ class PackageTask(BaseTask[..., Any]):
         context.__dict__["package"] = package
 
 
-def run_package(text: str) -> Any:
-    """Run the signed package *text*; return what its function does.
+def run_package(*given: Any, **more: Any) -> Any:
+    """Run the signed package that is all that is *given*; return what its function does.
 
-    Raises Reject for a package that cannot be unpacked, which makes a dead letter of it.
+    Raises Reject for what cannot be unpacked, which makes a dead letter of it; and to have a task run again
+    when what follows it cannot be told, since the broker or a store is away.
     """
-    package = unpacked(text)
+    if len(given) != 1 or more or not isinstance(given[0], str):
+        raise Reject("the message carries no package")
+    package = unpacked(given[0])
     context = current_context()
     package["attempt"] = 1 if context is None else (context.retries or 0) + 1
     if context is not None:
         context.__dict__["package"] = package
-    close_old_connections()
-    if "slot" in package and _has_run(package):
-        raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
+    callers = task_connections.begin()
     try:
+        if "slot" in package and _has_run(package):
+            raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
         value = run(package)
     except PASSING:
         raise
     except BaseException as error:
-        if isinstance(error, DatabaseError | InterfaceError):
-            _drop_connections()
+        task_connections.roll_back(callers)
+        if isinstance(error, Error):
+            task_connections.drop_broken()
         if _comes_again(package):
             task: Any = get_current_task()
             raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
-        _go_on(package)
+        _go_on_or_back(package)
         raise
-    _go_on(package)
-    return value
+    else:
+        task_connections.roll_back(callers)
+        _go_on_or_back(package)
+        return value
+    finally:
+        task_connections.end(callers)
 
 
 def _has_run(package: Package) -> bool:
@@ -89,16 +111,46 @@ def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
     """Return the fields of ``Task`` that are to be stored for the run of *context*; None for none."""
     package: Package | None = context.__dict__.get("package")
     if package is None:
-        package = unpacked(context.args[0])
+        try:
+            package = unpacked(context.args[0])
+        except (Reject, LookupError):
+            return None  # nobody knows what it is: its message is a dead letter
     if status != states.SUCCESS and package.get("success", True):
         note(package, False, _text_of(result))
     return values_of(package) if status != states.STARTED and is_kept(package) else None
 
 
+def _go_on_or_back(package: Package) -> None:
+    try:
+        _go_on(package)
+    except QWorkerError as error:
+        if is_away(error):
+            raise Reject(reason(error), requeue=True) from error
+        raise
+
+
 def _go_on(package: Package) -> None:
-    """See to what follows, and enqueue it."""
-    for func, args, kwargs, options in endings.end(package):
-        enqueue(func, args, kwargs, options)
+    """See to what follows, and enqueue it. Raises what tells that this cannot be done for now."""
+    for func, args, kwargs, options in _patiently(endings.end, package):
+        _patiently(enqueue, func, args, kwargs, options)
+
+
+def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What *work* returns, which is tried for some seconds."""
+    for pause in PAUSES:
+        try:
+            return work(*args, **kwargs)
+        except (Error, QWorkerError) as error:
+            if isinstance(error, QWorkerError) and not is_away(error):
+                raise
+            let_pass(error)
+            logger.debug("what follows a task is tried again: %s", error)
+        task_connections.drop_broken()
+        SYSTEM_CLOCK.sleep(pause)
+    try:
+        return work(*args, **kwargs)
+    except Error as error:
+        raise BackendError(f"the database does not answer: {error}") from error
 
 
 def _comes_again(package: Package) -> bool:
@@ -107,13 +159,6 @@ def _comes_again(package: Package) -> bool:
         return False
     most = conf.max_attempts
     return not most or package["attempt"] < most
-
-
-def _drop_connections() -> None:
-    """Close what may be broken, but for a connection that somebody has a transaction on."""
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:
-            connection.close()
 
 
 def _text_of(error: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -95,13 +96,15 @@ def _project_databases(
 @contextmanager
 def _emptied(found: ProjectDatabase, tmp_path: Path) -> Iterator[ProjectDatabase]:
     if found.kind == "sqlite":
-        copy = ProjectDatabase("sqlite", tmp_path)
-        with closing(found.connect()) as original, closing(copy.connect()) as connection:
+        mine = ProjectDatabase("sqlite", tmp_path)
+        with closing(found.connect()) as original, closing(mine.connect()) as connection:
             original.backup(connection)
-        yield copy
+        yield mine
         return
     found.empty()
-    yield found
+    mine = copy(found)
+    mine.settings = dict(found.settings)  # which the test may change
+    yield mine
     found.sever()
 
 

@@ -16,6 +16,8 @@ def main() -> None:
     import django
 
     django.setup()
+    from qworker.django.task_connections import close_all
+
     answers, sys.stdout = sys.stdout, sys.stderr
     names: dict[str, Any] = {}
     exec("from qworker.django.tasks import *\nfrom qworker.django.models import *", names)
@@ -24,8 +26,9 @@ def main() -> None:
         try:
             exec(json.loads(line), names)
             told = {"answer": names["answer"]}
-        except BaseException:  # the test is told
+        except BaseException:  # noqa: BLE001 - the test is told
             told = {"error": traceback.format_exc()}
+        close_all()  # tests count connections, and cut them
         answers.write(json.dumps(told, default=str) + "\n")
         answers.flush()
 

@@ -24,8 +24,6 @@ from tests.acceptance.ledger import ENDED, STARTED
 from tests.support.django_databases import ProjectDatabase
 
 TASKS = "tests.acceptance.django_tasks"
-QUEUE = {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker_message"}
-DEAD = {"sqlite": "dead", "postgresql": "qworker_dead", "mysql": "qworker_dead"}
 
 
 class ClusterProcess(WorkerProcess):
@@ -57,7 +55,8 @@ class ClusterProcess(WorkerProcess):
 
 
 class DjangoSite:
-    """path: an empty directory. database: migrated, and empty. cluster: keys of Q_CLUSTER. settings: Django's.
+    """path: an empty directory. database: migrated, and empty. cluster: keys of Q_CLUSTER. settings: of
+    Django.
 
     Calls are known by the key that is their first argument.
     """
@@ -96,7 +95,9 @@ class DjangoSite:
 
     # -- acting --
 
-    def start(self, name: str = "one", *options: str, ready: bool = True, **settings: object) -> ClusterProcess:
+    def start(
+        self, name: str = "one", *options: str, ready: bool = True, **settings: object
+    ) -> ClusterProcess:
         cluster = ClusterProcess(self, name, *options, **settings)
         self.clusters.append(cluster)
         return cluster.wait_ready() if ready else cluster
@@ -127,7 +128,8 @@ class DjangoSite:
         return call
 
     def do(self, code: str) -> Any:
-        """Have the first caller do *code*, with all names of qworker.django's tasks and models; its answer."""
+        """Have the first caller do *code*, which has the names of qworker.django's tasks and models; its
+        answer."""
         if not hasattr(self, "_first"):
             self._first = self.caller()
         return self._first(code)
@@ -138,7 +140,8 @@ class DjangoSite:
 
     def send_many(self, function: str, calls: Sequence[tuple[Any, ...]], **options: Any) -> list[str]:
         ids: list[str] = self.do(
-            f"answer = [async_task({f'{TASKS}.{function}'!r}, *args, **{options!r}) for args in {list(calls)!r}]"
+            f"answer = [async_task({f'{TASKS}.{function}'!r}, *args, **{options!r})"
+            f" for args in {list(calls)!r}]"
         )
         self.ids |= {str(args[0]): task_id for args, task_id in zip(calls, ids, strict=True)}
         return ids
@@ -156,7 +159,9 @@ class DjangoSite:
 
     def task(self, task_id: str) -> dict[str, Any] | None:
         """The fields of a row of ``Task``."""
-        found: dict[str, Any] | None = self.do(f"answer = Task.objects.filter(pk={task_id!r}).values().first()")
+        found: dict[str, Any] | None = self.do(
+            f"answer = Task.objects.filter(pk={task_id!r}).values().first()"
+        )
         return found
 
     def tasks(self, **conditions: Any) -> list[dict[str, Any]]:
@@ -181,8 +186,13 @@ class DjangoSite:
         )
 
     def dead(self) -> list[str]:
-        """The reasons of the dead letters in the database."""
-        return [row[0] for row in self.database.rows(f"SELECT reason FROM {DEAD[self.kind]}")]
+        """The reasons of the dead letters."""
+        return list(
+            self.do(
+                "from qworker.django.engine import app\n"
+                "answer = [letter.reason for letter in app().broker.admin.dead(limit=1000)]"
+            )
+        )
 
     @property
     def log(self) -> str:
@@ -213,7 +223,9 @@ class DjangoSite:
         starts, ends = self._counted(STARTED), self._counted(ENDED)
         rows = Counter(row["id"] for row in self.tasks(success=True))
         for key, task_id in self.ids.items():
-            about = f"{key} [{task_id}]: {starts[key]} starts, {ends[key]} ends, {rows[task_id]} rows\n{self.log}"
+            about = (
+                f"{key} [{task_id}]: {starts[key]} starts, {ends[key]} ends, {rows[task_id]} rows\n{self.log}"
+            )
             assert ends[key] >= 1, f"lost: {about}"
             assert rows[task_id] == 1, f"result: {about}"
             assert not once or starts[key] == 1, f"twice: {about}"
@@ -229,8 +241,10 @@ class DjangoSite:
 
 
 @contextmanager
-def site_on(path: Path, database: ProjectDatabase, **more: Any) -> Iterator[DjangoSite]:
-    site = DjangoSite(path, database, **more)
+def site_on(
+    path: Path, database: ProjectDatabase, cluster: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[DjangoSite]:
+    site = DjangoSite(path, database, cluster, **settings)
     try:
         yield site
     finally:

@@ -1,4 +1,5 @@
-"""Private servers: a Redis, PostgreSQL or RabbitMQ of a test's own, that may be killed, frozen and restarted.
+"""Private servers: a Redis, PostgreSQL, MariaDB or RabbitMQ of a test's own, that may be killed, frozen and
+restarted.
 
 Comes from:  tests of faults, which start one on a free port with its data in a new directory.
 Goes to:     the server's own binaries, run as this user (PostgreSQL refuses root, so as ``postgres`` then).
@@ -264,6 +265,56 @@ class PostgreSQL(Server):
                 " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
             )
         )
+
+
+class MariaDB(Server):
+    """With a database ``test`` for a root without a password. A commit survives the server's death."""
+
+    binary = "mariadbd"
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/test"
+
+    def prepare(self) -> None:
+        data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
+        install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
+        subprocess.run(
+            [*install, "--skip-test-db", "--auth-root-authentication-method=normal"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self.directory,
+        )
+        self.options = {
+            "datadir": data,
+            "user": user,
+            "bind-address": "127.0.0.1",
+            "port": str(self.port),
+            "socket": str(self.directory / "socket"),
+            "pid-file": str(self.directory / "pid"),
+            "innodb-buffer-pool-size": "16M",
+            "innodb-flush-log-at-trx-commit": "2",
+            **self.options,
+        }
+
+    def command(self) -> list[str]:
+        return [
+            binary(self.binary),
+            "--no-defaults",
+            *(f"--{name}={value}" for name, value in self.options.items()),
+        ]
+
+    def answers(self) -> bool:
+        import pymysql
+
+        try:
+            with pymysql.connect(
+                host="127.0.0.1", port=self.port, user="root", connect_timeout=5
+            ) as connection:
+                connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
+        except pymysql.err.OperationalError:
+            return False
+        return True
 
 
 class RabbitMQ(Server):

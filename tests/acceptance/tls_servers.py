@@ -1,5 +1,4 @@
-"""Private servers that speak TLS: those of private_servers.py and a MariaDB, each with a certificate for
-``localhost``.
+"""Private servers that speak TLS: those of private_servers.py, each with a certificate for ``localhost``.
 
 Comes from:  test_tls.py.
 Goes to:     the servers' own binaries.
@@ -11,9 +10,7 @@ Redis and RabbitMQ have a second port, without TLS; the databases have one port 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
-import subprocess
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +19,11 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from tests.acceptance.private_servers import (
+    MariaDB,
     PostgreSQL,
     RabbitMQ,
     Redis,
     Server,
-    binary,
     free_port,
     unprivileged,
 )
@@ -140,62 +137,21 @@ class SecurePostgreSQL(Secure, PostgreSQL):
         return f"db+{url}"
 
 
-class SecureMariaDB(Secure):
-    """With a database ``test`` for a root without a password."""
-
-    binary = "mariadbd"
+class SecureMariaDB(Secure, MariaDB):
     authority = "ssl_ca"
 
     @property
     def base(self) -> str:
         return f"mysql://root@{{host}}:{self.port}/test"
 
-    @property
-    def url(self) -> str:
-        return self.base.format(host="127.0.0.1")
-
     def prepare(self) -> None:
-        data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
-        install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
-        subprocess.run(
-            [*install, "--skip-test-db", "--auth-root-authentication-method=normal"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=self.directory,
-        )
         self.options = {
-            "datadir": data,
-            "user": user,
-            "bind-address": "127.0.0.1",
-            "port": str(self.port),
-            "socket": str(self.directory / "socket"),
-            "pid-file": str(self.directory / "pid"),
-            "innodb-buffer-pool-size": "16M",
-            "innodb-flush-log-at-trx-commit": "0",
             "ssl-ca": str(self.certificates.authority),
             "ssl-cert": str(self.certificates.server.certificate),
             "ssl-key": str(self.certificates.server.key),
             **self.options,
         }
-
-    def command(self) -> list[str]:
-        return [
-            binary(self.binary),
-            "--no-defaults",
-            *(f"--{name}={value}" for name, value in self.options.items()),
-        ]
-
-    def answers(self) -> bool:
-        import pymysql
-
-        try:
-            with pymysql.connect(
-                host="127.0.0.1", port=self.port, user="root", connect_timeout=5
-            ) as connection:
-                connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
-        except pymysql.err.OperationalError:
-            return False
-        return True
+        super().prepare()
 
     def results(self, url: str) -> str:
         return f"db+{url}"

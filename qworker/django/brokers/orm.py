@@ -87,7 +87,10 @@ def publish(envelopes: list[Envelope]) -> None:
     connection = connections[broker_alias()]
     sender: Any = transport("orm").sender
     _join(connection, sender).push(envelopes)
-    connection.on_commit(sender.notify)
+    if connection.in_atomic_block or connection.get_autocommit():
+        connection.on_commit(sender.notify)
+    else:  # who has it off commits by itself, and Django does not hear of that: workers look by themselves
+        sender.notify()
 
 
 def _join(connection: Any, sender: Any) -> Sender:

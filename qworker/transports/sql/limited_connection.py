@@ -31,7 +31,7 @@ PRIVATE = ("_sock", "_read_timeout", "_write_timeout")
 
 
 class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """Raises pymysql.err.DataError for a statement that is longer than the server takes."""
+    """Raises pymysql.DataError for a statement that is longer than the server takes."""
 
     longest = 0
     """Bytes of a packet that the server takes; 0: not known."""
@@ -54,7 +54,7 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
             if isinstance(sql, str):
                 size = len(sql.encode(self.encoding, "surrogateescape")) + 1
             if size >= self.longest:
-                raise pymysql.err.DataError(
+                raise pymysql.DataError(
                     TOO_LARGE,
                     f"it takes {size:,} bytes to send, and the server takes {self.longest:,} "
                     "(max_allowed_packet)",

@@ -107,7 +107,7 @@ class MySQLLink(Link):
     """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are
     understood."""
 
-    errors = (pymysql.err.Error,)
+    errors = (pymysql.Error,)
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class MySQLLink(Link):
                 sql_mode=SQL_MODE,
                 **fields,
             )
-        except (pymysql.err.Error, OSError) as error:
+        except (pymysql.Error, OSError) as error:
             code = error.args[0] if error.args else 0
             if code in REFUSED or code == 1049:
                 raise ConfigurationError(
@@ -382,7 +382,7 @@ class MySQLLink(Link):
     def close(self) -> None:
         try:
             self._connection.close()
-        except (pymysql.err.Error, OSError):
+        except (pymysql.Error, OSError):
             pass
 
     def abandon(self) -> None:

@@ -15,7 +15,8 @@ from django.utils import timezone
 from qworker.beat.place_sqlite import SQLitePlace
 from qworker.beat.store import PENDING
 from qworker.beat.store_sql import SQLScheduleStore
-from qworker.django import scheduling, work
+from qworker.django import work
+from qworker.django.calls import package_of
 from qworker.django.conf import conf
 from qworker.django.models import Schedule, Task
 from qworker.django.packages import text_of
@@ -76,13 +77,6 @@ class Bench:
 
     def outcomes(self, row: Schedule) -> list[str]:
         return [slot.outcome for slot in self.store.slots(str(row.pk))]
-
-
-@pytest.fixture(autouse=True)
-def _one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test is one transaction, which must not be closed in between."""
-    for module in (work, scheduling):
-        monkeypatch.setattr(module, "close_old_connections", lambda: None)
 
 
 @pytest.fixture
@@ -196,7 +190,7 @@ def test_the_second_task_of_a_due_time_is_not_run(
 
 
 def test_what_no_schedule_has_sent_may_have_an_id_twice() -> None:
-    package = {"id": "a" * 32, "name": "n", "func": "math.sqrt", "args": (4,), "kwargs": {}}
+    package = package_of("math.sqrt", (4,), {}, {"id": "a" * 32})
     ended("a" * 32, True)
     assert work.run_package(SignedPackage.dumps(package)) == 2.0
 

@@ -25,12 +25,6 @@ NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(autouse=True)
-def _one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transaction of the test is on it: Django would close it for that."""
-    monkeypatch.setattr("qworker.django.scheduling.close_old_connections", lambda: None)
-
-
 def crashed(name: str, error: BaseException) -> None:
     raise error
 

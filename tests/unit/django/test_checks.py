@@ -119,6 +119,9 @@ def test_a_cache_that_is_shared_may_have_results(cluster):
         ({"CONN_MAX_AGE": 60}, ["qworker.W013"]),
         ({"CONN_MAX_AGE": None}, ["qworker.W013"]),
         ({"CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}, []),
+        ({"OPTIONS": {"pool": True}}, ["qworker.W013"]),
+        ({"OPTIONS": {"pool": {"min_size": 2}}, "CONN_HEALTH_CHECKS": True}, []),
+        ({"OPTIONS": {"pool": False}}, []),
     ],
 )
 def test_connections_that_are_kept_should_be_looked_at(cluster, monkeypatch, options, found):

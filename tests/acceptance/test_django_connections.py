@@ -1,0 +1,170 @@
+"""Django's connections around tasks: cut, kept, pooled, left in a transaction; on each kind of database."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.django_site import TASKS, DjangoSite, site_on
+from tests.support.django_databases import ProjectDatabase
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+SERVERS = ["postgresql", "mysql"]
+
+SHARED = """
+from django.contrib.auth.models import Group
+from qworker import shared_task
+from tests.acceptance.django_tasks import run
+
+@shared_task
+def read_rows(key):
+    with run(key):
+        return Group.objects.count()
+"""
+
+
+def with_options(database: ProjectDatabase, **options: Any) -> dict[str, Any]:
+    return {"DATABASES": {"default": {**database.settings, **options}}}
+
+
+def each_way(site: DjangoSite, name: str, first: str) -> None:
+    """Read the database in a function, in a coroutine and in a task of qworker's own, one after another."""
+    calls = {
+        "shared": f"from counted.tasks import read_rows; read_rows.delay('{name}-shared')",
+        "async": f"async_task('{TASKS}.read_rows_async', '{name}-async')",
+        "plain": f"async_task('{TASKS}.read_rows', '{name}-plain')",
+    }
+    for kind in (first, *sorted(calls.keys() - {first})):
+        site.do(calls[kind])
+        site.until(lambda kind=kind: site.ends(f"{name}-{kind}"), f"what {name}-{kind} reads")
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+@pytest.mark.parametrize("age", [0, None])
+def test_connections_that_are_cut_cost_no_task(
+    database: ProjectDatabase, age: int | None, tmp_path: Path
+) -> None:
+    """A process that has kept its connection sees that it was closed; nobody's count grows."""
+    package = tmp_path / "counted"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text(SHARED)
+    apps = ["django.contrib.auth", "django.contrib.contenttypes", "qworker.django", "counted"]
+    settings = with_options(database, CONN_MAX_AGE=age, CONN_HEALTH_CHECKS=False)
+    with site_on(tmp_path, database, {"workers": 1}, INSTALLED_APPS=apps, **settings) as site:
+        cluster = site.start()
+        each_way(site, "first", "plain")
+        site.drained()
+        before = site.until(lambda: len(database.connections()), "connections")
+        for kind in ("shared", "async", "plain"):
+            database.sever()
+            each_way(site, f"{kind}-first", kind)
+        site.send_many("read_rows", [(f"many-{number}",) for number in range(40)])
+        site.drained()
+        assert len(site.tasks(success=True)) == 48, cluster.log
+        site.until(lambda: len(database.connections()) <= before, "as many connections as before")
+        assert site.do("answer = Task.objects.filter(success=False).count()") == 0, cluster.log
+        cluster.stop()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""
+    pytest.importorskip("psycopg_pool", reason="pip install psycopg-pool")
+    options = {"pool": {"min_size": 1, "max_size": 3, "timeout": 10}}
+    with site_on(
+        tmp_path, database, **with_options(database, OPTIONS=options, CONN_HEALTH_CHECKS=True)
+    ) as site:
+        cluster = site.start()
+        for turn in range(3):
+            site.send_many("read_rows", [(f"{turn}-{number}",) for number in range(20)])
+            site.send_many("read_rows_async", [(f"{turn}-async-{number}",) for number in range(5)])
+            site.drained()
+            database.sever()
+        site.send_many("write_row", [(f"last-{number}",) for number in range(10)])
+        site.check()
+        assert all(row["success"] for row in site.tasks()), cluster.log
+        cluster.stop()
+
+
+def test_a_transaction_that_a_task_leaves_open_takes_nothing_along(
+    database: ProjectDatabase, tmp_path: Path
+) -> None:
+    """It is rolled back when the task ends, and told; the results and the rows of others stand."""
+    with site_on(tmp_path, database, {"workers": 1}, **with_options(database, CONN_MAX_AGE=None)) as site:
+        cluster = site.start()
+        for number, name in enumerate(("leave_transaction", "leave_autocommit_off")):
+            site.send(name, name, hook=f"{TASKS}.told")
+            site.send("write_row", f"row-{number}")
+            site.until(lambda number=number: site.ends(f"row-{number}"), "a row after that")
+        site.check(once=True)
+        names = site.do(
+            "from django.contrib.auth.models import Group\n"
+            "answer = sorted(Group.objects.values_list('name', flat=True))"
+        )
+        assert names == ["row-0", "row-1"]
+        assert cluster.log.count("has left a transaction open") == 2
+        cluster.stop()
+
+
+def test_queries_are_not_remembered(database: ProjectDatabase, tmp_path: Path) -> None:
+    """With DEBUG: those of one task are forgotten before the next."""
+    settings = with_options(database, CONN_MAX_AGE=None)
+    with site_on(tmp_path, database, {"workers": 1}, DEBUG=True, **settings) as site:
+        ids = site.send_many("queries", [(str(number),) for number in range(4)])
+        cluster = site.start()
+        site.check(once=True)
+        counts = [site.do(f"answer = result({task_id!r})") for task_id in ids]
+        assert counts[1:] == [1] * 3  # the first one has seen its connection set up
+        cluster.stop()
+
+
+@pytest.mark.parametrize("orm", ["default", "tasks"])
+def test_tasks_and_queue_in_two_databases(database: ProjectDatabase, orm: str, tmp_path: Path) -> None:
+    """A router keeps tasks and schedules apart; the queue is in the one database or the other."""
+    other = ProjectDatabase("sqlite", tmp_path / "..")
+    other.file = tmp_path / "tasks.db"
+    other.settings["NAME"] = str(other.file)
+    settings: dict[str, Any] = {
+        "DATABASES": {"default": database.settings, "tasks": other.settings},
+        "DATABASE_ROUTERS": ["tests.acceptance.django_routers.TasksApart"],
+    }
+    with site_on(tmp_path, database, {"orm": orm}, **settings) as site:
+        site.do(
+            "from django.core.management import call_command\n"
+            "call_command('migrate', database='tasks', verbosity=0)"
+        )
+        cluster = site.start()
+        go = tmp_path / "go"
+        site.send_many("work", [(str(number),) for number in range(20)], hook=f"{TASKS}.told")
+        site.send("until_file", "long", str(go))
+        site.do(f"Schedule.objects.create(name='due', func='{TASKS}.work', args=\"'scheduled'\", repeats=1)")
+        site.started("long")
+        cluster.kill()
+        second = site.start("two")
+        site.started("long", times=2)
+        go.touch()
+        scheduled = site.until(
+            lambda: [row["id"] for row in site.tasks(group="due", success=True)], "the scheduled task"
+        )
+        site.ids["scheduled"] = scheduled[0]
+        site.check()
+        with closing(sqlite3.connect(other.file)) as connection:
+            assert connection.execute("SELECT count(*) FROM qworker_task").fetchone() == (22,)
+        assert database.rows("SELECT count(*) FROM qworker_task")[0][0] == 0
+        second.stop()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_eight_processes_write_to_one_file(database: ProjectDatabase, tmp_path: Path) -> None:
+    with site_on(tmp_path, database, {"workers": 8}) as site:
+        site.send_many("write_row", [(f"row-{number}",) for number in range(160)])
+        cluster = site.start()
+        site.check(once=True)
+        assert site.database.rows("SELECT count(*) FROM auth_group") == [(160,)]
+        assert "locked" not in cluster.log
+        cluster.stop()

@@ -1,0 +1,77 @@
+"""Groups and iterables whose members end at the same time, in several processes; and are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.django_site import TASKS, site_on
+from tests.acceptance.harness import PATIENCE
+from tests.support.django_databases import ProjectDatabase
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+PARTS, WHOLES = 8, 12
+
+
+def caches(kind: str, path: Path) -> dict[str, Any]:
+    """The settings of a cache of a kind."""
+    if kind == "files":
+        location = {
+            "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+            "LOCATION": str(path / "c"),
+        }
+    elif kind == "table":
+        location = {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "cache"}
+    else:
+        location = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    return {"CACHES": {"default": {**location, "OPTIONS": {"MAX_ENTRIES": 100_000}}}}
+
+
+@pytest.mark.parametrize("cache", ["none", "files", "table"])
+def test_parts_that_end_at_once_are_all_collected(
+    database: ProjectDatabase, cache: str, tmp_path: Path
+) -> None:
+    """Of two clusters with four processes each; nothing is left of the parts."""
+    with site_on(tmp_path, database, {"workers": 4}, **caches(cache, tmp_path)) as site:
+        if cache == "table":
+            site.do("from django.core.management import call_command; call_command('createcachetable')")
+        clusters = [site.start("one"), site.start("two")]
+        ids = site.do(
+            f"answer = [async_iter('{TASKS}.work', [f'{{whole}}-{{part}}' for part in range({PARTS})])"
+            f" for whole in range({WHOLES})]"
+        )
+        group = site.do(
+            f"[async_task('{TASKS}.work', f'member-{{n}}', group='members', cached={cache != 'none'})"
+            " for n in range(40)]; answer = 'members'"
+        )
+        for whole, task_id in enumerate(ids):
+            found = site.until(lambda task_id=task_id: site.do(f"answer = result({task_id!r})"), "a whole")
+            assert sorted(found) == [f"{whole}-{part}" for part in range(PARTS)], site.log
+        members = f"result_group({group!r}, count=40, wait={int(PATIENCE) * 1000}, cached={cache != 'none'})"
+        assert sorted(site.do(f"answer = {members}")) == sorted(f"member-{n}" for n in range(40))
+        site.drained()
+        assert {row["id"] for row in site.tasks(group__isnull=True)} == set(ids)
+        assert len(site.tasks()) == WHOLES + (40 if cache == "none" else 0), "parts are left"
+        for cluster in clusters:
+            cluster.stop()
+
+
+@pytest.mark.parametrize("cache", ["none", "table"])
+def test_a_part_whose_process_dies_is_collected(
+    database: ProjectDatabase, cache: str, tmp_path: Path
+) -> None:
+    """The last part is stored, and its cluster is killed before the message is gone: it comes again."""
+    with site_on(tmp_path, database, {"workers": 1}, **caches(cache, tmp_path)) as site:
+        if cache == "table":
+            site.do("from django.core.management import call_command; call_command('createcachetable')")
+        whole = site.do(f"answer = async_iter('{TASKS}.work', ['a', 'b', 'c'])")
+        crashing = site.start(ready=False, QWORKER_CRASH_AT=f"heard@{tmp_path / 'heard'}")
+        crashing.wait()
+        second = site.start("two")
+        found = site.until(lambda: site.do(f"answer = result({whole!r})"), "the whole")
+        assert sorted(found) == ["a", "b", "c"]
+        site.drained()
+        assert [row["id"] for row in site.tasks()] == [whole], "parts are left"
+        second.stop()

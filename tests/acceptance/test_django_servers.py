@@ -1,0 +1,123 @@
+"""Database servers that are cut off, restarted, and made to choose victims of deadlocks, under a cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.django_site import TASKS, DjangoSite, migrated, site_on
+from tests.acceptance.private_servers import MariaDB, PostgreSQL, Redis, serving
+from tests.support.django_databases import ProjectDatabase
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(params=["postgresql", "mysql", "redis"])
+def restartable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[DjangoSite, Any]]:
+    """A site and the server of its database; with Redis as the broker the server is that of the results."""
+    kind, cluster = request.param, {}
+    if kind == "redis":
+        kind = "postgresql"
+    name, make = {"postgresql": ("postgresql", PostgreSQL), "mysql": ("mariadb", MariaDB)}[kind]
+    with serving(name, make) as server, serving("redis", Redis) as redis:
+        if request.param == "redis":
+            cluster = {"redis": redis.url}
+        database = migrated(kind, tmp_path, server.url)
+        database.settings["CONN_MAX_AGE"] = None
+        with site_on(tmp_path, database, {"workers": 3, **cluster}) as site:
+            yield site, server
+
+
+def test_the_database_is_killed_and_comes_back(restartable: tuple[DjangoSite, Any]) -> None:
+    """What ran meanwhile is stored once it is there again, what waited runs, and schedules go on."""
+    site, server = restartable
+    cluster = site.start()
+    go = site.path / "go"
+    site.send_many("read_rows", [("warm-0",), ("warm-1",), ("warm-2",)])
+    site.drained()
+    site.send_many("until_file", [(f"long-{number}", str(go)) for number in range(2)], hook=f"{TASKS}.told")
+    links = [
+        (f"{TASKS}.until_file", ("link-0", str(go))),
+        (f"{TASKS}.work", ("link-1",)),
+        (f"{TASKS}.work", ("link-2",)),
+    ]
+    whole = site.do(f"answer = async_chain({links!r})")
+    site.do(f"Schedule.objects.create(name='due', func='{TASKS}.work', args=\"'tick'\", schedule_type='I')")
+    running = ("long-0", "long-1", "link-0")
+    for key in running:
+        site.started(key)
+    waiting = [(f"row-{number}",) for number in range(30)]
+    site.send_many("write_row", waiting)
+    server.kill()
+    go.touch()
+    site.until(lambda: all(site.ends(key) for key in running), "the tasks to end without a database")
+    server.start()
+    site.until(lambda: site.task(site.ids["long-0"]) and site.task(site.ids["long-1"]), "their results")
+    site.until(lambda: len(site.tasks(group=whole)) == 3, "the chain")
+    site.until(lambda: site.ends("tick"), "the schedule")
+    site.drained()
+    assert len(site.tasks(group=whole)) == 3, "a link was called twice"
+    rows = {row["id"]: row["success"] for row in site.tasks()}
+    for key, task_id in site.ids.items():
+        assert rows[task_id], f"{key}\n{cluster.log}"
+    assert all(site.ends(key) == 1 for (key,) in waiting)
+    assert cluster.alive
+    cluster.stop()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
+def test_connections_are_cut_again_and_again(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Of everybody, in the midst of many tasks with hooks: nothing is lost, nobody has two results."""
+    database.settings["CONN_MAX_AGE"] = None
+    with site_on(tmp_path, database) as site:
+        for start in range(0, 500, 100):
+            calls = [(str(number), 0.005) for number in range(start, start + 100)]
+            site.send_many("work", calls, hook=f"{TASKS}.told")
+        clusters = [site.start("one"), site.start("two")]
+        for share in (0.1, 0.3, 0.5, 0.7):
+            site.until(lambda share=share: len(site._counted("E")) >= 1000 * share, "a share of the tasks")
+            database.sever()
+        site.check()
+        for cluster in clusters:
+            assert cluster.alive
+            cluster.stop()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"], indirect=True)
+def test_deadlocks_cost_no_result(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Somebody locks rows of tasks in the other direction while they are stored."""
+    with site_on(tmp_path, database) as site:
+        over = threading.Event()
+        victims: list[str] = []
+        cluster = site.start()
+        ids = site.send_many("work", [(str(number),) for number in range(300)], hook=f"{TASKS}.told")
+        thread = threading.Thread(target=_lock_backwards, args=(database, sorted(ids), over, victims))
+        thread.start()
+        try:
+            site.check()
+        finally:
+            over.set()
+            thread.join()
+        cluster.stop()
+
+
+def _lock_backwards(
+    database: ProjectDatabase, ids: list[str], over: threading.Event, victims: list[str]
+) -> None:
+    with closing(database.connect()) as connection:
+        while not over.is_set():
+            try:
+                with closing(connection.cursor()) as cursor:
+                    cursor.execute("BEGIN")
+                    for task_id in reversed(ids):
+                        cursor.execute("UPDATE qworker_task SET func = func WHERE id = %s", (task_id,))
+                    cursor.execute("COMMIT")
+            except Exception as error:  # noqa: BLE001 - each driver's own; the other one may be chosen, too
+                victims.append(str(error))
+                with closing(connection.cursor()) as cursor:
+                    cursor.execute("ROLLBACK")

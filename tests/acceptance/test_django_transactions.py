@@ -1,0 +1,81 @@
+"""Tasks that are called within transactions of a Django project; on each kind of database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.django_site import TASKS, DjangoSite, site_on
+from tests.support.django_databases import ProjectDatabase
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+
+CALLS = f"""
+from django.contrib.auth.models import Group
+from django.db import transaction
+def call(key):
+    Group.objects.create(name=key)
+    async_task("{TASKS}.work", key)
+
+class Undo(Exception): pass
+
+try:
+    with transaction.atomic():
+        call("undone")
+        raise Undo
+except Undo:
+    pass
+with transaction.atomic():
+    call("kept")
+    try:
+        with transaction.atomic():
+            call("undone-with-its-savepoint")
+            raise Undo
+    except Undo:
+        pass
+    with transaction.atomic():
+        call("kept-with-its-savepoint")
+    transaction.on_commit(lambda: call("called-on-commit"))
+call("outside")
+transaction.set_autocommit(False)
+call("undone-by-hand")
+transaction.rollback()
+call("committed-by-hand")
+transaction.commit()
+transaction.set_autocommit(True)
+answer = sorted(Group.objects.values_list("name", flat=True))
+"""
+KEPT = ["called-on-commit", "committed-by-hand", "kept", "kept-with-its-savepoint", "outside"]
+
+
+def test_a_task_is_there_exactly_if_the_data_is(django_site: DjangoSite) -> None:
+    site = django_site
+    cluster = site.start()
+    assert site.do(CALLS) == KEPT
+    site.until(lambda: all(site.ends(key) for key in KEPT), "the tasks that were committed")
+    site.drained()
+    assert len(site.tasks()) == len(KEPT)
+    cluster.stop()
+
+
+def test_pages_within_a_transaction(database: ProjectDatabase, tmp_path: Path) -> None:
+    """ATOMIC_REQUESTS: a page that fails has called no task."""
+    database.settings["ATOMIC_REQUESTS"] = True
+    with site_on(tmp_path, database) as site:
+        cluster = site.start()
+        found = site.do(
+            """
+            from django.contrib.auth.models import Group
+            from django.test import Client
+            client = Client(raise_request_exception=False)
+            pages = [f"/{page}/{page}-{n}/" for n in range(5) for page in ("order", "fail")]
+            codes = [client.get(page).status_code for page in pages]
+            answer = codes, sorted(Group.objects.values_list("name", flat=True))
+            """
+        )
+        assert found == [[200, 500] * 5, [f"order-{number}" for number in range(5)]]
+        site.until(lambda: all(site.ends(f"order-{number}") for number in range(5)), "the tasks of pages")
+        site.drained()
+        assert len(site.tasks()) == 5
+        cluster.stop()

@@ -1,0 +1,84 @@
+"""What a cluster sends of its schedules when the broker refuses one of them, or a row cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from qworker.beat.store import Firing
+from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.clock import SYSTEM_CLOCK
+from qworker.django.engine import app
+from qworker.django.models import Schedule
+from qworker.django.scheduling import Scheduler
+from qworker.errors import PublishError
+
+
+class _Undo(Exception):
+    """Ends a test's transaction."""
+
+
+@pytest.fixture(autouse=True)
+def _no_schedules_afterwards(cluster: Any) -> Iterator[None]:
+    cluster(name="default", orm="default")
+    try:
+        with transaction.atomic():
+            yield
+            raise _Undo
+    except _Undo:
+        connection.close()
+
+
+class Refusing(MemoryScheduleStore):
+    """Takes nothing of the schedules that are named."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(SYSTEM_CLOCK)
+        self.names, self.taken = names, list[str]()
+
+    def fire(self, lease: Any, firings: Sequence[Firing], sender: Any) -> list[Firing]:
+        if any(each.name in self.names for each in firings):
+            raise PublishError("it is too large")
+        self.taken += [each.name for each in firings]
+        return list(firings)
+
+
+def make(name: str) -> str:
+    due = timezone.now() - timedelta(seconds=5)
+    return str(Schedule.objects.create(name=name, func="math.sqrt", args="4", next_run=due, repeats=1).pk)
+
+
+def test_what_the_broker_refuses_is_told_and_the_others_are_sent() -> None:
+    first, refused, last = (make(name) for name in ("first", "refused", "last"))
+    store = Refusing(refused)
+    scheduler = Scheduler(app(), lambda *_: None, store)
+    scheduler.step(0.0)
+    scheduler.step(0.1)
+    assert sorted(store.taken) == sorted([first, last])
+    assert [refused in text and "too large" in text for text in scheduler.problems()] == [True]
+    left = Schedule.objects.filter(repeats=1).values_list("name", flat=True)
+    assert list(left) == ["refused"], "it is not taken for sent"
+
+
+def test_a_schedule_that_stays_wrong_is_not_looked_at_again_and_again() -> None:
+    Schedule.objects.filter(pk=make("wrong")).update(args="open, (")
+    scheduler = Scheduler(app(), lambda *_: None, Refusing())
+    scheduler.step(0.0)
+    assert scheduler.step(0.1) > 0.2, "it is in the past, and yet not due"
+
+
+def test_a_row_with_a_time_that_is_none_stops_no_other() -> None:
+    good, bad = make("good"), make("bad")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE qworker_schedule SET next_run = '0000-13-45 99:00' WHERE id = %s", [bad])
+    store = Refusing()
+    scheduler = Scheduler(app(), lambda *_: None, store)
+    scheduler.step(0.0)
+    scheduler.step(0.1)
+    assert store.taken == [good]
+    assert any(bad in text for text in scheduler.problems())
