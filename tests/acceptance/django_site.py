@@ -178,9 +178,9 @@ class DjangoSite:
         return int(
             self.do(
                 """
-                from qworker.django.brokers import get_broker
-                broker = get_broker()
-                answer = broker.queue_size() + broker.lock_size()
+                from qworker.django.engine import app
+                (found,) = app().broker.admin.depths(["faults"])  # in one look: one that goes back is in one
+                answer = found.ready + found.delayed + found.leased
                 """
             )
         )

@@ -111,6 +111,7 @@ def test_a_transaction_that_a_task_leaves_open_takes_nothing_along(
         cluster.stop()
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_queries_are_not_remembered(database: ProjectDatabase, tmp_path: Path) -> None:
     """With DEBUG: those of one task are forgotten before the next."""
     settings = with_options(database, CONN_MAX_AGE=None)
@@ -123,7 +124,11 @@ def test_queries_are_not_remembered(database: ProjectDatabase, tmp_path: Path) -
         cluster.stop()
 
 
-@pytest.mark.parametrize("orm", ["default", "tasks"])
+@pytest.mark.parametrize(
+    ("database", "orm"),
+    [("sqlite", "default"), ("postgresql", "default"), ("mysql", "default"), ("postgresql", "tasks")],
+    indirect=["database"],
+)
 def test_tasks_and_queue_in_two_databases(database: ProjectDatabase, orm: str, tmp_path: Path) -> None:
     """A router keeps tasks and schedules apart; the queue is in the one database or the other."""
     other = ProjectDatabase("sqlite", tmp_path / "..")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.acceptance.django_site import TASKS, site_on
 from tests.acceptance.harness import PATIENCE
-from tests.support.django_databases import ProjectDatabase
+from tests.support.django_databases import KINDS, ProjectDatabase
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 PARTS, WHOLES = 8, 12
@@ -29,7 +30,11 @@ def caches(kind: str, path: Path) -> dict[str, Any]:
     return {"CACHES": {"default": {**location, "OPTIONS": {"MAX_ENTRIES": 100_000}}}}
 
 
-@pytest.mark.parametrize("cache", ["none", "files", "table"])
+@pytest.mark.parametrize(
+    ("database", "cache"),
+    [*product(KINDS, ["none", "table"]), ("sqlite", "files")],
+    indirect=["database"],
+)
 def test_parts_that_end_at_once_are_all_collected(
     database: ProjectDatabase, cache: str, tmp_path: Path
 ) -> None:
@@ -58,7 +63,9 @@ def test_parts_that_end_at_once_are_all_collected(
             cluster.stop()
 
 
-@pytest.mark.parametrize("cache", ["none", "table"])
+@pytest.mark.parametrize(
+    ("database", "cache"), [*((kind, "none") for kind in KINDS), ("sqlite", "table")], indirect=["database"]
+)
 def test_a_part_whose_process_dies_is_collected(
     database: ProjectDatabase, cache: str, tmp_path: Path
 ) -> None:

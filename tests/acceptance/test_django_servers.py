@@ -52,7 +52,7 @@ def test_the_database_is_killed_and_comes_back(restartable: tuple[DjangoSite, An
     for key in running:
         site.started(key)
     waiting = [(f"row-{number}",) for number in range(30)]
-    site.send_many("write_row", waiting)
+    site.send_many("work", waiting)
     server.kill()
     go.touch()
     site.until(lambda: all(site.ends(key) for key in running), "the tasks to end without a database")
@@ -65,7 +65,7 @@ def test_the_database_is_killed_and_comes_back(restartable: tuple[DjangoSite, An
     rows = {row["id"]: row["success"] for row in site.tasks()}
     for key, task_id in site.ids.items():
         assert rows[task_id], f"{key}\n{cluster.log}"
-    assert all(site.ends(key) == 1 for (key,) in waiting)
+    assert all(site.starts(key) == 1 for (key,) in waiting)
     assert cluster.alive
     cluster.stop()
 

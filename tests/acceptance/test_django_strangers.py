@@ -44,6 +44,7 @@ def test_what_is_no_package_is_a_dead_letter(django_anywhere: DjangoSite) -> Non
     cluster.stop()
 
 
+@pytest.mark.parametrize("django_anywhere", ["sqlite", "redis"], indirect=True)
 def test_packages_of_another_key_or_project_are_dead_letters(django_anywhere: DjangoSite) -> None:
     """Neither is one run whose classes are gone; an old key that is named as a fallback is still read."""
     site = django_anywhere
