@@ -62,44 +62,70 @@ def plain(text: str, color: str) -> str:
 
 
 def lines_of(page: Page, width: int, paint: Paint = plain) -> list[str]:
-    """Return the lines of *page*, whose tables are at most *width* wide and have columns of one width."""
+    """Return the lines of *page*, whose tables are at most *width* wide, if that is two for each column."""
     found = [paint(page.title.center(width).rstrip(), "bold")] if page.title else []
     for table in page.tables:
         headings = [Cell(heading, "bold") for heading in table.headings]
         rows = [headings, *table.rows] if headings else table.rows
-        found += [_line(row, width, paint) for row in rows]
+        if rows:
+            widths = _widths(rows, width)
+            found += [_line(row, widths, paint) for row in rows]
     if page.footer:
         found.append("")
     return [*found, *(GAP.join(paint(cell.text, cell.color) for cell in row) for row in page.footer)]
 
 
-def _line(row: Sequence[Cell], width: int, paint: Paint) -> str:
-    room = max(1, width // max(1, len(row)))
+def _widths(rows: Sequence[Sequence[Cell]], width: int) -> list[int]:
+    """How wide each column is: alike where all fits so, or else as wide as what is in it; the widest give
+    way where even that is too much."""
+    needed = [max(len(row[place].text) for row in rows) + 1 for place in range(len(rows[0]))]
+    alike = max(2, width // len(needed))
+    if max(needed) <= alike:
+        return [alike] * len(needed)
+    while sum(needed) > width and max(needed) > 2:
+        needed[needed.index(max(needed))] -= 1
+    spare = max(0, width - sum(needed)) // len(needed)
+    return [each + spare for each in needed]
+
+
+def _line(row: Sequence[Cell], widths: Sequence[int], paint: Paint) -> str:
     # One that is too long for its column is cut; a space parts it from the next.
-    cells = [paint(cell.text[: room - 1].center(room), cell.color) for cell in row]
+    cells = [
+        paint(cell.text[: room - 1].center(room - 1), cell.color) + " "
+        for cell, room in zip(row, widths, strict=True)
+    ]
     return "".join(cells).rstrip()
 
 
 def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = None) -> None:
     """Show the page that *make* makes, again each second, until somebody presses q.
 
-    run_once: only once, which is so too where *out* (None: standard output) is no terminal.
+    run_once: only once, which is so too where *out* (None: standard output) is not the terminal.
     """
     stream = out or sys.stdout
-    if run_once or blessed is None or not (stream.isatty() and sys.stdin.isatty()):
+    if run_once or blessed is None or not _is_the_terminal(stream):
         _print(make(), stream)
         if blessed is None and not run_once and stream.isatty():
             stream.write(f"{NOT_LIVE}\n")
         return
-    terminal = blessed.Terminal(stream=stream)
+    # Not by the stream: a command's adds line ends of its own, and with one that is not standard output
+    # blessed reads no keys.
+    terminal = blessed.Terminal()
     try:
         with terminal.fullscreen(), terminal.cbreak(), terminal.hidden_cursor():
             while True:
-                _draw(make(), terminal, stream)
+                _draw(make(), terminal)
                 if str(terminal.inkey(timeout=REFRESH_SECONDS)) in QUIT:
                     return
     except KeyboardInterrupt:
         return
+
+
+def _is_the_terminal(stream: TextIO) -> bool:
+    """Whether *stream* leads to the terminal whose keys are read."""
+    if not (stream.isatty() and sys.stdin.isatty() and sys.__stdout__ is not None):
+        return False
+    return stream.fileno() == sys.__stdout__.fileno()
 
 
 def _print(page: Page, stream: TextIO) -> None:
@@ -111,13 +137,13 @@ def _print(page: Page, stream: TextIO) -> None:
     stream.write("\n".join(lines_of(page, width, paint)) + "\n")
 
 
-def _draw(page: Page, terminal: Any, stream: TextIO) -> None:
+def _draw(page: Page, terminal: Any) -> None:
     width = max(NARROWEST, terminal.width)
     lines = [*lines_of(page, width, _painter(terminal)), "", HINT.center(width).rstrip()]
     # Line by line over what is there: a screen that is cleared first flickers.
     text = "".join(f"{line}{terminal.clear_eol}\r\n" for line in lines[: terminal.height - 1])
-    stream.write(f"{terminal.home}{text}{terminal.clear_eos}")
-    stream.flush()
+    terminal.stream.write(f"{terminal.home}{text}{terminal.clear_eos}")
+    terminal.stream.flush()
 
 
 def _painter(terminal: Any) -> Paint:

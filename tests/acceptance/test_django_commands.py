@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
+import pty
 import re
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +64,62 @@ def test_a_living_cluster_is_shown(shop: Path) -> None:
     assert re.search(r"Queued 0 \(0\) +Success 0 +Failures 0", monitor)
     assert re.search(r" (Idle|Working) ", monitor)
     assert re.search(r"worker 1 +\d+ ", manage(shop, "qmemory", "--run-once", "--workers"))
+
+
+class InTerminal:
+    """A command in a terminal of its own. shown: all that it has written."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
+        # The terminal is the session's, so that Ctrl-C is a signal.
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", *words],
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            cwd=folder,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def see(self, wanted: str) -> None:
+        """Wait until *wanted*, a regular expression, has been shown."""
+        until = time.monotonic() + PATIENCE
+        while not re.search(wanted, self.shown, re.DOTALL):
+            assert self.process.poll() is None, self.shown
+            assert time.monotonic() < until, self.shown
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+
+    def press(self, key: str) -> int:
+        """Press a key that ends the command; return its exit code."""
+        os.write(self._ours, key.encode())
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.mark.timeout(240)
+def test_what_is_live_goes_on_until_a_key_is_pressed(shop: Path) -> None:
+    headings = {"qmonitor": "State", "qmemory": "Sentinel MB"}
+    for (command, heading), key in itertools.product(headings.items(), ("q", "\x03")):
+        terminal = InTerminal(shop, command)
+        try:
+            terminal.see(rf"{heading}.*Press q to quit.*{heading}.*Press q to quit")  # it is drawn again
+            assert terminal.press(key) == 0
+            # A line end after the last thing on the screen would push the first from it.
+            assert not re.search(r"\x1b\[J\s*\n", terminal.shown), terminal.shown
+            assert "Traceback" not in terminal.shown
+        finally:
+            terminal.close()
 
 
 def test_the_configuration_keeps_its_secrets(shop: Path) -> None:
