@@ -10,12 +10,12 @@ Django's check says). What is kept: ``models``, ``recurrence`` (when a schedule 
 (arguments as people write them), ``migrations``, ``store_tables`` (the broker's tables in the project's
 database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue). A task as a message:
 ``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task), ``databases``
-(as URLs), ``telling`` (that tasks have ended), ``task_rows``, ``transport``, ``brokers``. A task runs:
-``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a
-project), ``reporters`` (who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to
-the cache, where the broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated``
-(whether the tables are there), ``management``. Those who watch it: ``overview`` (what is counted),
-``process_memory``, ``screen`` (how it is drawn), ``monitor``. What callers use: ``lookout`` (who waits for
-all), ``fetching``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which functions they may
-schedule).
+and ``broker_urls`` (as URLs), ``telling`` (that tasks have ended), ``redis_channel``, ``task_rows``,
+``transport``, ``brokers``. A task runs: ``running``, ``cached``, ``endings``, ``calls``, ``work``,
+``results``, ``engine``, ``project`` (the app of a project), ``reporters`` (who is told of errors). A cluster:
+``scheduling``, ``retention``, ``announcing`` (to the cache, where the broker cannot), ``status``,
+``affinity``, ``cluster_log``, ``cluster``, ``migrated`` (whether the tables are there), ``management``. Those
+who watch it: ``overview`` (what is counted), ``process_memory``, ``screen`` (how it is drawn), ``monitor``.
+What callers use: ``lookout`` (who waits for all), ``fetching``, ``several``, ``tasks``. What people see:
+``admin``, ``exposure`` (which functions they may schedule).
 """
