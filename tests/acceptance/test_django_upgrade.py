@@ -152,14 +152,20 @@ import django
 
 django.setup()
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
-from qworker.django.models import OrmQ, Schedule, Task
+from qworker.backends import result_watcher, waiters
 from shop.models import Mail
-from shop.tasks import fetch, send
+from shop.tasks import async_task, fetch, send
 
 found = {}
 task = fetch(send("ada"), wait=30_000)
 found["new"] = [task.result, list(Mail.objects.values_list("text", "task_id")) == [(task.result, task.pk)]]
+if connection.vendor != "mysql":  # told by the cluster's ack, and not found by looking: else this never ends
+    for module in (result_watcher, waiters):
+        module.POLL_SECONDS = 1e9
+    result_watcher.STALLED = 1e9
+    assert fetch(async_task("time.sleep", 1), wait=-1).success
 root = User.objects.create_superuser("root", "root@example.com", "root")
 client = Client()
 client.force_login(root)
