@@ -421,6 +421,15 @@ def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dic
     assert result(identity) == [((1,), {"a": 2}), ((2,), {"a": 2})]
 
 
+def test_parts_that_the_cache_has_thrown_away_fail_the_whole() -> None:
+    small = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 30}}
+    with override_settings(CACHES={"default": small}):
+        identity = async_iter("math.floor", range(40), cached=True, sync=True)
+        task = fetch(identity, cached=True)
+    assert not task.success
+    assert "thrown away" in task.result
+
+
 def test_one_that_fails_fails_the_whole() -> None:
     task = fetch(async_iter("math.sqrt", [4, -1], sync=True))
     assert not task.success
