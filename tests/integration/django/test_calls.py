@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import cache
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from qworker.django import tasks
 from qworker.django.brokers import get_broker
@@ -215,6 +217,24 @@ def test_a_result_of_a_shell_command_is_the_object() -> None:
     found = result(async_task("subprocess.run", ["true"], stdout=subprocess.PIPE, sync=True))
     assert isinstance(found, subprocess.CompletedProcess)
     assert (found.args, found.returncode, found.stdout) == (["true"], 0, b"")
+
+
+def test_pre_enqueue_gets_the_task_before_it_is_signed_and_may_change_it() -> None:
+    def change(sender: Any, task: dict[str, Any], **_: Any) -> None:
+        assert sender == "django_q"
+        task["args"] = (16,)
+
+    pre_enqueue.connect(change)
+    try:
+        assert result(async_task("math.sqrt", 4, sync=True)) == 4
+    finally:
+        pre_enqueue.disconnect(change)
+
+
+def test_waiting_asks_the_database_seldom() -> None:
+    with CaptureQueriesContext(connection) as queries:
+        assert result(ABSENT, wait=300) is None
+    assert len(queries) <= 10
 
 
 # -- the cache --
