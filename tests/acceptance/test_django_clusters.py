@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.django_place import DjangoPlace
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
@@ -31,6 +34,13 @@ def meet():
     while len(list(HERE.glob("*.here"))) < 2:
         time.sleep(0.02)
     return os.getpid()
+
+
+def hold():
+    (HERE / "held").touch()
+    while not (HERE / "go").exists():
+        time.sleep(0.02)
+    return "done"
 
 
 def _child(queue):
@@ -263,3 +273,23 @@ found["kept"] = [until(lambda: Success.objects.count() == 5), Failure.objects.co
 """
         )
     assert found == {"kept": [True, 20]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_for_the_whole_group_stops_it_as_well(tmp_path: Path, number: int) -> None:
+    """As supervisor's ``stopasgroup`` sends it, and a terminal."""
+    project = place(tmp_path)
+    with project.cluster() as process:
+        identity = project.script(
+            """
+import tasks
+
+found["id"] = async_task("tasks.hold")
+until(lambda: (tasks.HERE / "held").exists())
+"""
+        )["id"]
+        os.killpg(process.pid, number)
+        until(lambda: "stopping." in project.log)
+        (tmp_path / "go").touch()
+        assert process.wait(60) == 0, project.log
+    assert project.script(f"found['result'] = result({identity!r})") == {"result": "done"}

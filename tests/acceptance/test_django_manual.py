@@ -201,7 +201,7 @@ def test_a_failure_is_a_result(found: dict[str, Any]) -> None:
     assert found["failed"] == [False, True, True]
 
 
-def test_a_task_that_takes_too_long_is_ended_and_recorded_and_its_worker_replaced(
+def test_a_task_that_takes_too_long_is_ended_and_its_worker_replaced(
     found: dict[str, Any],
 ) -> None:
     success, text = found["timeout"]

@@ -205,6 +205,7 @@ class DjangoPlace:
                 env=self.surroundings,
                 stdout=out,
                 stderr=out,
+                start_new_session=True,
             )
         try:
             until(
