@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.cache import caches
+from django.core.cache.backends.db import DatabaseCache
 from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
 from django.core.cache.backends.locmem import LocMemCache
@@ -41,9 +42,10 @@ def store() -> Any:
     return caches[conf.cache]
 
 
-def is_shared() -> bool:
-    """Tell whether other processes see what is in the cache."""
-    return not isinstance(store(), LocMemCache | DummyCache)
+def keeps_parts() -> bool:
+    """Tell whether other processes see what is in the cache, and whether it keeps it: some of Django's throw
+    entries away where there are more than a few hundred."""
+    return not isinstance(store(), LocMemCache | DummyCache | FileBasedCache | DatabaseCache)
 
 
 def key(name: str, *more: object) -> str:

@@ -96,9 +96,10 @@ def _call_hook(package: Package) -> None:
 def _add_to_whole(package: Package) -> None:
     """Keep a part of an iterable; who brings the last one makes one task of all, and forgets the parts.
 
-    They are kept in the cache; where no other process sees that, in the table of ``Task``. No part is
-    forgotten before the whole is stored: who sees all parts makes the same of them, and who sees fewer finds
-    the whole. Of a part that comes again after that nothing is kept.
+    They are kept in the cache; where that is not safe, in the table of ``Task``. Parts that the cache has
+    thrown away make a failure of the whole. No part is forgotten before the whole is stored: who sees all
+    parts makes the same of them, and who sees fewer finds the whole. Of a part that comes again after that
+    nothing is kept.
     """
     group, count = package["group"], package["iter_count"]
     if package.get("cached"):
@@ -122,25 +123,23 @@ def _add_to_whole(package: Package) -> None:
 
 
 def _collect(package: Package, tasks: list[Task]) -> None:
-    lost = package["iter_count"] - len(tasks)
+    missing = package["iter_count"] - len(tasks)
+    lost = f"the cache has thrown away {missing} of {package['iter_count']} results" if missing > 0 else ""
+    if lost:
+        logger.error("the iterable %s has no result: %s", package["group"], lost)
     whole = {
         **package,
         "id": package["group"],
         "args": [task.args for task in tasks],
         "kwargs": {},
-        "result": [task.result for task in tasks],
-        "success": all(task.success for task in tasks),
-        "started": min((task.started for task in tasks), default=package["started"]),
+        "result": lost or [task.result for task in tasks],
+        "success": not lost and all(task.success for task in tasks),
+        "started": min([task.started for task in tasks], default=package["started"]),
         "stopped": timezone.now(),
         "group": None,
         "cached": package.get("iter_cached"),
         "iter_count": None,
     }
-    if lost > 0:
-        whole |= {
-            "success": False,
-            "result": f"{lost} of {package['iter_count']} parts are no more in the cache",
-        }
     if whole["cached"]:
         cached.put(whole)
     elif is_kept(whole):

@@ -131,7 +131,7 @@ _DECLARED = (
         _CLUSTER,
         BOOLEAN,
         True,
-        "False lets tasks start processes of their own, which stay behind when a worker is killed.",
+        "Read, and without effect: tasks may start processes of their own in any case.",
     ),
     Key("recycle", _CLUSTER, whole(1), 500, "Tasks that a worker process runs before a new one replaces it."),
     Key(
@@ -146,8 +146,7 @@ _DECLARED = (
         _CLUSTER,
         whole(0),
         0,
-        "Processors that each worker process may use, in turn. 0, or as many as there are, is all. It needs "
-        "psutil.",
+        "Processors that each worker process may use, in turn. 0, or as many as there are, is all.",
     ),
     Key(
         "queue_limit",
@@ -158,7 +157,11 @@ _DECLARED = (
         shown="`workers` squared",
     ),
     Key(
-        "guard_cycle", _CLUSTER, seconds(below=60), 0.5, "Seconds between two looks at the worker processes."
+        "guard_cycle",
+        _CLUSTER,
+        seconds(below=60),
+        0.5,
+        "Read, and without effect: the death of a process is seen at once.",
     ),
     Key(
         "timeout",
@@ -339,7 +342,7 @@ _DECLARED = (
         "Errors of tasks are reported to Rollbar: `access_token`, `environment`, and options of "
         "`rollbar.init`. It needs the package rollbar.",
     ),
-    Key("testing", _WATCHING, BOOLEAN, False, "The project's tests are running."),
+    Key("testing", _WATCHING, BOOLEAN, False, "Read, and without effect."),
 )
 
 KEYS = {key.attribute: key for key in _DECLARED}

@@ -45,7 +45,7 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
         return identity
     options |= {
         "group": identity,
-        "cached": given or cache.is_shared(),
+        "cached": given or cache.keeps_parts(),
         "iter_count": len(calls),
         "iter_cached": given,
     }

@@ -151,7 +151,18 @@ found["stat"] = {
 found["restarts"] = until(lambda: Stat.get(stat.cluster_id).reincarnations)
 found["pid"] = stat.pid
 
-# -- what a chain and a package of others do --
+# -- what ran twice --
+from qworker.django.endings import save
+
+again = dict(id="7" * 32, name="again", func="f", args=(), kwargs={}, started=timezone.now(),
+             stopped=timezone.now(), attempt_count=1)
+said = []
+for success, value in ((False, "first"), (False, "second"), (True, "third"), (False, "no"), (True, "no")):
+    save({**again, "success": success, "result": value})
+    said.append(result("again"))
+found["again"] = [*said, fetch("again").success]
+
+# -- a package of others --
 from qworker.django.conf import Conf
 Conf.SECRET_KEY = "of somebody else, and as long as Django wants keys to be: fifty characters"
 stranger = async_task("math.sqrt", 4)
@@ -190,7 +201,7 @@ def test_a_failure_is_a_result(found: dict[str, Any]) -> None:
     assert found["failed"] == [False, True, True]
 
 
-def test_a_task_that_takes_too_long_is_ended_and_recorded_and_its_worker_replaced(
+def test_a_task_that_takes_too_long_is_ended_and_its_worker_replaced(
     found: dict[str, Any],
 ) -> None:
     success, text = found["timeout"]
@@ -238,6 +249,10 @@ def test_a_cluster_tells_of_itself(found: dict[str, Any]) -> None:
 
 def test_a_package_with_another_key_is_not_run(place: DjangoPlace, found: dict[str, Any]) -> None:
     assert found["signed"] == [3, None]
+
+
+def test_of_two_runs_the_latest_counts_but_a_success_stays(found: dict[str, Any]) -> None:
+    assert found["again"] == ["first", "second", "third", "third", "third", True]
 
 
 def test_signals_are_sent_in_the_workers(found: dict[str, Any]) -> None:

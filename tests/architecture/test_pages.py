@@ -18,6 +18,7 @@ PAGES = [
     DOCS / "explanation" / "life-of-a-task.md",
     DOCS / "explanation" / "delivery-guarantees.md",
     DOCS / "explanation" / "performance.md",
+    DOCS / "explanation" / "django-q-engine.md",
     REPOSITORY / "CONTRIBUTING.md",
 ]
 WORDS = """

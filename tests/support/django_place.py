@@ -164,7 +164,10 @@ class DjangoPlace:
     @property
     def log(self) -> str:
         """What the cluster has said."""
-        file = self.directory / "cluster.log"
+        return self._said("cluster.log")
+
+    def _said(self, log: str) -> str:
+        file = self.directory / log
         return file.read_text() if file.exists() else ""
 
     def start(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -192,24 +195,28 @@ class DjangoPlace:
         return json.loads(done.stdout.splitlines()[-1])
 
     @contextmanager
-    def cluster(self, *options: str, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-        """A cluster that runs, with options of qcluster; at the end it is told to stop, and its exit *code*
-        looked at."""
-        with (self.directory / "cluster.log").open("wb") as out:
+    def cluster(self, *options: str, log: str = "cluster.log") -> Iterator[subprocess.Popen[bytes]]:
+        """A cluster that runs, with options of qcluster; at the end it is told to stop, and has to end well.
+        log: the name of the file for what it says."""
+        with (self.directory / log).open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "manage.py", "qcluster", *options],
                 cwd=self.directory,
                 env=self.surroundings,
                 stdout=out,
                 stderr=out,
+                start_new_session=True,
             )
         try:
-            until(lambda: "running." in self.log or process.poll() is not None, say=lambda: self.log)
-            assert process.poll() is None, self.log
+            until(
+                lambda: "running." in self._said(log) or process.poll() is not None,
+                say=lambda: self._said(log),
+            )
+            assert process.poll() is None, self._said(log)
             yield process
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == code, self.log
+            assert process.wait(PATIENCE) == 0, self._said(log)
         finally:
             if process.poll() is None:
                 process.kill()

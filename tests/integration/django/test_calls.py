@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import cache
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from qworker.django import tasks
 from qworker.django.brokers import get_broker
@@ -217,6 +219,24 @@ def test_a_result_of_a_shell_command_is_the_object() -> None:
     assert (found.args, found.returncode, found.stdout) == (["true"], 0, b"")
 
 
+def test_pre_enqueue_gets_the_task_before_it_is_signed_and_may_change_it() -> None:
+    def change(sender: Any, task: dict[str, Any], **_: Any) -> None:
+        assert sender == "django_q"
+        task["args"] = (16,)
+
+    pre_enqueue.connect(change)
+    try:
+        assert result(async_task("math.sqrt", 4, sync=True)) == 4
+    finally:
+        pre_enqueue.disconnect(change)
+
+
+def test_waiting_asks_the_database_seldom() -> None:
+    with CaptureQueriesContext(connection) as queries:
+        assert result(ABSENT, wait=300) is None
+    assert len(queries) <= 10
+
+
 # -- the cache --
 
 
@@ -419,6 +439,15 @@ def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dic
     assert heard == []
     assert [task["timeout"] for task in seen] == [5, 6, 6]
     assert result(identity) == [((1,), {"a": 2}), ((2,), {"a": 2})]
+
+
+def test_parts_that_the_cache_has_thrown_away_fail_the_whole() -> None:
+    small = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 30}}
+    with override_settings(CACHES={"default": small}):
+        identity = async_iter("math.floor", range(40), cached=True, sync=True)
+        task = fetch(identity, cached=True)
+    assert not task.success
+    assert "thrown away" in task.result
 
 
 def test_one_that_fails_fails_the_whole() -> None:

@@ -1,0 +1,49 @@
+"""Which successes stay: the newest, of all or of each group, name or function; and every failure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.test import override_settings
+
+from qworker.django.models import Failure, Success, Task
+from qworker.django.retention import sweep
+
+START = datetime(2024, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _tasks() -> None:
+    """Ten successes of three groups, and ten failures."""
+    Task.objects.bulk_create(
+        Task(
+            id=f"{number:032x}",
+            name=f"n{number % 5}",
+            func=f"f{number % 2}",
+            group=("a", "b", None)[number % 3],
+            started=START,
+            stopped=START + timedelta(seconds=number),
+            success=number < 10,
+        )
+        for number in range(20)
+    )
+
+
+@pytest.mark.parametrize(("limit", "left"), [(4, 4), (10, 10), (50, 10), (0, 10)])
+def test_the_newest_successes_stay(limit: int, left: int) -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": limit}):
+        assert sweep() == 10 - left
+    assert [task.pk for task in Success.objects.all()] == [f"{9 - n:032x}" for n in range(left)]
+    assert Failure.objects.count() == 10
+
+
+@pytest.mark.parametrize(("field", "left"), [("group", 6), ("name", 10), ("func", 4)])
+def test_so_many_of_each(field: str, left: int) -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2, "save_limit_per": field}):
+        sweep()
+    counts = Counter(Success.objects.order_by().values_list(field, flat=True))
+    assert set(counts.values()) == {2}
+    assert sum(counts.values()) == left
+    assert Failure.objects.count() == 10
