@@ -242,6 +242,21 @@ def test_no_more_is_counted_than_is_paged_through(client: Client, monkeypatch: p
     assert "1 result" in page(client, "success/", q="t149")
 
 
+@pytest.mark.parametrize("model", [Success, Failure])
+def test_a_list_is_read_in_the_order_of_an_index(model: Any) -> None:
+    plan = model.objects.order_by("-stopped", "-id")[:100].explain()
+    assert "qworker_task_stopped" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def test_what_is_counted_is_counted_without_its_large_columns(client: Client) -> None:
+    make("bad", False, result=pickle.dumps("x"))
+    with CaptureQueriesContext(connection) as made:
+        page(client, "failure/")
+    (count,) = [query["sql"] for query in made if "COUNT(" in query["sql"]]
+    assert "result" not in count
+
+
 def test_facets_which_count_everything_are_off(client: Client) -> None:
     for name in ("success", "failure", "ormq"):
         assert "_facets" not in page(client, f"{name}/")
