@@ -24,7 +24,7 @@ from qworker import states
 from qworker.django import cached, task_connections, task_rows
 from qworker.django.models import Task
 from qworker.django.packages import Package, options_apart
-from qworker.django.running import is_kept, observe, values_of
+from qworker.django.running import is_kept, note, observe, values_of
 from qworker.django.signals import post_execute
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import let_pass
@@ -45,6 +45,7 @@ def end(package: Package) -> list[Following]:
 
     Raises BackendError when the database or the cache does not answer.
     """
+    _make_fit(package)
     if package.get("iter_count"):
         _in_database(lambda: _add_to_whole(package))
     elif package.get("cached"):
@@ -53,6 +54,18 @@ def end(package: Package) -> list[Following]:
         _call_hook(package)
     observe(post_execute, task=package)
     return _next(package) if package["success"] else []
+
+
+def _make_fit(package: Package) -> None:
+    """Make a failure of a result that is larger than the database takes, before anybody is told of a
+    success."""
+    if not package["success"] or not is_kept(package):
+        return
+    if package.get("hook") is not None or package.get("chain"):
+        try:
+            task_rows.pack(values_of(package), router.db_for_write(Task))
+        except EncodeError as error:
+            note(package, False, str(error))
 
 
 def save(values: dict[str, Any]) -> None:

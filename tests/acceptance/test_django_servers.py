@@ -95,7 +95,7 @@ def test_deadlocks_cost_no_result(database: ProjectDatabase, tmp_path: Path) -> 
         over = threading.Event()
         victims: list[str] = []
         cluster = site.start()
-        ids = site.send_many("work", [(str(number),) for number in range(300)], hook=f"{TASKS}.told")
+        ids = site.send_many("work", [(str(number),) for number in range(120)], hook=f"{TASKS}.told")
         thread = threading.Thread(target=_lock_backwards, args=(database, sorted(ids), over, victims))
         thread.start()
         try:

@@ -109,6 +109,7 @@ def test_large_arguments_and_results(django_site: DjangoSite) -> None:
     if site.kind == "mysql":
         assert not rows[huge]
         assert "larger than" in site.do(f"answer = result({huge!r})")
+        assert site.ends(f"hook-{huge}-failure") == 1, "the hook hears what is stored"
     else:
         assert site.do(f"answer = len(result({huge!r}))") == 13_000_000
     assert not site.dead()
