@@ -101,7 +101,7 @@ class Stat(Status):
             found = [as_presence(each) for each in app().broker.admin.workers()]
         except BrokerUnavailable:
             return []
-        return [Stat(each) for each in sorted(found, key=lambda worker: worker.started)]
+        return [Stat(each) for each in sorted(found, key=lambda worker: worker.started) if is_ours(each)]
 
 
 def broker_tells() -> bool:
@@ -115,15 +115,27 @@ def can_see() -> bool:
 
 
 def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:
-    """Return the node name of a cluster's worker, by which it is found again."""
-    return f"{cluster_name}.{cluster_id.hex}@{host}"
+    """Return the node name of a cluster's worker, by which it is found again. It begins with the project's
+    name: several projects may have one broker."""
+    return f"{conf.prefix}.{cluster_name}.{cluster_id.hex}@{host}"
 
 
 def id_of(node: str) -> uuid.UUID:
     """Return the id of the cluster whose worker is called *node*; of another worker, one that stays the
     same."""
-    text = node.partition("@")[0].rpartition(".")[2]
+    return _parts(node)[1] or uuid.uuid5(uuid.NAMESPACE_DNS, node)
+
+
+def _parts(node: str) -> tuple[str, uuid.UUID | None]:
+    """The names in the node name of a cluster's worker, and its id; None for the id of another worker."""
+    names, _, text = node.rpartition("@")[0].rpartition(".")
     try:
-        return uuid.UUID(hex=text)
+        return names, uuid.UUID(hex=text)
     except ValueError:
-        return uuid.uuid5(uuid.NAMESPACE_DNS, node)
+        return names, None
+
+
+def is_ours(worker: Presence) -> bool:
+    """Tell whether *worker* may be of this project: whether it is no cluster of another one."""
+    names, cluster_id = _parts(worker.name)
+    return cluster_id is None or names in {f"{conf.prefix}.{queue}" for queue in worker.queues}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from qworker.django.monitor import cluster_values, info_page, memory_page, monit
 from qworker.django.overview import Ended, EndedCount, Overview, Summary
 from qworker.django.process_memory import Machine
 from qworker.django.screen import Page, show
-from qworker.django.status import STOPPED, Stat, Status, node_of
+from qworker.django.status import STOPPED, Stat, Status, is_ours, node_of
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence
 
 HOST = "Orion"
@@ -82,6 +83,14 @@ def test_a_pool_that_is_short_is_yellow() -> None:
 )
 def test_states_have_the_manuals_words(told: str, word: str) -> None:
     assert Stat(presence(status=told)).status == word
+
+
+def test_clusters_of_other_projects_on_the_same_broker_are_left_out() -> None:
+    other = presence()
+    with override_settings(Q_CLUSTER={"name": "shop"}):
+        assert is_ours(presence())
+        assert not is_ours(other)  # of the project "default", with a queue of the same name
+        assert is_ours(replace(other, name="celery@Orion"))  # which may be anybody's
 
 
 def test_without_locks_the_monitor_shows_none() -> None:
