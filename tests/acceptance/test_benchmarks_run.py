@@ -111,7 +111,9 @@ def test_a_django_project_is_drained_filled_and_started(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "django.json").read_text())["cells"]
-    assert [cell["workload"] for cell in cells] == ["drain", "enqueue", "start", "keep-all", "keep-none"]
+    assert [cell["workload"] for cell in cells] == [
+        *("drain", "drain-memory", "enqueue", "start", "run-once", "keep-all", "keep-none"),
+    ]
     for cell in cells:
         assert (cell["broker"], cell["error"], cell["lost"]) == ("sqlite", None, 0)
         assert cell["value"] > 0

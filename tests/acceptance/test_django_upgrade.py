@@ -157,9 +157,11 @@ from django.test import Client
 from qworker.backends import result_watcher, waiters
 from shop.models import Mail
 from shop.tasks import async_task, fetch, send
+from tests.support.waiting import until
 
 found = {}
 task = fetch(send("ada"), wait=30_000)
+until(Mail.objects.exists)  # the hook runs after the task is there
 found["new"] = [task.result, list(Mail.objects.values_list("text", "task_id")) == [(task.result, task.pk)]]
 if connection.vendor != "mysql":  # told by the cluster's ack, and not found by looking: else this never ends
     for module in (result_watcher, waiters):
