@@ -19,7 +19,7 @@ import click
 from qworker import errors
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
-from qworker.django.keys import KEYS, SPELLINGS, Key
+from qworker.django.settings.keys import KEYS, SPELLINGS, Key
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task

@@ -1,22 +1,14 @@
 """django: Django-Q's interface, on this engine.
 
 A project names this package in its INSTALLED_APPS, migrates its database, and runs its command qcluster.
+The modules here are those that the manual names, and the app's own; the rest is in the packages behind
+them.
 
-Modules, in reading order: ``apps`` (how it is installed, under one of two labels). The settings: ``kinds``
-(what values may be), ``keys`` (every key of Q_CLUSTER, declared once), ``masking`` (what people see of
-values), ``layers`` (where values come from, and what is wrong there), ``broker_choice`` (which broker they
-mean), ``cluster_conf`` (the values of a cluster), ``conf`` (what the rest imports of it), ``checks`` (what
-Django's check says). What is kept: ``models``, ``recurrence`` (when a schedule is due next), ``literals``
-(arguments as people write them), ``migrations``, ``store_tables`` (the broker's tables in the project's
-database), ``predecessor`` (django-q2), ``adoption`` (what that had in its queue). A task as a message:
-``humanhash`` (names of tasks), ``signing``, ``packages``, ``signals`` (what happens to a task), ``databases``
-(as URLs), ``broker_urls``, ``redis_channel``, ``telling`` (that tasks have ended), ``task_rows``,
-``task_table``, ``transport``, ``brokers``. A task runs: ``task_connections`` (as a request has them),
-``running``, ``cached``, ``endings``, ``calls``, ``work``, ``results``, ``engine``, ``project`` (the app of a
-project), ``reporters`` (who is told of errors). A cluster: ``scheduling``, ``retention``, ``announcing`` (to
-the cache, where the broker cannot), ``status``, ``affinity``, ``cluster_log``, ``cluster``, ``migrated``
-(whether the tables are there), ``management``. Those who watch it: ``overview`` (what is counted),
-``process_memory``, ``screen`` (how it is drawn), ``monitor``. What callers use: ``lookout`` (who waits for
-all), ``fetching``, ``cached_calls``, ``several``, ``tasks``. What people see: ``admin``, ``exposure`` (which
-functions they may schedule).
+Modules and packages, in reading order: ``apps`` (how it is installed, under one of two labels). The
+settings: ``settings``, ``conf`` (what the rest imports of them), ``checks`` (what Django's check says).
+What is kept: ``models``, ``migrations``, ``tables``. A task as a message: ``humanhash`` (names of tasks),
+``signing``, ``signals`` (what happens to a task), ``transports``, ``brokers``. A task runs: ``execution``,
+``project`` (the app of a project). A cluster: ``clusters``, ``status``, ``cluster``, ``management``. Those
+who watch it: ``monitoring``, ``monitor``. What callers use: ``waiting``, ``several``, ``tasks``. What
+people see: ``admin``.
 """

@@ -15,8 +15,10 @@ from django.apps import AppConfig, apps
 from django.db.models.signals import post_migrate, pre_migrate
 
 from qworker.context import set_default_maker
-from qworker.django import checks, predecessor, store_tables
+from qworker.django import checks
 from qworker.django.conf import conf
+from qworker.django.tables import predecessor
+from qworker.django.tables import store as store_tables
 from qworker.naming import import_object
 
 
@@ -37,7 +39,7 @@ class QWorkerConfig(AppConfig):
         checks.register()
         set_default_maker(lambda: import_object("qworker.django.project:make")())
         post_migrate.connect(
-            store_tables.make_what_is_missing, sender=self, dispatch_uid="qworker.django.store_tables"
+            store_tables.make_what_is_missing, sender=self, dispatch_uid="qworker.django.tables.store"
         )
 
 

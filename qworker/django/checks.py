@@ -14,9 +14,10 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.checks import register as register_with_django
 
-from qworker.django.broker_choice import CUSTOM, choose, missing_client
 from qworker.django.conf import ClusterConf, conf
-from qworker.django.layers import (
+from qworker.django.execution.reporters import options_of_reporters, reporter_class
+from qworker.django.settings.broker import CUSTOM, choose, missing_client
+from qworker.django.settings.layers import (
     Mistake,
     alternatives,
     ignored_keys,
@@ -24,7 +25,6 @@ from qworker.django.layers import (
     unknown_keys,
     wrong_values,
 )
-from qworker.django.reporters import options_of_reporters, reporter_class
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 

@@ -1,7 +1,7 @@
 """Cluster: a worker of this project, as Django-Q calls it.
 
 Comes from:  the command qcluster, and programs that start one.
-Goes to:     ``engine.py`` and qworker's worker, in a process of its own or in this one.
+Goes to:     ``clusters/engine.py`` and qworker's worker, in a process of its own or in this one.
 Thread:      main.
 
 What Django-Q calls the sentinel is the worker's main process with the healing of its pool; its pusher is the
@@ -22,15 +22,16 @@ from qworker import signals
 from qworker.clock import SYSTEM_CLOCK
 from qworker.components.assembly import MakeComponent
 from qworker.components.shutdown import RUNNING
-from qworker.django import cluster_log, task_connections
-from qworker.django.announcing import Announcer
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.cluster_conf import override
+from qworker.django.clusters import log as cluster_log
+from qworker.django.clusters.announcing import Announcer
+from qworker.django.clusters.engine import app, forget
+from qworker.django.clusters.retention import Retention
+from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.conf import conf, logger
-from qworker.django.engine import app, forget
+from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize
-from qworker.django.retention import Retention
-from qworker.django.scheduling import Scheduler
+from qworker.django.settings.cluster import override
 from qworker.django.status import Stat, Status, broker_tells, node_of
 from qworker.errors import QWorkerError
 from qworker.transports.presence import IDLE, STOPPING, WORKING, Presence

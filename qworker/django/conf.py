@@ -1,6 +1,6 @@
 """conf: what the rest imports of the configuration, and Django-Q's own face of it.
 
-Comes from:  ``cluster_conf.py``.
+Comes from:  ``settings/cluster.py``.
 Goes to:     everything in this package, as ``conf``; Django-Q's users and their tests, as Conf.
 Thread:      any.
 """
@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from qworker.django.cluster_conf import DERIVED, ENVIRONMENT, ClusterConf, conf, override, restore, shown
-from qworker.django.keys import KEYS
-from qworker.django.layers import root
+from qworker.django.settings.cluster import DERIVED, ENVIRONMENT, ClusterConf, conf, override, restore, shown
+from qworker.django.settings.keys import KEYS
+from qworker.django.settings.layers import root
 
 __all__ = ["ClusterConf", "Conf", "conf", "logger", "prepare_logger", "shown"]
 

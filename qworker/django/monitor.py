@@ -1,7 +1,7 @@
 """monitor: the live table of clusters, the summary, and the memory, as Django-Q has them.
 
 Comes from:  the commands qmonitor, qinfo and qmemory, and programs.
-Goes to:     ``screen.py``, with what ``overview.py`` and ``process_memory.py`` count.
+Goes to:     ``monitoring/screen.py``, with what ``monitoring/overview.py`` counts.
 Thread:      main.
 """
 
@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
-from qworker.django.overview import EndedCount, Overview, Summary, overview, summary
-from qworker.django.process_memory import Machine, machine, used_by
-from qworker.django.screen import Cell, Page, Table, show
+from qworker.django.monitoring.overview import EndedCount, Overview, Summary, overview, summary
+from qworker.django.monitoring.process_memory import Machine, machine, used_by
+from qworker.django.monitoring.screen import Cell, Page, Table, show
 from qworker.django.status import STOPPED, Stat, Status, can_see
 
 __all__ = ["Stat", "Status", "get_ids", "info", "memory", "monitor"]

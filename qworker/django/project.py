@@ -1,7 +1,7 @@
 """project: the app of a Django project, for the command line and for tasks that name no app.
 
 Comes from:  ``qworker start`` and its like in a Django project that has no app of its own; shared tasks.
-Goes to:     ``engine.py``, once Django is set up.
+Goes to:     ``clusters/engine.py``, once Django is set up.
 Thread:      main.
 """
 
@@ -32,7 +32,9 @@ def package_names() -> list[str]:
 def make() -> QWorker:
     """Return the app of this project."""
     set_up()
-    made: QWorker = import_object("qworker.django.engine:app")()  # its models need a Django that is set up
+    made: QWorker = import_object(
+        "qworker.django.clusters.engine:app"
+    )()  # its models need a Django that is set up
     return made
 
 

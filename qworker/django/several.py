@@ -1,7 +1,7 @@
 """Several tasks at once: an iterable of arguments, and a chain.
 
 Comes from:  ``tasks.py``.
-Goes to:     ``calls.py``, one task after another; ``fetching.py`` for what they return.
+Goes to:     ``execution/calls.py``, one task after another; ``waiting/fetching.py`` for what they return.
 Thread:      any.
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from qworker.django import cached as cache
-from qworker.django import fetching
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.calls import enqueue, package_of
 from qworker.django.conf import conf
-from qworker.django.endings import call_of, save
+from qworker.django.execution import cached as cache
+from qworker.django.execution.calls import enqueue, package_of
+from qworker.django.execution.endings import call_of, save
+from qworker.django.execution.running import note, values_of
 from qworker.django.humanhash import uuid
 from qworker.django.models import Task
-from qworker.django.packages import options_apart
-from qworker.django.running import note, values_of
+from qworker.django.transports.packages import options_apart
+from qworker.django.waiting import fetching
 
 Link = Any
 """``(func, args, kwargs)``, of which the last may be left out, or a function alone. kwargs may have options

@@ -16,9 +16,9 @@ from django.core.signing import BadSignature, TimestampSigner
 
 from qworker.django.conf import conf
 
-__all__ = ["BadSignature", "PickleSerializer", "SignedPackage"]
+__all__ = ["PROTOCOL", "BadSignature", "PickleSerializer", "SignedPackage"]
 
-_PROTOCOL = 5
+PROTOCOL = 5
 """The newest that every Python reads that may run a worker beside us."""
 
 
@@ -27,7 +27,7 @@ class PickleSerializer:
 
     @staticmethod
     def dumps(obj: Any) -> bytes:
-        return pickle.dumps(obj, protocol=_PROTOCOL)
+        return pickle.dumps(obj, protocol=PROTOCOL)
 
     @staticmethod
     def loads(data: bytes) -> Any:

@@ -12,10 +12,10 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from qworker.django.announcing import announced, as_presence, is_shared
 from qworker.django.brokers import Broker, get_broker
+from qworker.django.clusters.announcing import announced, as_presence, is_shared
+from qworker.django.clusters.engine import app
 from qworker.django.conf import conf
-from qworker.django.engine import app
 from qworker.errors import BrokerUnavailable
 from qworker.transports.capabilities import WORKERS
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence

@@ -1,7 +1,7 @@
 """Tasks: the functions that a project calls.
 
 Comes from:  the code of projects.
-Goes to:     ``calls.py``, ``several.py``, ``fetching.py``; schedules to their model.
+Goes to:     ``execution/calls.py``, ``several.py``, ``waiting/fetching.py``; schedules to their model.
 Thread:      any; what begins with ``a`` is for coroutines.
 
 The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits for ever.
@@ -15,10 +15,15 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError
 
-from qworker.django import cached as cache
-from qworker.django import fetching
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.cached_calls import (
+from qworker.django.conf import conf
+from qworker.django.execution import cached as cache
+from qworker.django.execution.calls import async_task
+from qworker.django.models import Schedule, Task
+from qworker.django.several import Chain, Iter, async_chain, async_iter
+from qworker.django.transports.packages import function_name
+from qworker.django.waiting import fetching
+from qworker.django.waiting.cached_calls import (
     count_group_cached,
     delete_group_cached,
     fetch_cached,
@@ -26,11 +31,6 @@ from qworker.django.cached_calls import (
     result_cached,
     result_group_cached,
 )
-from qworker.django.calls import async_task
-from qworker.django.conf import conf
-from qworker.django.models import Schedule, Task
-from qworker.django.packages import function_name
-from qworker.django.several import Chain, Iter, async_chain, async_iter
 
 
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:

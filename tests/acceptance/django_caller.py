@@ -16,7 +16,7 @@ def main() -> None:
     import django
 
     django.setup()
-    from qworker.django.task_connections import close_all
+    from qworker.django.execution.connections import close_all
 
     answers, sys.stdout = sys.stdout, sys.stderr
     names: dict[str, Any] = {}

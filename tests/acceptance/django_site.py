@@ -178,7 +178,7 @@ class DjangoSite:
         return int(
             self.do(
                 """
-                from qworker.django.engine import app
+                from qworker.django.clusters.engine import app
                 (found,) = app().broker.admin.depths(["faults"])  # in one look: one that goes back is in one
                 answer = found.ready + found.delayed + found.leased
                 """
@@ -189,7 +189,7 @@ class DjangoSite:
         """The reasons of the dead letters."""
         return list(
             self.do(
-                "from qworker.django.engine import app\n"
+                "from qworker.django.clusters.engine import app\n"
                 "answer = [letter.reason for letter in app().broker.admin.dead(limit=1000)]"
             )
         )

@@ -11,8 +11,8 @@ OLD, NEW = "the key of the last year, which is long enough", "the key of this ye
 
 PUT = """
 import json
-from qworker.django.engine import app
-from qworker.django.packages import RUN
+from qworker.django.clusters.engine import app
+from qworker.django.transports.packages import RUN
 from qworker.transports.lease import Envelope
 
 def put(body, task=RUN, **headers):
@@ -54,8 +54,8 @@ def test_packages_of_another_key_or_project_are_dead_letters(django_anywhere: Dj
         call(
             f"""
             from qworker.django.brokers import get_broker
-            from qworker.django.packages import envelope_of
-            from qworker.django.calls import package_of, signed
+            from qworker.django.transports.packages import envelope_of
+            from qworker.django.execution.calls import package_of, signed
             package = package_of("{TASKS}.work", ("{key}",), {{}}, {{}})
             get_broker("faults").send(signed(package), package)
             """

@@ -71,7 +71,7 @@ def store(*rows: dict[str, Any]) -> None:
     from django.db import connections
 
     from qworker import states
-    from qworker.django import task_rows
+    from qworker.django.transports import task_rows
 
     def work() -> None:
         packed = [(row["id"], states.SUCCESS, task_rows.pack(row, "default"), None) for row in rows]
@@ -88,7 +88,7 @@ def waiting(*calls: Callable[[], Any]) -> Any:
     """Threads that call; all of them wait for something once the block begins. What they return is a list."""
     from django.db import connections
 
-    from qworker.django.lookout import lookout
+    from qworker.django.waiting.watcher import watcher_of
 
     found: list[Any] = [None] * len(calls)
 
@@ -97,7 +97,7 @@ def waiting(*calls: Callable[[], Any]) -> Any:
         connections["default"].close()
 
     threads = [threading.Thread(target=work, args=each) for each in enumerate(calls)]
-    watcher = lookout("default", "default").watcher
+    watcher = watcher_of("default", "default").watcher
     for thread in threads:
         thread.start()
     until(lambda: len(watcher._waiters) > len(calls) and watcher._source is not None)
@@ -151,11 +151,11 @@ def told() -> list[Any]:
 
 def coroutines() -> list[Any]:
     """Many of them wait, the loop goes on, and there is no thread for each."""
-    from qworker.django.lookout import lookout
     from qworker.django.tasks import afetch_group, aresult, aresult_group
+    from qworker.django.waiting.watcher import watcher_of
 
     rows = [values(result=number, group="many") for number in range(40)]
-    watcher = lookout("default", "default").watcher
+    watcher = watcher_of("default", "default").watcher
 
     async def main() -> list[Any]:
         calls = [asyncio.create_task(aresult(row["id"], wait=PATIENCE)) for row in rows]
@@ -228,15 +228,15 @@ def in_transaction() -> list[Any]:
 
 
 def kept_connections() -> list[Any]:
-    """The connection of who waits stays the same, those of the lookout go; a broken one is made anew."""
+    """The connection of who waits stays the same, those of the watcher go; a broken one is made anew."""
     from django.db import connection
 
-    from qworker.django.lookout import _lookouts, lookout
     from qworker.django.tasks import result
+    from qworker.django.waiting.watcher import _watchers, watcher_of
 
     connection.ensure_connection()
     driver = connection.connection
-    where = lookout("default", "default")
+    where = watcher_of("default", "default")
     row = values()
     with waiting(lambda: result(row["id"], wait=PATIENCE)) as found:
         until(lambda: bool(where._idle))
@@ -246,7 +246,7 @@ def kept_connections() -> list[Any]:
         store(row)
     until(lambda: not where._idle and where.watcher._source is None)
     same = connection.connection is driver and connection.is_usable()
-    return [*found, same, len(_lookouts), math.isfinite(where.watcher._look_at)]
+    return [*found, same, len(_watchers), math.isfinite(where.watcher._look_at)]
 
 
 def many_at_once() -> int:
@@ -283,7 +283,7 @@ def forked() -> int:
 
 def cached() -> list[int]:
     """How often the cache is looked at within a second."""
-    from qworker.django import cached as cache
+    from qworker.django.execution import cached as cache
     from qworker.django.tasks import aresult, result
 
     count = [0]

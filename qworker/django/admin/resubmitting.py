@@ -16,7 +16,7 @@ from django.db import router, transaction
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.admin.columns import PICKLED, as_text
-from qworker.django.calls import enqueue
+from qworker.django.execution.calls import enqueue
 from qworker.django.models import Failure, Task
 from qworker.django.signing import PickleSerializer
 from qworker.errors import QWorkerError

@@ -17,9 +17,8 @@ from django import forms
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.utils.translation import gettext_lazy as _
 
-from qworker.django import literals
-from qworker.django.exposure import exposed_names, is_exposed, is_harmless
-from qworker.django.models import Schedule
+from qworker.django.admin.exposure import exposed_names, is_exposed, is_harmless
+from qworker.django.models import Schedule, literals
 from qworker.errors import InvalidSchedule
 
 CALLED = ("func", "hook")

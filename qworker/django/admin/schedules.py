@@ -14,8 +14,8 @@ from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.admin.columns import instant
+from qworker.django.admin.exposure import may_schedule_any
 from qworker.django.admin.schedule_form import ScheduleForm
-from qworker.django.exposure import may_schedule_any
 from qworker.django.models import Schedule, Task
 from qworker.django.models.schedule import link_to
 

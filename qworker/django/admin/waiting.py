@@ -14,8 +14,8 @@ from typing import Any
 
 from qworker.django.admin.pickles import StandIn, Unreadable, read
 from qworker.django.models import OrmQ
-from qworker.django.packages import RUN
 from qworker.django.signing import BadSignature, SignedPackage
+from qworker.django.transports.packages import RUN
 
 WRONG = "cannot be read"
 """The name of the reason, in the package of a message that cannot be read."""

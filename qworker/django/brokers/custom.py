@@ -1,6 +1,6 @@
 """A broker of the project's own, ``Q_CLUSTER['broker_class']``, as a transport that qworker's worker takes.
 
-Comes from:  ``transport.py``.
+Comes from:  ``transports/opening.py``.
 Goes to:     the methods of the project's class: enqueue, dequeue, acknowledge, fail, queue_size.
 Thread:      the listener's; each queue has an instance of the class for publishing, and one for taking.
 
@@ -19,8 +19,8 @@ from django.core.signing import BadSignature
 
 from qworker.django.brokers.base import Broker
 from qworker.django.conf import conf
-from qworker.django.packages import envelope_of, text_of
 from qworker.django.signing import SignedPackage
+from qworker.django.transports.packages import envelope_of, text_of
 from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
 from qworker.transports.capabilities import Capability

@@ -18,7 +18,7 @@ from qworker import __version__
 from qworker.django.brokers.transported import TransportBroker, transport
 from qworker.django.conf import logger
 from qworker.django.models import OrmQ
-from qworker.django.transport import broker_alias
+from qworker.django.transports.opening import broker_alias
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.schema import LEASED
 

@@ -13,9 +13,9 @@ from typing import Any
 from qworker import __version__
 from qworker.django.brokers.base import Broker
 from qworker.django.brokers.taking import Taking
-from qworker.django.packages import envelope_of, text_of
 from qworker.django.signing import SignedPackage
-from qworker.django.transport import open_transport
+from qworker.django.transports.opening import open_transport
+from qworker.django.transports.packages import envelope_of, text_of
 from qworker.errors import InvalidTaskMessage, QWorkerError
 from qworker.transports.lease import Ack, DeadLetter, Envelope
 from qworker.transports.lease import Broker as Transport

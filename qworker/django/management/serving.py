@@ -15,9 +15,9 @@ from django.core.management.base import CommandError
 
 from qworker.django.brokers import get_broker
 from qworker.django.cluster import Cluster
+from qworker.django.clusters.engine import app
 from qworker.django.conf import conf
-from qworker.django.engine import app
-from qworker.django.migrated import require_tables
+from qworker.django.tables.migrated import require_tables
 from qworker.errors import QWorkerError
 
 IDLE_LOOK_SECONDS = 0.2

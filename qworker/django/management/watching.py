@@ -15,7 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import DatabaseError
 
-from qworker.django.migrated import require_tables
+from qworker.django.tables.migrated import require_tables
 from qworker.errors import QWorkerError
 
 

@@ -15,8 +15,8 @@ from picklefield.fields import PickledObjectField
 
 from qworker.django.apps import label
 from qworker.django.models.schedule import validate_cron, validate_kwarg
-from qworker.django.predecessor import LABEL as PREDECESSOR
-from qworker.django.predecessor import MIGRATIONS
+from qworker.django.tables.predecessor import LABEL as PREDECESSOR
+from qworker.django.tables.predecessor import MIGRATIONS
 
 LABEL = label()
 ADOPTING = LABEL == PREDECESSOR

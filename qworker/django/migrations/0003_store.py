@@ -1,7 +1,7 @@
 """The broker's tables, in the database that is the broker.
 
 Comes from:  Django's command migrate.
-Goes to:     ``store_tables``.
+Goes to:     ``tables/store.py``.
 Thread:      the one that migrates.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from django.db import migrations
 
 from qworker.django.apps import label
-from qworker.django.store_tables import drop_tables, make_tables
+from qworker.django.tables.store import drop_tables, make_tables
 
 
 class Migration(migrations.Migration):

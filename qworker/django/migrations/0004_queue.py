@@ -1,7 +1,7 @@
 """The queue as the models see it: a view of the broker's table, in place of the table that django-q2 had.
 
 Comes from:  Django's command migrate.
-Goes to:     ``adoption`` and ``store_tables``.
+Goes to:     ``tables/adoption.py`` and ``tables/store.py``.
 Thread:      the one that migrates.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from django.db import migrations, models
 
-from qworker.django.adoption import move_back, move_queue
 from qworker.django.apps import label
-from qworker.django.store_tables import drop_views, make_views
+from qworker.django.tables.adoption import move_back, move_queue
+from qworker.django.tables.store import drop_views, make_views
 
 LABEL = label()
 HINTS = {"model_name": "ormq"}

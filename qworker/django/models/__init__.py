@@ -1,7 +1,8 @@
 """models: what is kept in the project's database.
 
-Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run), ``schedule``
-(what is to run when), ``queue`` (what waits, where the database is the broker).
+Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run), ``recurrence``
+(when a schedule is due next), ``literals`` (arguments as people write them), ``schedule`` (what is to run
+when), ``queue`` (what waits, where the database is the broker).
 """
 
 from qworker.django.models.queue import OrmQ, QueueOwner

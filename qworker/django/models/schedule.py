@@ -22,8 +22,8 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from qworker.beat.crontab import crontab
-from qworker.django import literals, recurrence
 from qworker.django.conf import conf
+from qworker.django.models import literals, recurrence
 from qworker.django.models.display import shown_as
 from qworker.django.models.task import Task
 from qworker.errors import InvalidSchedule

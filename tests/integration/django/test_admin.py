@@ -12,9 +12,9 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
-from qworker.django.adoption import insert
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task
 from qworker.django.signing import SignedPackage
+from qworker.django.tables.adoption import insert
 
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 LISTS = ("success", "failure", "schedule", "ormq")

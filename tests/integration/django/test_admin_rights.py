@@ -15,11 +15,11 @@ from django.test import Client, override_settings
 from django.urls import path
 
 from qworker import QWorker
-from qworker.django import calls, exposure
-from qworker.django.admin import ScheduleAdmin
-from qworker.django.adoption import insert
+from qworker.django.admin import ScheduleAdmin, exposure
+from qworker.django.execution import calls
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task
 from qworker.django.signing import SignedPackage
+from qworker.django.tables.adoption import insert
 from qworker.errors import BrokerUnavailable
 from tests.support.django_project import Pages
 

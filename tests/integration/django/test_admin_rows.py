@@ -19,9 +19,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from qworker.django.admin import FailAdmin, QueueAdmin, ScheduleAdmin, TaskAdmin, columns, paging
-from qworker.django.adoption import insert
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task
 from qworker.django.signing import SignedPackage
+from qworker.django.tables.adoption import insert
 from qworker.django.tasks import async_task
 from tests.support.django_project import Pages
 

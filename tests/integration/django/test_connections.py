@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from qworker.django import task_connections
-from qworker.django.engine import app
+from qworker.django.clusters.engine import app
+from qworker.django.execution import connections as task_connections
 
 
 def test_asking_for_a_result_leaves_the_callers_transaction_alone() -> None:

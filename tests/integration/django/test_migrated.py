@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from qworker.django.migrated import require_tables
+from qworker.django.tables.migrated import require_tables
 from qworker.errors import ConfigurationError
 
 

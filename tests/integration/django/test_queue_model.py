@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from qworker.django.adoption import insert
 from qworker.django.models import OrmQ
 from qworker.django.signing import SignedPackage
+from qworker.django.tables.adoption import insert
 from qworker.errors import QWorkerError
 
 PACKAGE = {

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.test import override_settings
 
+from qworker.django.clusters.retention import sweep
 from qworker.django.models import Failure, Success, Task
-from qworker.django.retention import sweep
 
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 

@@ -15,13 +15,13 @@ from django.utils import timezone
 from qworker.beat.place_sqlite import SQLitePlace
 from qworker.beat.store import PENDING
 from qworker.beat.store_sql import SQLScheduleStore
-from qworker.django import work
-from qworker.django.calls import package_of
+from qworker.django.clusters.scheduling import SWEEP_SECONDS, Scheduler
 from qworker.django.conf import conf
+from qworker.django.execution import work
+from qworker.django.execution.calls import package_of
 from qworker.django.models import Schedule, Task
-from qworker.django.packages import text_of
-from qworker.django.scheduling import SWEEP_SECONDS, Scheduler
 from qworker.django.signing import SignedPackage
+from qworker.django.transports.packages import text_of
 from qworker.errors import BrokerUnavailable, Ignore
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope
@@ -196,7 +196,7 @@ def test_what_no_schedule_has_sent_may_have_an_id_twice() -> None:
 
 
 def test_the_ledger_is_that_of_one_cluster(bench: Bench) -> None:
-    from qworker.django.engine import app
+    from qworker.django.clusters.engine import app
 
     for name in ("default", "long"):
         with override_settings(Q_CLUSTER={"name": "shop", "cluster_name": name}):

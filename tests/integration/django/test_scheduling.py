@@ -14,8 +14,8 @@ from django.test import override_settings
 from django.utils import timezone
 
 from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.models import Schedule, Task
-from qworker.django.scheduling import Scheduler
 from qworker.django.signing import SignedPackage
 from qworker.django.tasks import schedule
 from qworker.testing.clock import FakeClock

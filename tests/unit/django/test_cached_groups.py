@@ -8,9 +8,9 @@ import pytest
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 
-from qworker.django import cached
-from qworker.django.calls import package_of
-from qworker.django.running import note
+from qworker.django.execution import cached
+from qworker.django.execution.calls import package_of
+from qworker.django.execution.running import note
 from qworker.errors import BackendError
 
 

@@ -16,11 +16,11 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.django.broker_choice import CHOICES
 from qworker.django.conf import Conf, conf, logger, prepare_logger, shown
-from qworker.django.keys import FALLBACK_WORKERS, KEYS, SPELLINGS, processors
-from qworker.django.layers import unknown_keys, wrong_values
-from qworker.django.masking import masked
+from qworker.django.settings.broker import CHOICES
+from qworker.django.settings.keys import FALLBACK_WORKERS, KEYS, SPELLINGS, processors
+from qworker.django.settings.layers import unknown_keys, wrong_values
+from qworker.django.settings.masking import masked
 from qworker.errors import ConfigurationError
 
 MANUAL = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from qworker.django.engine import settings_of
-from qworker.django.transport import url_and_options
+from qworker.django.clusters.engine import settings_of
+from qworker.django.transports.opening import url_and_options
 
 Cluster = Callable[..., None]
 

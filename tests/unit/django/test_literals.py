@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.django.literals import keywords, positional
+from qworker.django.models.literals import keywords, positional
 from qworker.errors import InvalidSchedule
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from qworker.django.calls import package_of
-from qworker.django.running import note, values_of
+from qworker.django.execution.calls import package_of
+from qworker.django.execution.running import note, values_of
 
 
 @pytest.mark.parametrize("option", ["group", "task_name", "cluster"])

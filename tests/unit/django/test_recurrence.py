@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.beat.wall_clock import is_plain, shown
-from qworker.django.recurrence import DAYS, MONTHS, months_later, next_run
+from qworker.django.models.recurrence import DAYS, MONTHS, months_later, next_run
 from qworker.errors import InvalidSchedule
 
 AMSTERDAM = ZoneInfo("Europe/Amsterdam")

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from qworker.django.reporters import make_reporters, report_error, reporter_class
+from qworker.django.execution.reporters import make_reporters, report_error, reporter_class
 from qworker.errors import ConfigurationError
 
 PLUGIN = """

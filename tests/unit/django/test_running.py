@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qworker.django import endings
-from qworker.django.calls import package_of
-from qworker.django.running import run
+from qworker.django.execution import endings
+from qworker.django.execution.calls import package_of
+from qworker.django.execution.running import run
 from qworker.django.signals import post_execute, post_execute_in_worker
 from qworker.errors import EncodeError
 

@@ -13,9 +13,9 @@ from django.utils import timezone
 from qworker.beat.store import Firing
 from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.clock import SYSTEM_CLOCK
-from qworker.django.engine import app
+from qworker.django.clusters.engine import app
+from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.models import Schedule
-from qworker.django.scheduling import Scheduler
 from qworker.errors import PublishError
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from qworker.django.monitor import COLUMNS, MEMORY_COLUMNS
-from qworker.django.screen import Cell, Page, Table, lines_of, show
+from qworker.django.monitoring.screen import Cell, Page, Table, lines_of, show
 
 
 def lines(headings: tuple[str, ...], *rows: tuple[str, ...], width: int = 79) -> list[str]:

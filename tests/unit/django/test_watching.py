@@ -14,12 +14,12 @@ from django.core.cache import cache
 from django.test import override_settings
 
 from qworker.clock import SYSTEM_CLOCK
-from qworker.django.announcing import announce, announced
 from qworker.django.brokers import Broker, get_broker
+from qworker.django.clusters.announcing import announce, announced
 from qworker.django.monitor import cluster_values, info_page, memory_page, monitor_page
-from qworker.django.overview import Ended, EndedCount, Overview, Summary
-from qworker.django.process_memory import Machine
-from qworker.django.screen import Page, show
+from qworker.django.monitoring.overview import Ended, EndedCount, Overview, Summary
+from qworker.django.monitoring.process_memory import Machine
+from qworker.django.monitoring.screen import Page, show
 from qworker.django.status import STOPPED, Stat, Status, is_ours, node_of
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence
 

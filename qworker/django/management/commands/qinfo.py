@@ -16,7 +16,7 @@ from qworker.django.brokers import get_broker
 from qworker.django.conf import shown
 from qworker.django.management.watching import as_json, in_a_sentence
 from qworker.django.monitor import get_ids, info, info_values
-from qworker.django.overview import summary
+from qworker.django.monitoring.overview import summary
 from qworker.django.status import Stat
 
 

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from qworker.django.brokers import get_broker
 from qworker.django.management.watching import as_json, in_a_sentence
 from qworker.django.monitor import monitor, monitor_values
-from qworker.django.overview import overview
+from qworker.django.monitoring.overview import overview
 
 
 class Command(BaseCommand):

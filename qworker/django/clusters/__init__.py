@@ -1,0 +1,6 @@
+"""What makes a worker of qworker the cluster of a project.
+
+Modules, in reading order: ``engine`` (the app, whose worker it is), ``scheduling`` (it sends what is due),
+``retention`` (it deletes what is old), ``affinity`` (which processors it may use), ``log`` (what it says of
+itself), ``announcing`` (the same to other processes, where the broker cannot).
+"""

@@ -1,0 +1,161 @@
+"""Engine: the app of a Django project, whose worker is its cluster.
+
+Comes from:  ``qcluster``, ``qworker start`` in a Django project, and whoever asks for results.
+Goes to:     ``QWorker``, with the settings of ``Q_CLUSTER`` as its own.
+Thread:      any; made when it is first needed, and anew when the settings change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.db import connections, router
+
+from qworker import QWorker, signals
+from qworker.backends import open_backend
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.django.brokers.choice import broker_class
+from qworker.django.brokers.custom import CustomTransport
+from qworker.django.brokers.transported import close_transports
+from qworker.django.conf import conf
+from qworker.django.execution import connections as task_connections
+from qworker.django.execution import work
+from qworker.django.execution.results import TaskResults
+from qworker.django.models import Task
+from qworker.django.transports.databases import VENDORS, is_in_memory, url_of
+from qworker.django.transports.opening import broker_alias, database_broker
+from qworker.django.transports.packages import RUN
+from qworker.django.transports.urls import url_and_options
+from qworker.transports.lease import Broker
+
+_lock = threading.Lock()
+_made: list[QWorker] = []  # under _lock; at most one
+
+DEPENDS_ON = frozenset(["Q_CLUSTER", "DATABASES", "DATABASE_ROUTERS", "CACHES", "SECRET_KEY"])
+
+
+def app() -> QWorker:
+    """Return the app of this project. Raises ConfigurationError when its settings are wrong."""
+    with _lock:
+        if not _made:
+            _made.append(make_app())
+        return _made[0]
+
+
+def forget() -> None:
+    """Close the app and all connections to brokers; the next use makes them anew."""
+    with _lock:
+        while _made:
+            _made.pop().close()
+        close_transports()
+
+
+def _on_setting_changed(*, setting: str, **_: Any) -> None:
+    if setting in DEPENDS_ON:
+        forget()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="qworker.django.clusters.engine")
+
+
+def settings_of() -> dict[str, Any]:
+    """Return what ``Q_CLUSTER`` says as settings of qworker."""
+    workers = conf.workers
+    return {
+        "task_default_queue": conf.cluster_name,
+        "worker_concurrency": workers,
+        "worker_prefetch_multiplier": max(1, math.ceil((conf.queue_limit or workers**2) / workers)),
+        "worker_max_tasks_per_child": conf.recycle or None,
+        "worker_max_memory_per_child": conf.max_rss,
+        "task_time_limit": conf.timeout if conf.timeout and conf.timeout > 0 else None,
+    }
+
+
+def make_app() -> QWorker:
+    """Return a new app with the settings of this project."""
+    changes = settings_of()
+    chosen = broker_class()
+    if chosen.kind == "orm":
+        made = _in_database(changes)
+    elif chosen.kind == "custom":
+        made = _beside(CustomTransport(chosen, conf.broker_class), "disabled://", changes)
+    else:
+        url, more = url_and_options(chosen.kind)
+        made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})
+    made.autodiscover_tasks()
+    made.task(
+        name=RUN, base=work.PackageTask, acks_late=True, reject_on_worker_lost=True, ignore_result=False
+    )(work.run_package)
+    return made
+
+
+def _in_database(changes: dict[str, Any]) -> QWorker:
+    alias = broker_alias()
+    broker = database_broker(alias)
+    kept_in = router.db_for_write(Task)
+    settings = Settings(changes)
+    plain = broker.url if broker.url.startswith("sqlite:") else f"db+{broker.url}"
+    results = TaskResults(
+        broker.url,
+        settings,
+        SYSTEM_CLOCK,
+        lambda: open_backend(plain, settings, SYSTEM_CLOCK),
+        kept_in,
+        lambda url: kept_in == alias and url == broker.url,
+    )
+    return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
+
+
+def _beside(broker: str | Broker, others: str, changes: dict[str, Any]) -> QWorker:
+    """The app whose broker is no database. others: the store of results of what is no package."""
+    kept_in = router.db_for_write(Task)
+    if others == "disabled://" and connections[kept_in].vendor in VENDORS and not is_in_memory(kept_in):
+        changes = {**changes, "beat_store": url_of(kept_in)}  # the ledger of schedules
+    settings = Settings(changes)
+    results = TaskResults(
+        others,
+        settings,
+        SYSTEM_CLOCK,
+        lambda: open_backend(others, settings, SYSTEM_CLOCK),
+        kept_in,
+        lambda _: False,
+    )
+    return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
+
+
+def close_connections(**_: Any) -> None:
+    """Close all of Django's connections: none may be open in two processes."""
+    task_connections.close_all()
+
+
+def before_task(sender: Any, **_: Any) -> None:
+    """Make Django's connections fit for a task of qworker's own. (RUN does that itself; a call that is run in
+    place has its caller's, and coroutines have them in other threads.)"""
+    context = sender.request
+    if sender.name != RUN and not context.is_eager and not _in_event_loop():
+        context.__dict__["callers"] = task_connections.begin()
+
+
+def after_task(sender: Any, **_: Any) -> None:
+    """Let go of them."""
+    callers = sender.request.__dict__.pop("callers", None)
+    if callers is not None:
+        task_connections.end(callers)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+signals.worker_init.connect(close_connections, weak=False)
+signals.task_prerun.connect(before_task, weak=False)
+signals.task_postrun.connect(after_task, weak=False)

@@ -1,0 +1,95 @@
+"""log: what a cluster says of its own life, in Django-Q's words.
+
+Comes from:  the signals of qworker's worker and of its children; the end of each task.
+Goes to:     the logger ``django-q``.
+Thread:      whichever sends the signal. In programs that only call tasks nothing is sent.
+
+What Django-Q has as processes of their own are threads of one here: guarding, pushing and monitoring go on at
+the same process id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from qworker import signals
+from qworker.django.clusters.affinity import pin
+from qworker.django.conf import logger, prepare_logger
+from qworker.django.execution.running import SENDER
+from qworker.django.signals import post_execute, post_spawn
+from qworker.django.transports.packages import function_name
+
+SHOWN = 500
+"""Characters of a failure that a line shows."""
+TRACEBACK = " : Traceback"
+"""What follows in a failed task's result is in the log already: the engine tells of it."""
+
+_engine = logging.getLogger("qworker")
+_place = [0]
+"""Which worker process of the cluster this is; counted from 1. Written once, when it begins."""
+
+
+def prepare() -> None:
+    """Let the log of the cluster, and the warnings of the engine below it, be seen where the project's
+    LOGGING says nothing of them. It may be called twice."""
+    prepare_logger()
+    if _engine.level == logging.NOTSET and not _engine.hasHandlers():
+        _engine.setLevel(logging.WARNING)
+        for handler in logger.handlers:
+            _engine.addHandler(handler)
+
+
+def tell_start(cluster: str) -> None:
+    """The cluster, by its name for people, begins in this process."""
+    logger.info("Q Cluster %s starting.", cluster)
+
+
+def tell_running(cluster: str) -> None:
+    """Everything runs."""
+    pid = os.getpid()
+    logger.info("monitoring at %d", pid)
+    logger.info("guarding cluster %s at %d", cluster, pid)
+    logger.info("pushing tasks at %d", pid)
+    logger.info("Q Cluster %s running.", cluster)
+
+
+def tell_stopping(cluster: str) -> None:
+    """It was told to stop, and takes no more tasks."""
+    logger.info("Q Cluster %s stopping.", cluster)
+    logger.info("stopping cluster processes")
+    logger.info("stopped pushing tasks")
+
+
+def tell_end(cluster: str) -> None:
+    """The last result is stored."""
+    logger.info("stopped monitoring results")
+    logger.info("Q Cluster %s has stopped.", cluster)
+
+
+def _begins(*, index: int, **_: Any) -> None:
+    """A worker process has begun: this one."""
+    _place[0] = index + 1
+    pin(index)
+    logger.info("worker %d ready for work at %d", _place[0], os.getpid())
+    post_spawn.send(SENDER, proc_name=f"worker {_place[0]}")
+    post_execute.connect(_ended, dispatch_uid="qworker.django.clusters.log")
+
+
+def _ends(**_: Any) -> None:
+    logger.info("worker %d stopped doing work", _place[0])
+
+
+def _ended(*, task: dict[str, Any], **_: Any) -> None:
+    """A task has ended in this worker process."""
+    name, label = function_name(task["func"]), task.get("name", task["id"])
+    if task["success"]:
+        logger.info("Processed '%s' (%s)", name, label)
+    else:
+        why = str(task.get("result")).partition(TRACEBACK)[0]
+        logger.error("Failed '%s' (%s) - %s", name, label, why[:SHOWN])
+
+
+signals.worker_process_init.connect(_begins, weak=False)
+signals.worker_process_shutdown.connect(_ends, weak=False)

@@ -1,0 +1,79 @@
+"""Retention: of the tasks that succeeded, the newest are kept.
+
+Comes from:  the worker of a cluster, which has one.
+Goes to:     the table of ``Task``.
+Thread:      retention.
+
+``save_limit`` is how many stay, of all or of each group, name or function. A few more may stand there for a
+moment: they are deleted together, once a second, and not one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import Error, close_old_connections
+from django.db.models import Count
+
+from qworker import QWorker
+from qworker.components.component import ThreadComponent
+from qworker.django.conf import conf, logger
+from qworker.django.execution import connections as task_connections
+from qworker.django.models import Success
+from qworker.interrupts import let_pass
+
+LOOK_SECONDS = 1.0
+MOST = 1000
+"""Tasks that are deleted in one step."""
+
+
+class Retention(ThreadComponent):
+    """Deletes successes beyond the limit. on_crash: as a ThreadComponent's."""
+
+    name = "retention"
+
+    def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None]) -> None:
+        super().__init__(app.clock, on_crash)
+
+    def step(self, now: float) -> float:
+        if conf.save_limit <= 0:
+            return LOOK_SECONDS * 10
+        task_connections.begin()
+        try:
+            deleted = sweep()
+        except Error as error:
+            let_pass(error)
+            task_connections.drop_broken()
+            logger.warning("tasks beyond save_limit stay for now: %s", error)
+            return LOOK_SECONDS * 10
+        return 0.0 if deleted >= MOST else LOOK_SECONDS
+
+    def quiet(self) -> None:
+        """Nothing is taken, and nothing has to end."""
+
+    def closed(self) -> None:
+        close_old_connections()
+
+
+def sweep() -> int:
+    """Delete successes beyond ``save_limit``, a portion of them; return how many."""
+    limit, field = conf.save_limit, conf.save_limit_per
+    if limit <= 0:
+        return 0
+    if not field:
+        return _beyond(Success.objects.all(), limit)
+    full = (
+        Success.objects.order_by().values(field).annotate(number=Count("id")).filter(number__gt=limit)[:MOST]
+    )
+    return sum(_beyond(Success.objects.filter(**_same(field, each[field])), limit) for each in full)
+
+
+def _same(field: str, value: Any) -> dict[str, Any]:
+    return {f"{field}__isnull": True} if value is None else {field: value}
+
+
+def _beyond(tasks: Any, limit: int) -> int:
+    """Delete the oldest of *tasks* beyond so many."""
+    old = list(tasks.order_by("-stopped", "-id").values_list("id", flat=True)[limit : limit + MOST])
+    return int(Success.objects.filter(pk__in=old)._raw_delete(tasks.db) or 0) if old else 0

@@ -1,0 +1,390 @@
+"""Scheduling: what the table of ``Schedule`` says is due, by the ledger and the lease of beat.
+
+Comes from:  the worker of a cluster, which has one.
+Goes to:     the table, which is read anew each time; the schedule store of beat, for lease and slots; the
+             broker.
+Thread:      schedules.
+
+Every cluster has one, and one of those of a name leads. Each due time of a schedule is a slot that can be
+taken once: who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not
+free again. Where the ledger is not in the broker, who dies may also leave one of which nobody knows whether
+its task was sent. It is sent again, with the same id, and whoever runs it looks whether that has run.
+Whatever is changed in the table counts from the next look on, also by update(). A row that names the last
+task of a slot, or of a later one, and is due at that slot again was set back by somebody: that is a new slot,
+a millionth of a second later.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from django.conf import settings
+from django.db import Error, close_old_connections
+from django.db.models import Min, Q
+from django.utils import timezone
+
+from qworker import QWorker
+from qworker.beat.leadership import Leadership
+from qworker.beat.store import LOOK_SECONDS, Firing, Lease, ScheduleStore, State
+from qworker.beat.stores import open_store
+from qworker.components.component import ThreadComponent
+from qworker.django.conf import conf, logger
+from qworker.django.execution import connections as task_connections
+from qworker.django.execution.calls import package_of, signed
+from qworker.django.models import Schedule
+from qworker.django.transports.packages import envelope_of
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
+from qworker.interrupts import let_pass
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Envelope
+
+NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
+MOST = 500
+"""Schedules of one look."""
+MOST_MISSED = 1000
+"""Due times of one schedule that are made up for in one look."""
+LONGEST_REST = 1.0
+"""Seconds after which the table is read again: it may have been changed."""
+RETRY_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+MOST_TOLD = 20
+MICROSECOND = 1e-6
+MOST_SET_BACK = 1000
+"""How often a schedule may be set back to one due time."""
+UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
+"""What Django raises for a column that has what is none of its values, as SQLite lets it have."""
+
+
+class Scheduler(ThreadComponent):
+    """Sends what is due in the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
+
+    name = "schedules"
+
+    def __init__(
+        self, app: QWorker, on_crash: Callable[[str, BaseException], None], store: ScheduleStore | None = None
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self._app = app
+        self._scope = f"django.{conf.prefix}.{conf.cluster_name}"
+        self._store = store or open_store(app, self._scope)
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._leadership = Leadership(self._store, holder[-255:])
+        self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
+        self._problems: tuple[str, ...] = ()  # replaced as a whole: others read it
+        self._away = False
+        self._unsure = True  # there may be slots whose tasks were not sent
+        self._sweep_at = 0.0
+        self.sent = 0
+        """Tasks that this process has sent."""
+
+    def step(self, now: float) -> float:
+        try:
+            rest = self._turn(now)
+        except LeaseLost:
+            self._leadership.lost()
+            self._unsure = True
+            return LOOK_SECONDS
+        except (BackendError, BrokerUnavailable, Error) as error:
+            let_pass(error)
+            task_connections.drop_broken()
+            self._unsure = True
+            if not self._away:
+                self._away = True
+                logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
+            return RETRY_SECONDS
+        if self._away:
+            self._away = False
+            logger.info("the schedules go on", extra={"event": "beat-goes-on"})
+        self._problems = tuple(
+            f"the schedule {key} is not sent: {text:.500}"
+            for key, text in islice(self._wrong.items(), MOST_TOLD)
+        )
+        return rest
+
+    def problems(self) -> Sequence[str]:
+        """Which schedules are not sent, and why."""
+        return self._problems
+
+    def _turn(self, now: float) -> float:
+        lease = self._leadership.step(now)
+        if lease is None:
+            self._unsure = True
+            return LOOK_SECONDS
+        task_connections.begin()
+        if self._unsure:
+            self._send_pending(lease)
+            self._unsure = False
+        if self._send_due(lease):
+            return 0.0
+        if now >= self._sweep_at:
+            swept = self._store.sweep(self.clock.now() - self._app.conf.beat_history_expires)
+            self._sweep_at = now + (LONGEST_REST if swept else SWEEP_SECONDS)
+        try:
+            rows = self._rows().exclude(pk__in=list(self._wrong))
+            following = rows.aggregate(first=Min("next_run"))["first"]
+        except UNREADABLE:  # of one that has no time there; _send_due() finds the others
+            following = None
+        rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
+        return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
+
+    def _rows(self) -> Any:
+        mine = Q(cluster=conf.cluster_name)
+        if conf.cluster_name == conf.prefix:
+            mine |= Q(cluster__isnull=True) | Q(cluster="")
+        return Schedule.objects.filter(mine, next_run__isnull=False).exclude(repeats=0)
+
+    def _send_due(self, lease: Lease) -> bool:
+        """Send what is due; whether there may be more."""
+        now = _instant(self.clock.now())
+        due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
+        if self._wrong:
+            due = due.exclude(pk__in=self._changed_meanwhile())
+        rows = self._read(due)
+        firings: list[Firing] = []
+        ends: dict[str, tuple[Schedule, dict[str, Any]]] = {}
+        for row in rows:
+            try:
+                made, changes = self._calls(row, now)
+            except Exception as error:  # noqa: BLE001 - one that cannot be read keeps no other from being sent
+                let_pass(error)
+                self._note_wrong(row, error)
+                continue
+            firings += made
+            ends[str(row.pk)] = row, changes
+        refused = self._fire(lease, firings, ends)
+        if CRASHING and firings:
+            crash_point("schedules-sent")
+        for row, changes in ends.values():
+            if str(row.pk) in refused:
+                self._note_wrong(row, refused[str(row.pk)])
+                continue
+            _change(row, changes)
+            logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
+        return len(rows) == MOST
+
+    def _send_pending(self, lease: Lease) -> None:
+        """Send what somebody has left behind of which nobody knows whether it was sent."""
+        slots = self._store.pending()
+        rows = Schedule.objects.in_bulk([int(slot.name) for slot in slots])
+        envelopes: list[Envelope] = []
+        for slot in slots:
+            row = rows.get(int(slot.name))
+            if row is None:
+                continue  # it was deleted since
+            try:
+                envelopes += self._firing(row, _instant(slot.due))[0].envelopes
+            except Exception as error:  # noqa: BLE001 - as in _send_due()
+                let_pass(error)
+                self._note_wrong(row, error)
+        if envelopes:
+            self._app.broker.sender.push(envelopes)
+            logger.warning(
+                "sent %d tasks of schedules again: the cluster that was to send them has ended meanwhile",
+                len(envelopes),
+                extra={"event": "beat-sent-again"},
+            )
+        self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
+
+    def _fire(
+        self, lease: Lease, firings: list[Firing], ends: dict[str, tuple[Schedule, dict[str, Any]]]
+    ) -> dict[str, Exception]:
+        """Send *firings*, once each; and once more those whose schedule was set back to a slot of the past.
+        The id of what was sent last comes into *ends*. Returns why the broker refuses some, by the names of
+        their schedules."""
+        made, refused = self._sent(lease, firings)
+        done = {(each.name, each.due) for each in made}
+        again: list[Firing] = []
+        for each in firings:
+            if (each.name, each.due) not in done and each.name not in refused:
+                again += self._set_back(ends[each.name][0], each)
+        made, refused_again = self._sent(lease, again)
+        for each in made:
+            ends[each.name][1]["task"] = each.task_id
+        return refused | refused_again
+
+    def _sent(self, lease: Lease, firings: list[Firing]) -> tuple[list[Firing], dict[str, Exception]]:
+        """Send *firings*; return those whose slots were free, and why the broker refuses some, by the names
+        of their schedules."""
+        if not firings:
+            return [], {}
+        try:
+            made = self._store.fire(lease, firings, self._app.broker.sender)
+        except PublishError as error:
+            if len({each.name for each in firings}) == 1:
+                return [], {firings[0].name: error}
+        else:
+            self.sent += len(made)
+            return made, {}
+        by_name: dict[str, list[Firing]] = {}
+        for each in firings:
+            by_name.setdefault(each.name, []).append(each)
+        found = [self._sent(lease, some) for some in by_name.values()]
+        return (
+            [each for made, _ in found for each in made],
+            {name: error for _, refused in found for name, error in refused.items()},
+        )
+
+    def _set_back(self, row: Schedule, taken: Firing) -> list[Firing]:
+        """The firing of *row* for a slot that was *taken*, if somebody has set the row back to it; else []:
+        who took it died before the row was changed."""
+        slots = self._store.slots(taken.name, MOST_SET_BACK)
+        noted = max((slot.due for slot in slots if slot.task_id == row.task), default=taken.due - 1)
+        if noted < taken.due:
+            return []
+        times = sum(taken.due <= slot.due < taken.due + MOST_SET_BACK * MICROSECOND for slot in slots)
+        return [self._firing(row, _instant(taken.due), times)[0]]
+
+    def _read(self, due: Any) -> list[Schedule]:
+        """The rows that are due; without those of which a column has what is none of its values."""
+        try:
+            return list(due[:MOST])
+        except UNREADABLE:
+            return [row for key in due.values_list("pk", flat=True)[:MOST] if (row := self._read_one(key))]
+
+    def _read_one(self, key: int) -> Schedule | None:
+        try:
+            found: Schedule | None = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE as error:
+            self._note_wrong(Schedule(pk=key), error)
+            return None
+        return found
+
+    def _changed_meanwhile(self) -> list[int]:
+        """Those that are wrong still: what was changed since is tried again."""
+        self._wrong = {key: text for key, text in self._wrong.items() if self._is_same(key, text)}
+        return list(self._wrong)
+
+    def _is_same(self, key: int, text: str) -> bool:
+        try:
+            row = Schedule.objects.filter(pk=key).first()
+        except UNREADABLE:
+            return True
+        return row is not None and text.endswith(_fingerprint(row))
+
+    def _note_wrong(self, row: Schedule, error: Exception) -> None:
+        text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
+        logger.error(
+            "the schedule %s is not sent: %s", row.name or row.pk, text, extra={"event": "entry-wrong"}
+        )
+        self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
+
+    def _calls(self, row: Schedule, now: datetime) -> tuple[list[Firing], dict[str, Any]]:
+        """The calls of *row* that are due at *now*, and what becomes of its fields."""
+        repeats, due = row.repeats, row.next_run
+        made: list[Firing] = []
+        task_id = row.task
+        for due in _dues(row, now):
+            firing, task_id = self._firing(row, due)
+            made.append(firing)
+            repeats -= 1
+            if repeats == 0 or row.schedule_type == Schedule.ONCE:
+                break
+        following = due if row.schedule_type == Schedule.ONCE else row.calculate_next_run(due)
+        if not conf.catch_up:
+            following = _after(row, following, now)
+        if row.schedule_type == Schedule.ONCE:
+            repeats = -1 if row.repeats < 0 else 0
+        return made, {"repeats": repeats, "next_run": following, "task": task_id}
+
+    def _firing(self, row: Schedule, due: datetime, times: int = 0) -> tuple[Firing, str]:
+        """The call of *row* for the time *due*, and the id of its task. times: how often it was made for this
+        time."""
+        at = _seconds(due) + times * MICROSECOND
+        task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
+        kwargs = row.parse_kwargs()
+        options = dict(kwargs.pop("q_options", None) or {})
+        if row.intended_date_kwarg:
+            kwargs[row.intended_date_kwarg] = due.isoformat()
+        options.setdefault("group", row.name or str(row.pk))
+        if row.hook:
+            options.setdefault("hook", row.hook)
+        package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id, "slot": at})
+        text = signed(package)
+        envelopes: list[Envelope] = [envelope_of(text, package, package.get("cluster") or conf.cluster_name)]
+        state = State("django", 0.0, at, self.clock.now(), task_id, 0, None)
+        return Firing(str(row.pk), at, task_id, envelopes, state), task_id
+
+    def quiet(self) -> None:
+        """Send nothing any more, and leave the schedules to others."""
+        self.stop()
+
+    def closed(self) -> None:
+        try:
+            self._leadership.resign()
+        except (BackendError, BrokerUnavailable) as error:
+            logger.debug("the lease of the schedules was not given back: %s", error)
+        self._store.close()
+        close_old_connections()
+
+
+def _dues(row: Schedule, now: datetime) -> Iterator[datetime]:
+    """The due times of *row* up to *now*: all that were missed, or the first alone where none is made up
+    for."""
+    due = row.next_run
+    for _ in range(MOST_MISSED if conf.catch_up else 1):
+        if due > now:
+            return
+        yield due
+        following = row.calculate_next_run(due)
+        if following <= due:
+            return
+        due = following
+
+
+def _after(row: Schedule, due: datetime, now: datetime) -> datetime:
+    """The first due time of *row* from *due* on that is after *now*."""
+    while due <= now:
+        following = row.calculate_next_run(due)
+        if following <= due:
+            break
+        due = following
+    return due
+
+
+def _change(row: Schedule, changes: dict[str, Any]) -> None:
+    """Change the row as it was read. What somebody has changed meanwhile stays, the number of repeats or the
+    next run; what was due is past all the same."""
+    due = Schedule.objects.filter(pk=row.pk, next_run=row.next_run)
+    same = due.filter(repeats=row.repeats)
+    is_once = row.schedule_type == Schedule.ONCE
+    if is_once and row.repeats < 0:
+        if same.delete()[0]:
+            return
+    elif same.update(**changes):
+        return
+    past = {"repeats": 0} if is_once else {"next_run": changes["next_run"]}
+    if not due.update(task=changes["task"], **past):
+        Schedule.objects.filter(pk=row.pk).update(task=changes["task"])
+
+
+def _instant(seconds: float) -> datetime:
+    """The same as the model has it: naive where the project has no time zones."""
+    found = datetime.fromtimestamp(seconds, UTC)
+    return found if settings.USE_TZ else timezone.make_naive(found)
+
+
+def _seconds(instant: datetime) -> float:
+    aware = instant if timezone.is_aware(instant) else timezone.make_aware(instant)
+    return aware.timestamp()
+
+
+def _fingerprint(row: Schedule) -> str:
+    """What is another when a schedule was changed."""
+    fields = (
+        row.func,
+        row.args,
+        row.kwargs,
+        row.schedule_type,
+        row.minutes,
+        row.cron,
+        row.hook,
+        row.next_run,
+    )
+    return f"[{hash(fields):x}]"

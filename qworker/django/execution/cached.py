@@ -1,0 +1,202 @@
+"""Cached results: tasks and groups in Django's cache, in place of the database.
+
+Comes from:  ``endings.py``, which puts tasks there; ``waiting/fetching.py``, which looks for them.
+Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
+Thread:      any.
+
+A task is there under its id; its name leads to the id. A group is a numbered place for each of its members,
+and a counter that says where to look for the next. No backend of Django's can add to a list in one step, but
+each can add a key that must not be there: so one member alone takes a place, and one that comes again, since
+it was cut short, is found in its own. The backend that keeps files cannot add in one step: a file is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.core.cache import caches
+from django.core.cache.backends.db import DatabaseCache
+from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.filebased import FileBasedCache
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.files import locks
+
+from qworker.django.conf import conf, logger
+from qworker.django.execution.running import values_of
+from qworker.django.models import Task
+from qworker.django.signing import SignedPackage
+from qworker.django.transports.packages import Package
+from qworker.errors import BackendError
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
+
+FINISHED_SECONDS = 86400.0
+"""For so long a part is known that comes again after all were collected."""
+
+
+def store() -> Any:
+    """Return the cache."""
+    return caches[conf.cache]
+
+
+def keeps_parts() -> bool:
+    """Tell whether other processes see what is in the cache, and whether it keeps it: some of Django's throw
+    entries away where there are more than a few hundred."""
+    return not isinstance(store(), LocMemCache | DummyCache | FileBasedCache | DatabaseCache)
+
+
+def key(name: str, *more: object) -> str:
+    """Return the key of a task or group *name* of this cluster."""
+    return ":".join(map(str, ("django_q", conf.prefix, name, *more)))
+
+
+def seconds_of(cached: Any) -> float | None:
+    """Return for how many seconds the option *cached* keeps a result; None for ever."""
+    return None if cached is True else float(cached)
+
+
+def put(package: Package) -> int:
+    """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
+    group. Of a member that was there already: how many there are.
+
+    Raises BackendError when the cache does not take it.
+    """
+    seconds, identity, group = seconds_of(package["cached"]), package["id"], package.get("group")
+    text = SignedPackage.dumps(values_of(package))
+    try:
+        _set(key(identity), text, seconds)
+        if not package.get("iter_count"):  # nobody looks for a part of an iterable
+            store().set(_by_name(package["name"]), identity, seconds)
+        if not group:
+            return 0
+        with _one_at_a_time():
+            return _join(group, identity, package["name"], seconds)
+    except Exception as error:
+        let_pass(error)
+        raise BackendError(f"the cache {conf.cache!r} does not take a result: {safe_repr(error)}") from error
+
+
+def _by_name(name: str) -> str:
+    return key("name", name)
+
+
+def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
+    """Take the first place of *group* that is free. What its counter says may be less than there are."""
+    if not store().add(key(group, "of", task_id), 1, seconds):  # it was here before, and perhaps cut short
+        ids = member_ids(group)
+        if task_id in ids:
+            return len(ids)
+    member = f"{task_id} {name}"
+    number = int(store().get(key(group, "count")) or 0) + 1
+    while not store().add(place := key(group, "member", number), member, seconds):
+        there = store().get(place)
+        if there is None:  # a table that was locked takes nothing, and says so nowhere
+            raise BackendError("it was too busy")
+        if there == member:
+            break
+        number += 1
+    store().set(key(group, "count"), number, seconds)
+    return number
+
+
+def _set(name: str, text: str, seconds: float | None) -> None:
+    """Keep *text*, and look whether it is there: a cache in a table drops what it cannot write."""
+    store().set(name, text, seconds)
+    if store().get(name) != text:
+        raise BackendError("it has not kept what it was given")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Of the caches that Django has only the one in files adds a key in two steps."""
+    if not isinstance(store(), FileBasedCache):
+        yield
+        return
+    directory = Path(store()._dir)
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    with (directory / "qworker.lock").open("a") as file:
+        locks.lock(file, locks.LOCK_EX)  # it goes with the file, and with the process
+        yield
+
+
+def task(task_id: str) -> Task | None:
+    """Return the task that is kept under its id or name; None when there is none."""
+    by_id, by_name = key(task_id), _by_name(task_id)
+    found = store().get_many([by_id, by_name])
+    text = found.get(by_id)
+    if text is None and by_name in found:
+        text = store().get(key(found[by_name]))
+    return None if text is None else _task_of(text)
+
+
+def _task_of(text: str) -> Task | None:
+    """The task that is kept as *text*; None for what somebody else has put there, or nobody can unpickle."""
+    try:
+        return Task(**SignedPackage.loads(text))
+    except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
+        let_pass(error)
+        logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
+        return None
+
+
+def member_ids(group: str) -> list[str]:
+    """Return the ids of the members of *group* that are kept, in the order in which they came."""
+    found = _members(group)
+    return [found[number][0] for number in sorted(found)]
+
+
+def _members(group: str) -> dict[int, tuple[str, str]]:
+    """The members that are kept, by their places: those that the counter knows, and those after them. Of each
+    the id, and the name of its task."""
+    count = int(store().get(key(group, "count")) or 0)
+    keys = {key(group, "member", number): number for number in range(1, count + 1)}
+    found = {keys[each]: str(member) for each, member in store().get_many(list(keys)).items()}
+    number = count + 1
+    while (member := store().get(key(group, "member", number))) is not None:
+        found[number] = str(member)
+        number += 1
+    parts = ((number, member.partition(" ")) for number, member in found.items())
+    return {number: (identity, name) for number, (identity, _, name) in parts}
+
+
+def members(group: str) -> list[Task]:
+    """Return the tasks of *group* that are kept."""
+    keys = [key(task_id) for task_id in member_ids(group)]
+    found = store().get_many(keys)
+    tasks = (_task_of(found[each]) for each in keys if each in found)
+    return [each for each in tasks if each is not None]
+
+
+def finish(group: str) -> None:
+    """Forget *group*, whose members were collected, and remember that for those that come again."""
+    store().set(key(group, "finished"), 1, FINISHED_SECONDS)
+    delete_group(group)
+
+
+def is_finished(group: str) -> bool:
+    """Tell whether *group* was collected."""
+    return store().get(key(group, "finished")) is not None
+
+
+def delete(task_id: str) -> bool:
+    """Forget the task with this id or name; whether it was there."""
+    found = task(task_id)
+    if found is None:
+        return bool(store().delete(key(task_id)))  # one that cannot be read
+    store().delete_many([key(found.pk), _by_name(found.name)])
+    return True
+
+
+def delete_group(group: str, tasks: bool = True) -> int:
+    """Forget *group*, and its *tasks*; how many these were."""
+    found = _members(group)
+    keys = [key(group, "count"), *(key(group, "member", number) for number in found)]
+    for identity, name in found.values():
+        keys.append(key(group, "of", identity))
+        if tasks:
+            keys += [key(identity), _by_name(name)]
+    store().delete_many(keys)
+    return len(found)

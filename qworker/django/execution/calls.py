@@ -1,0 +1,126 @@
+"""Calls: a function becomes a package and is enqueued; or run at once, for ``sync``.
+
+Comes from:  ``async_task``, ``schedule`` and their like; ``work.py``, with what follows a task.
+Goes to:     the broker; ``running.py`` and ``endings.py`` for ``sync``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils import timezone
+
+from qworker.django.brokers import Broker, get_broker
+from qworker.django.conf import conf, logger
+from qworker.django.execution import endings
+from qworker.django.execution.running import SENDER, is_kept, run, unpacked, values_of
+from qworker.django.humanhash import uuid
+from qworker.django.signals import pre_enqueue
+from qworker.django.signing import SignedPackage
+from qworker.django.transports.packages import Package, options_apart
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr, storable
+
+LONGEST = 100
+"""Characters of names and groups."""
+
+
+def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Have a cluster call ``func(*args, **kwargs)``; return the id of the task, 32 hexadecimal digits.
+
+    func: dotted text, or a function that can be pickled. Of *kwargs* these are options, and do not reach the
+    function; ``q_options``, a dict, has them instead:
+
+    - hook: dotted text or a function, called with the ``Task`` when it has ended, well or not.
+    - group (text): what it is collected under.
+    - save (bool): whether a success is kept. None: as the settings say.
+    - timeout (seconds): after so long its process is killed. None: as the settings say.
+    - sync (bool): run it here and now.
+    - cached (True or seconds): keep the result in the cache, and not in the database.
+    - ack_failure (bool): False: when it fails it is delivered again.
+    - broker: a Broker to use. cluster (text): the name of another cluster.
+    - task_name (text): its name, in place of one that is made up.
+
+    Raises ValueError for a group or a name of more than 100 characters, and what the broker raises that
+    cannot take it.
+    """
+    keywords, options = options_apart(kwargs)
+    return enqueue(func, args, keywords, options)
+
+
+def enqueue(
+    func: str | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """As async_task(), with args, kwargs and options apart."""
+    package = package_of(func, args, kwargs, dict(options or {}))
+    broker: Broker | None = package.pop("broker", None)
+    sync = package.pop("sync", None)
+    text = signed(package)
+    if sync if sync is not None else conf.sync:
+        _run_here(text)
+    else:
+        (broker or get_broker(package.get("cluster"))).send(text, package)
+        logger.debug("Enqueued [%s] %s", package.get("cluster") or conf.cluster_name, package["id"])
+    return str(package["id"])
+
+
+def package_of(
+    func: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> Package:
+    """Return the package of a call. Raises ValueError for a name or a group that no table keeps."""
+    name, identity = uuid()
+    for option in ("group", "task_name", "cluster"):
+        _check_text(option, options.get(option))
+    package: Package = {
+        "id": options.pop("id", None) or identity,
+        "name": options.pop("task_name", None) or name,
+        "func": func,
+        "args": args,
+        "kwargs": kwargs,
+        "started": timezone.now(),
+    }
+    # Who may give options to a call of somebody else does not choose what is called.
+    package |= {name: value for name, value in options.items() if value is not None and name not in package}
+    if "cached" not in package and conf.cached:
+        package["cached"] = conf.cached
+    return package
+
+
+def _check_text(option: str, value: Any) -> None:
+    if value is None:
+        return
+    text = str(value)
+    if len(text) > LONGEST or storable(text) != text:
+        raise ValueError(
+            f"{option} is {safe_repr(value, 80)}: it has at most {LONGEST} characters, no NUL and no lone "
+            "surrogate"
+        )
+
+
+def signed(package: Package) -> str:
+    """Return *package* as text that is signed, once its observers have seen it."""
+    pre_enqueue.send(SENDER, task=package)
+    return SignedPackage.dumps(package)
+
+
+def _run_here(text: str) -> None:
+    """Run the package *text*, and what follows it, one after another."""
+    waiting = [text]
+    while waiting:
+        package = unpacked(waiting.pop(0))
+        try:
+            run(package)
+        except Exception as error:  # noqa: BLE001 - a failure is a result, as in a worker
+            let_pass(error)
+            logger.debug("task %s failed", package["id"], exc_info=error)
+        following = endings.end(package)
+        if is_kept(package):
+            endings.save(values_of(package))
+        for func, args, kwargs, options in following:
+            local = {name: value for name, value in options.items() if name not in ("broker", "sync")}
+            waiting.append(signed(package_of(func, args, kwargs, local)))

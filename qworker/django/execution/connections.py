@@ -1,0 +1,111 @@
+"""connections: Django's connections before and after a task, as a request has it.
+
+Comes from:  ``work.py`` and ``clusters/engine.py``, around each task; threads of a cluster, around each turn.
+Goes to:     Django's connections of this thread.
+Thread:      whichever runs the task.
+
+A connection that the server has closed meanwhile costs no task: who has something to read though nothing was
+asked has been told good-bye, and that is seen without a word to the server. A transaction that a task leaves
+open would take along what later tasks write, so it is rolled back.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from typing import Any
+
+from django.db import connections, reset_queries
+
+from qworker.django.conf import logger
+
+
+def begin() -> frozenset[str]:
+    """Make the connections fit for a task: none is older than it may be, or closed by the server.
+
+    Returns the aliases of those that the caller has a transaction on, for end().
+    """
+    reset_queries()
+    _close_old()
+    for connection in _open():
+        if not _in_transaction(connection) and _was_left(connection):
+            connection.close()
+    return in_transaction()
+
+
+def in_transaction() -> frozenset[str]:
+    """Return the aliases of connections on which there is a transaction."""
+    return frozenset(connection.alias for connection in _open() if _in_transaction(connection))
+
+
+def roll_back(callers: frozenset[str] = frozenset()) -> None:
+    """End transactions that the task has left open, but for those on connections of *callers*."""
+    for connection in _open():
+        if connection.alias in callers:
+            continue
+        if _in_transaction(connection):
+            logger.warning("a task has left a transaction open on %r: it is rolled back", connection.alias)
+            connection.in_atomic_block = False  # else it is only marked as closed, and never opened again
+            connection.close()
+
+
+def end(callers: frozenset[str] = frozenset()) -> None:
+    """Let go of what the task has left, and of connections that are not to be kept."""
+    roll_back(callers)
+    _close_old()
+
+
+def drop_broken() -> None:
+    """Close all connections, but for those on which somebody has a transaction."""
+    for connection in _open():
+        if not _in_transaction(connection):
+            connection.close()
+
+
+def close_all() -> None:
+    """Close all connections and pools of them: none may be open in two processes."""
+    connections.close_all()
+    for connection in connections.all(initialized_only=True):
+        close_pool = getattr(connection, "close_pool", None)  # PostgreSQL's alone
+        if close_pool is not None:
+            close_pool()
+
+
+def _close_old() -> None:
+    """Close what is older than it may be. (Django's own function closes also what a caller has a transaction
+    on.)"""
+    for connection in _open():
+        if not _in_transaction(connection):
+            connection.close_if_unusable_or_obsolete()
+
+
+def _in_transaction(connection: Any) -> bool:
+    return bool(connection.in_atomic_block or connection.autocommit != connection.settings_dict["AUTOCOMMIT"])
+
+
+def _open() -> Iterator[Any]:
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None:
+            yield connection
+
+
+def _was_left(connection: Any) -> bool:
+    """Whether the server has closed *connection*."""
+    if connection.vendor == "sqlite":
+        return False
+    number = _descriptor(connection.connection)
+    if number is not None:
+        poll = select.poll()
+        poll.register(number, select.POLLIN)
+        if not poll.poll(0):
+            return False
+    return not connection.is_usable()
+
+
+def _descriptor(driver: Any) -> int | None:
+    """The number of the driver's socket; None when it tells of none."""
+    try:
+        number = int(getattr(driver, "_sock", driver).fileno())
+    except Exception:  # noqa: BLE001 - any driver's own, of a connection that is closed, too
+        return None
+    return number if number >= 0 else None

@@ -1,0 +1,172 @@
+"""Running: the function of a package is called, and what is kept of its end is made.
+
+Comes from:  ``work.py`` in a child of the pool; ``calls.py`` in the caller's own process, for ``sync``.
+Goes to:     the function of the package; ``endings.py`` sees to what follows.
+Thread:      whichever runs the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import traceback as traces
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.signing import BadSignature
+from django.dispatch import Signal
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from qworker.django.conf import conf, logger
+from qworker.django.execution import connections as task_connections
+from qworker.django.execution.reporters import report_error
+from qworker.django.signals import post_execute_in_worker, pre_execute
+from qworker.django.signing import PROTOCOL, SignedPackage
+from qworker.django.transports.packages import Package, function_name
+from qworker.errors import EncodeError, Reject
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr, storable
+
+SENDER = "django_q"
+"""What signals name as their sender, as Django-Q does."""
+PLAIN = frozenset([type(None), bool, int, float, str, bytes])
+"""Types of what can be pickled for sure."""
+NEEDED = frozenset(["id", "name", "func", "args", "kwargs", "started"])
+LENGTHS = {"name": 100, "func": 256, "hook": 256, "group": 100, "cluster": 100}
+"""Characters that the table of ``Task`` has for text."""
+
+
+def unpacked(text: str) -> Package:
+    """Return the package that was signed as *text*. Raises Reject when it cannot be unpacked."""
+    try:
+        package = SignedPackage.loads(text)
+    except BadSignature as error:
+        raise Reject(
+            f"the package is not signed with this project's SECRET_KEY for {conf.prefix!r}: {error}"
+        ) from error
+    except Exception as error:
+        let_pass(error)
+        raise Reject(f"the package cannot be unpacked: {type(error).__name__}: {error}") from error
+    if not isinstance(package, dict) or not package.keys() >= NEEDED:
+        raise Reject(f"{type(package).__name__} is no package of a task")
+    return package
+
+
+def run(package: Package) -> Any:
+    """Call the function of *package*; note in it how that ended. Raises what the function raises."""
+    try:
+        func = _resolved(package["func"])
+        pre_execute.send(SENDER, func=func, task=package)
+        value = func(*package["args"], **package["kwargs"])
+        if inspect.iscoroutine(value):
+            value = asyncio.run(_awaited(value))
+        if type(value) not in PLAIN and (
+            package.get("iter_count") or package.get("cached") or _saves(package)
+        ):
+            _check_picklable(value)
+    except BaseException as error:
+        note(package, False, _said(error))
+        report_error()
+        raise
+    note(package, True, value)
+    observe(post_execute_in_worker, func=func, task=package)
+    return value
+
+
+async def _awaited(coroutine: Any) -> Any:
+    """What *coroutine* returns. Django's connections of coroutines are another thread's."""
+    callers = await sync_to_async(task_connections.begin)()
+    try:
+        return await coroutine
+    finally:
+        await sync_to_async(task_connections.end)(callers)
+
+
+def _check_picklable(value: Any) -> None:
+    """Raises EncodeError for a result that nothing can keep."""
+    try:
+        pickle.dumps(value, PROTOCOL)
+    except Exception as error:
+        let_pass(error)
+        raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def _said(error: BaseException) -> str:
+    """*error* as ``Task`` keeps it, with its traceback."""
+    try:
+        text = str(error)
+    except Exception as own:  # noqa: BLE001 - the user's, whose methods raise
+        let_pass(own)
+        text = type(error).__name__
+    return f"{text} : {''.join(traces.format_exception(error))}"
+
+
+def observe(signal: Signal, **named: Any) -> None:
+    """Send *signal*, whose receivers only look on: what one raises is in the log, and changes nothing."""
+    for receiver, answer in signal.send_robust(SENDER, **named):
+        if isinstance(answer, Exception):
+            let_pass(answer)
+            logger.error("%r failed, which was told of a task: %r", receiver, answer)
+
+
+def note(package: Package, success: bool, result: Any) -> None:
+    """Note in *package* how its run ended: result is what its function returned, or an error as text."""
+    package["success"], package["result"], package["stopped"] = success, result, timezone.now()
+    package["args"] = tuple(_kept(each) for each in package["args"])
+    package["kwargs"] = {name: _kept(each) for name, each in package["kwargs"].items()}
+
+
+def _kept(argument: Any) -> Any:
+    """An argument as it is kept: as text, when the function has put something into it that cannot be."""
+    if type(argument) not in PLAIN:
+        try:
+            pickle.dumps(argument, PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - the user's classes
+            let_pass(error)
+            return safe_repr(argument)
+    return argument
+
+
+def is_kept(package: Package) -> bool:
+    """Tell whether the end of *package* is to be a row of ``Task``: failures always, but for what is cached,
+    and for a part of an iterable, which is collected."""
+    if package.get("cached") or package.get("iter_count"):
+        return False
+    return not package["success"] or _saves(package)
+
+
+def _saves(package: Package) -> bool:
+    return bool(package.get("save", conf.save_limit >= 0))
+
+
+def values_of(package: Package) -> dict[str, Any]:
+    """Return the fields of ``Task`` for *package*, whose end is noted."""
+    hook = package.get("hook")
+    return {
+        "id": package["id"],
+        "name": _text("name", package["name"]),
+        "func": _text("func", function_name(package["func"])),
+        "hook": None if hook is None else _text("hook", function_name(hook)),
+        "args": package["args"],
+        "kwargs": package["kwargs"],
+        "result": package["result"],
+        "group": _text("group", package.get("group")),
+        "cluster": _text("cluster", package.get("cluster") or conf.cluster_name),
+        "started": package["started"],
+        "stopped": package["stopped"],
+        "success": package["success"],
+        "attempt_count": package.get("attempt", 1),
+    }
+
+
+def _text(field: str, value: Any) -> str | None:
+    """*value* as every database takes it."""
+    return None if value is None else storable(str(value))[: LENGTHS[field]]
+
+
+def _resolved(func: Any) -> Callable[..., Any]:
+    found: Callable[..., Any] = import_string(func) if isinstance(func, str) else func
+    return found

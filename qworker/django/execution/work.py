@@ -1,0 +1,169 @@
+"""Work: the task of a worker that runs packages.
+
+Comes from:  the pool, with the signed text of a package.
+Goes to:     ``running.py`` and ``endings.py``; what is kept goes into the row of the result.
+Thread:      whichever runs the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from django.db import Error
+
+from qworker import states
+from qworker.clock import SYSTEM_CLOCK
+from qworker.context import Context, current_context, get_current_task
+from qworker.django.conf import conf, logger
+from qworker.django.execution import cached, endings
+from qworker.django.execution import connections as task_connections
+from qworker.django.execution.calls import enqueue
+from qworker.django.execution.running import is_kept, note, run, unpacked, values_of
+from qworker.django.models import Task
+from qworker.django.transports.packages import Package
+from qworker.errors import (
+    BackendError,
+    Ignore,
+    QWorkerError,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    Terminated,
+)
+from qworker.interrupts import let_pass
+from qworker.tasks.task import Task as BaseTask
+from qworker.tasks.unsent import is_away, reason
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PASSING = (Ignore, Reject, Retry, Terminated, SoftTimeLimitExceeded)
+"""What ends a run in other ways than by failing."""
+
+PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before what follows a task is tried again, where it could not be told; then the task goes back."""
+
+
+class PackageTask(BaseTask[..., Any]):
+    """The task that runs packages. Also the end of one that was killed is told, by a child."""
+
+    hears_of_ends = True
+
+    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
+        package = unpacked(context.args[0])
+        note(package, False, _text_of(error))
+        _go_on(package)
+        context.__dict__["package"] = package
+
+
+def run_package(*given: Any, **more: Any) -> Any:
+    """Run the signed package that is all that is *given*; return what its function does.
+
+    Raises Reject for what cannot be unpacked, which makes a dead letter of it; and to have a task run again
+    when what follows it cannot be told, since the broker or a store is away.
+    """
+    if len(given) != 1 or more or not isinstance(given[0], str):
+        raise Reject("the message carries no package")
+    package = unpacked(given[0])
+    context = current_context()
+    package["attempt"] = 1 if context is None else (context.retries or 0) + 1
+    if context is not None:
+        context.__dict__["package"] = package
+    callers = task_connections.begin()
+    try:
+        if "slot" in package and _has_run(package):
+            raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
+        value = run(package)
+    except PASSING:
+        raise
+    except BaseException as error:
+        task_connections.roll_back(callers)
+        if isinstance(error, Error):
+            task_connections.drop_broken()
+        if _comes_again(package):
+            task: Any = get_current_task()
+            raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
+        _go_on_or_back(package)
+        raise
+    else:
+        task_connections.roll_back(callers)
+        _go_on_or_back(package)
+        return value
+    finally:
+        task_connections.end(callers)
+
+
+def _has_run(package: Package) -> bool:
+    """Whether the task of a schedule has ended before, as far as is kept of it. Its id is that of the due
+    time."""
+    if package["attempt"] > 1:
+        return False
+    found = (
+        cached.task(package["id"])
+        if package.get("cached")
+        else Task.objects.filter(pk=package["id"]).only("success").first()
+    )
+    ends = package.get("ack_failure", conf.ack_failures)
+    return found is not None and (found.success or bool(ends))
+
+
+def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
+    """Return the fields of ``Task`` that are to be stored for the run of *context*; None for none."""
+    package: Package | None = context.__dict__.get("package")
+    if package is None:
+        try:
+            package = unpacked(context.args[0])
+        except (Reject, LookupError):
+            return None  # nobody knows what it is: its message is a dead letter
+    if status != states.SUCCESS and package.get("success", True):
+        note(package, False, _text_of(result))
+    return values_of(package) if status != states.STARTED and is_kept(package) else None
+
+
+def _go_on_or_back(package: Package) -> None:
+    try:
+        _go_on(package)
+    except QWorkerError as error:
+        if is_away(error):
+            raise Reject(reason(error), requeue=True) from error
+        raise
+
+
+def _go_on(package: Package) -> None:
+    """See to what follows, and enqueue it. Raises what tells that this cannot be done for now."""
+    for func, args, kwargs, options in _patiently(endings.end, package):
+        _patiently(enqueue, func, args, kwargs, options)
+
+
+def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What *work* returns, which is tried for some seconds."""
+    for pause in PAUSES:
+        try:
+            return work(*args, **kwargs)
+        except (Error, QWorkerError) as error:
+            if isinstance(error, QWorkerError) and not is_away(error):
+                raise
+            let_pass(error)
+            logger.debug("what follows a task is tried again: %s", error)
+        task_connections.drop_broken()
+        SYSTEM_CLOCK.sleep(pause)
+    try:
+        return work(*args, **kwargs)
+    except Error as error:
+        raise BackendError(f"the database does not answer: {error}") from error
+
+
+def _comes_again(package: Package) -> bool:
+    """Whether the failed *package* is delivered again: not unless failures are not acknowledged."""
+    if package.get("ack_failure", conf.ack_failures):
+        return False
+    most = conf.max_attempts
+    return not most or package["attempt"] < most
+
+
+def _text_of(error: Any) -> str:
+    """An error as execution stores it, as text."""
+    if not isinstance(error, dict):
+        return str(error)
+    return f"{error.get('exc_type')}: {error.get('exc_message')}"

@@ -1,0 +1,74 @@
+"""broker: which broker a configuration means.
+
+Comes from:  ``conf.py``, with the values of one cluster.
+Goes to:     ``conf.broker``; the checks.
+Thread:      any; nothing is kept.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key that configures a broker.
+
+    - broker: what ``conf.broker`` says then.
+    - title: the server's name.
+    - package, extra: the client library to import, and what to install to get it; "" for none.
+    - later (bool): this version has no such broker.
+    """
+
+    key: str
+    broker: str
+    title: str
+    package: str = ""
+    extra: str = ""
+    later: bool = False
+
+
+CHOICES = (
+    Choice("orm", "orm", "Django's database"),
+    Choice("redis", "redis", "Redis", "redis", install_command("redis")),
+    Choice("django_redis", "redis", "Redis", "django_redis", "pip install django-redis"),
+    Choice("sqs", "sqs", "Amazon SQS", "boto3", install_command("sqs")),
+    Choice("disque_nodes", "disque", "Disque", later=True),
+    Choice("iron_mq", "ironmq", "IronMQ", later=True),
+    Choice("mongo", "mongo", "MongoDB", later=True),
+)
+CUSTOM = Choice("broker_class", "custom", "a class of your own")
+
+
+def choose(conf: Any) -> Choice:
+    """What *conf*, the configuration of a cluster, says of its broker.
+
+    ConfigurationError when it names two, or one that this version has not. Without any it is the database.
+    """
+    if conf.broker_class is not None:
+        return CUSTOM
+    # None is nobody's broker; an empty mapping is one with all its defaults.
+    named = [choice for choice in CHOICES if getattr(conf, choice.key) is not None]
+    if len(named) > 1:
+        keys = " and ".join(f"{choice.key!r}" for choice in named)
+        raise ConfigurationError(
+            f"Q_CLUSTER names more than one broker: {keys}; keep one of them", setting=named[1].key
+        )
+    choice = named[0] if named else CHOICES[0]
+    if choice.later:
+        raise ConfigurationError(
+            f"Q_CLUSTER['{choice.key}']: {choice.title} comes as a broker in a later version; until then use "
+            "'orm', 'redis', 'sqs' or a 'broker_class' of your own",
+            setting=choice.key,
+        )
+    return choice
+
+
+def missing_client(choice: Choice) -> str | None:
+    """What to install for *choice*, in one sentence; None when its client library is there."""
+    if not choice.package or find_spec(choice.package) is not None:
+        return None
+    return f"Q_CLUSTER['{choice.key}'] needs the package {choice.package}: {choice.extra}"

@@ -1,0 +1,161 @@
+"""cluster: the configuration of a cluster, live.
+
+Comes from:  ``layers.py``, the environment's Q_CLUSTER_NAME, and the table ``keys.KEYS``.
+Goes to:     everything in this package, as attributes of ``conf``.
+Thread:      any. A value is read when it is first asked for. All are forgotten when Django says that a
+             setting has changed, which only tests do.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from qworker.django.settings.broker import choose
+from qworker.django.settings.keys import KEYS, Key
+from qworker.django.settings.layers import SETTING, layers_of, read, unknown_keys
+from qworker.django.settings.masking import masked
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+logger = logging.getLogger("django-q")
+
+ENVIRONMENT = "Q_CLUSTER_NAME"
+_DERIVED_FROM = frozenset({SETTING, "TIME_ZONE", "SECRET_KEY", "SECRET_KEY_FALLBACKS"})
+
+_overrides: dict[str, Any] = {}
+"""Values that were set on Conf, by attribute; by tests, in the main thread."""
+_told: set[str] = set()
+"""The unknown keys that the log has, and SETTING when all were looked at."""
+
+
+class ClusterConf:
+    """The configuration of one cluster: an attribute for each key of ``keys.KEYS``, in lower case, and
+
+    - broker (str): "orm", "redis", "sqs" or "custom"; ConfigurationError for two, and for a later version's.
+    - prefix (str): the project's name, which is the salt of packages.
+    - secret_key, secret_key_fallbacks: Django's.
+
+    To ask for a value that is wrong raises ConfigurationError, which names the key, the value and what the
+    key takes. An attribute that is no key is an AttributeError.
+    """
+
+    __slots__ = ("__dict__", "_cluster", "_others")
+
+    def __init__(self, cluster: str | None = None) -> None:
+        self._cluster = cluster
+        self._others: dict[str, ClusterConf] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in KEYS and name not in DERIVED:
+            hint = near(name, (*KEYS, *DERIVED), 1)
+            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
+            raise AttributeError(f"the configuration has no {name!r}{did_you_mean}")
+        value = self._resolve(name)
+        self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *KEYS, *DERIVED]
+
+    def of(self, cluster: str | None) -> "ClusterConf":
+        """The configuration of the cluster of this name: ALT_CLUSTERS[cluster] laid over what is outside.
+
+        Where ALT_CLUSTERS has no such cluster it is what is outside, with that queue. None is this one.
+        """
+        if cluster is None:
+            return self
+        return self._others.setdefault(cluster, ClusterConf(cluster))
+
+    def reset(self) -> None:
+        """Forget all values; each is read again when it is next asked for.
+
+        For who changed the environment's Q_CLUSTER_NAME, or Q_CLUSTER without Django's knowledge.
+        """
+        self.__dict__.clear()
+        for other in self._others.values():
+            other.reset()
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody gave a value to this key, even if it is the default's."""
+        return name in _overrides or self._given(KEYS[name]) is not None
+
+    def _resolve(self, name: str) -> Any:
+        _tell_unknown()
+        if name == "cluster_name" and self._cluster:
+            return self._cluster
+        if name in _overrides:
+            return _overrides[name]
+        if name in DERIVED:
+            return DERIVED[name](self)
+        if name == "cluster_name" and os.environ.get(ENVIRONMENT):
+            return os.environ[ENVIRONMENT]
+        found = self._given(KEYS[name])
+        return KEYS[name].default_of(self) if found is None else read(KEYS[name], *found)
+
+    def _given(self, key: Key) -> tuple[str, Any] | None:
+        """Where the raw value of *key* stands, and the value; None when nobody gave one."""
+        layers = layers_of(self._cluster or os.environ.get(ENVIRONMENT))
+        return next((found for layer in layers if (found := layer.find(key))), None)
+
+
+DERIVED: dict[str, Callable[[ClusterConf], Any]] = {
+    "broker": lambda conf: choose(conf).broker,
+    "prefix": lambda conf: conf.name,
+    "secret_key": lambda _: settings.SECRET_KEY,
+    "secret_key_fallbacks": lambda _: tuple(settings.SECRET_KEY_FALLBACKS),
+}
+"""Attributes that are no keys, and what makes them."""
+
+conf = ClusterConf()
+"""The configuration of this process's cluster."""
+
+
+def override(attribute: str, value: Any) -> None:
+    """Let an attribute be *value*, as it is, for every cluster; until it is restored."""
+    _overrides[attribute] = value
+    conf.reset()
+
+
+def restore(attribute: str) -> None:
+    """Undo what ``override`` did; it may be called twice."""
+    _overrides.pop(attribute, None)
+    conf.reset()
+
+
+def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
+    """Every value of a configuration by its name in upper case, in order, with secrets masked.
+
+    A value that is wrong is shown as what is wrong with it, in parentheses.
+    """
+    found = {}
+    for name in sorted((*KEYS, *DERIVED), key=str.upper):
+        try:
+            value = getattr(configuration, name)
+        except ConfigurationError as error:
+            value = f"({error})"
+        found[name.upper()] = str(value) if name == "label" else masked(name, value)
+    return found
+
+
+def _tell_unknown() -> None:
+    """Log each unknown key, once in this process."""
+    if SETTING in _told:
+        return
+    _told.add(SETTING)
+    for mistake in unknown_keys():
+        if mistake.message not in _told:
+            _told.add(mistake.message)
+            logger.warning("%s", mistake.message)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting in _DERIVED_FROM:
+        _told.discard(SETTING)
+        conf.reset()
+
+
+setting_changed.connect(_forget, dispatch_uid="qworker.django.conf")

@@ -1,0 +1,165 @@
+"""layers: the places that give values to a configuration, and what is wrong in them.
+
+Comes from:  the setting Q_CLUSTER, and the ALT_CLUSTERS in it.
+Goes to:     ``cluster.py``, which takes values from them; ``checks.py``, which tells of mistakes.
+Thread:      any; nothing is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+
+from qworker.django.settings.keys import KEYS, SPELLINGS, Key
+from qworker.django.settings.masking import masked
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+from qworker.safe_repr import safe_repr
+
+SETTING = "Q_CLUSTER"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something in Q_CLUSTER that is wrong. key: its name; message: one sentence or two for people."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Keys and raw values that were given in one place. where: how that place is written."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def find(self, key: Key) -> tuple[str, Any] | None:
+        """Where the raw value of *key* is written here, and the value; None when it is not."""
+        spellings = (key.name, *(old for old, name in SPELLINGS.items() if name == key.name))
+        for name in spellings:
+            if name in self.values:
+                return self.written(name), self.values[name]
+        return None
+
+    def written(self, name: str) -> str:
+        """How the value of this name is written."""
+        return f"{self.where}[{name!r}]"
+
+
+def root() -> Layer:
+    """What stands in Q_CLUSTER itself; nothing when there is no such setting."""
+    given = getattr(settings, SETTING, None)
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"{SETTING} is of the type {type(given).__name__}, and must be a mapping of keys to values",
+            setting=SETTING,
+        )
+    return Layer(SETTING, given)
+
+
+def alternatives() -> dict[str, Layer]:
+    """What ALT_CLUSTERS gives, by cluster; {} without any. ConfigurationError when it is no such mapping."""
+    key = KEYS["alt_clusters"]
+    found = root().find(key)
+    if found is None:
+        return {}
+    where, value = found
+    return {
+        cluster: Layer(f"{where}[{cluster!r}]", values) for cluster, values in read(key, where, value).items()
+    }
+
+
+def layers_of(cluster: str | None) -> list[Layer]:
+    """The places that give values to this cluster, the strongest first; None is the one outside."""
+    layer = alternatives().get(cluster) if cluster else None
+    if layer is None:
+        return [root()]
+    permitted = {name: value for name, value in layer.values.items() if _may_differ(name)}
+    return [Layer(layer.where, permitted), root()]
+
+
+def read(key: Key, where: str, value: Any) -> Any:
+    """What a raw value means. ConfigurationError, with the place, the value and what the key takes."""
+    try:
+        return key.read(value)
+    except ValueError as error:
+        shown = safe_repr(masked(key.name, value), 80)
+        raise ConfigurationError(f"{where} is {shown}, and {error}", setting=key.name) from None
+
+
+def _key(name: object) -> Key | None:
+    """The key that is spelled so, in one of its spellings."""
+    spelled = SPELLINGS.get(name, name) if isinstance(name, str) else ""
+    key = KEYS.get(spelled.lower())
+    return key if key is not None and key.name == spelled else None
+
+
+def _may_differ(name: str) -> bool:
+    key = _key(name)
+    return key is not None and key.alternative
+
+
+# -- what is wrong --
+
+
+def wrong_values() -> list[Mistake]:
+    """Every value that a key cannot have, in Q_CLUSTER and in its ALT_CLUSTERS; [] when all is well."""
+    try:
+        root()
+    except ConfigurationError as error:
+        return [Mistake(SETTING, str(error))]
+    found = []
+    for layer, name, value in _entries():
+        if key := _key(name):
+            try:
+                read(key, layer.written(name), value)
+            except ConfigurationError as error:
+                found.append(Mistake(key.name, str(error)))
+    return found
+
+
+def unknown_keys() -> list[Mistake]:
+    """Every key that nothing reads, with the one that may be meant."""
+    found = []
+    for layer, name, _ in _entries():
+        if _key(name) is None:
+            lower = str(name).lower()
+            hint = [lower] if lower in KEYS else near(lower, KEYS, 1)
+            did_you_mean = f"; did you mean {KEYS[hint[0]].name!r}?" if hint else ""
+            found.append(Mistake(str(name), f"{layer.where} has the unknown key {name!r}{did_you_mean}"))
+    return found
+
+
+def other_spellings() -> list[Mistake]:
+    """Every key in a spelling that is not its own."""
+    return [
+        Mistake(SPELLINGS[name], f"{layer.written(name)} is spelled {SPELLINGS[name]!r} now")
+        for layer, name, _ in _entries()
+        if name in SPELLINGS
+    ]
+
+
+def ignored_keys() -> list[Mistake]:
+    """Every key in ALT_CLUSTERS that only the outside may give."""
+    return [
+        Mistake(key.name, f"{layer.written(name)} has no effect: {key.name!r} is the same for all clusters")
+        for layer, name, _ in _entries()
+        if layer.where != SETTING and (key := _key(name)) is not None and not key.alternative
+    ]
+
+
+def _entries() -> Iterator[tuple[Layer, str, Any]]:
+    """Every key and value as it was given; of what cannot be read, nothing."""
+    found: list[Layer] = []
+    try:
+        found.append(root())
+        found.extend(alternatives().values())
+    except ConfigurationError:
+        pass  # it is among the wrong values
+    for layer in found:
+        for name, value in layer.values.items():
+            yield layer, name, value

@@ -1,0 +1,56 @@
+"""migrated: whether the project's databases have the tables that a cluster needs.
+
+Comes from:  the commands, before they begin.
+Goes to:     Django's connections.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from django.db import DatabaseError, connections, router
+
+from qworker.django.conf import conf
+from qworker.django.models import Schedule, Task
+from qworker.django.transports.databases import url_of
+from qworker.django.transports.opening import broker_alias
+from qworker.errors import BackendError, ConfigurationError
+
+QUEUE = {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker_message"}
+"""The table of the queue, by the kind of database."""
+
+
+def require_tables() -> None:
+    """Do nothing where all tables are there.
+
+    Raises ConfigurationError where some are not, which says what to run, or where a database cannot be the
+    broker at all; BackendError where a database does not answer.
+    """
+    if conf.broker == "orm":
+        url_of(broker_alias())
+    for alias, tables in _needed().items():
+        lacking = sorted(tables - _tables(alias))
+        if not lacking:
+            continue
+        option = "" if alias == "default" else f" --database={alias}"
+        raise ConfigurationError(
+            f"the database {alias!r} has no table {', '.join(lacking)}: run manage.py migrate{option}"
+        )
+
+
+def _tables(alias: str) -> set[str]:
+    """All tables of the database, which is asked once."""
+    try:
+        return set(connections[alias].introspection.table_names())
+    except DatabaseError as error:
+        raise BackendError(f"the database {alias!r} does not answer: {error}") from error
+
+
+def _needed() -> dict[str, set[str]]:
+    """The tables that are to be there, by the aliases of their databases."""
+    found: dict[str, set[str]] = {}
+    for model in (Task, Schedule):
+        found.setdefault(router.db_for_write(model), set()).add(model._meta.db_table)
+    if conf.broker == "orm":
+        alias = broker_alias()
+        found.setdefault(alias, set()).add(QUEUE[connections[alias].vendor])
+    return found

@@ -1,0 +1,194 @@
+"""store: the tables of the broker in the project's own database, and the views that show its queue.
+
+Comes from:  the migrations, with Django's schema editor.
+Goes to:     the database that is the broker: the setting ``orm``; any that is migrated, where none is set.
+Thread:      the one that migrates.
+
+The tables are those that a worker makes when it finds none: ``message`` and its companions in an SQLite file,
+``qworker_message`` and its companions on PostgreSQL and MySQL. Each statement is that of the transport.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.migrations.recorder import MigrationRecorder
+
+from qworker.django.conf import conf
+from qworker.errors import ConfigurationError
+from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
+from qworker.transports.sqlite.database import schema_statements
+
+QUEUE_MIGRATION = "0004_queue"
+"""The last of the migrations that make them."""
+VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
+_COLUMNS = "state, due, owner, sent, deliveries, headers, body"
+_TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The statements for one kind of database. message, owner: the tables behind the views."""
+
+    tables: Sequence[str]
+    views: Sequence[str]
+    message: str
+    owner: str
+    forget: Sequence[str] = ()
+
+
+def _views(message: str, owner: str, quote: str) -> tuple[str, ...]:
+    return (
+        f"CREATE VIEW {VIEW} AS SELECT tag AS id, queue AS {quote}key{quote}, {_COLUMNS} FROM {message} "
+        "WHERE state IN (0, 1, 2)",
+        f"CREATE VIEW {OWNER_VIEW} AS SELECT id, name, lease_until FROM {owner}",
+    )
+
+
+_TRIGGERS = (
+    f"CREATE TRIGGER {VIEW}_delete INSTEAD OF DELETE ON {VIEW} "
+    "BEGIN DELETE FROM message WHERE tag = old.id; END",
+    f"CREATE TRIGGER {VIEW}_update INSTEAD OF UPDATE ON {VIEW} BEGIN UPDATE message SET queue = new.key, "
+    "state = new.state, due = new.due, owner = new.owner WHERE tag = old.id; END",
+)
+"""SQLite changes no view by itself."""
+
+
+def _kinds() -> Mapping[str, Kind]:
+    bells = ", ".join(f"({slot}, 0)" for slot in range(BELLS))
+    return {
+        "sqlite": Kind(
+            schema_statements(),
+            (*_views("message", "owner", '"'), *_TRIGGERS),
+            "message",
+            "owner",
+            ("PRAGMA user_version = 0",),
+        ),
+        "postgresql": Kind(
+            (*POSTGRESQL, f"INSERT INTO qworker_schema VALUES (1, {VERSION}) ON CONFLICT DO NOTHING"),
+            _views("qworker_message", "qworker_owner", '"'),
+            "qworker_message",
+            "qworker_owner",
+        ),
+        "mysql": Kind(
+            (
+                *MYSQL,
+                f"INSERT IGNORE INTO qworker_bell (slot, rung) VALUES {bells}",
+                f"INSERT IGNORE INTO qworker_schema (id, version) VALUES (1, {VERSION})",
+            ),
+            _views("qworker_message", "qworker_owner", "`"),
+            "qworker_message",
+            "qworker_owner",
+        ),
+    }
+
+
+def is_broker(connection: Any) -> bool:
+    """Whether the queue's tables belong into the database of Django's *connection*."""
+    return connection.vendor in ("sqlite", "postgresql", "mysql") and conf.orm in (None, connection.alias)
+
+
+def make_tables(_apps: Any, schema_editor: Any) -> None:
+    """Make the tables that are not there. Raises ConfigurationError where others have their names."""
+    connection = schema_editor.connection
+    if not is_broker(connection):
+        return
+    if connection.vendor == "sqlite":
+        if _is_ours(connection):  # a cluster came first: the store itself brings its tables up to date
+            return
+        _refuse_strangers(connection)
+    _do(connection, _kinds()[connection.vendor].tables)
+    if connection.vendor != "sqlite":
+        _add_columns(connection)
+
+
+def _is_ours(connection: Any) -> bool:
+    """Whether the store has made its tables in an SQLite file already."""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA user_version")
+        return bool(cursor.fetchone()[0]) and "message" in connection.introspection.table_names(cursor)
+
+
+def _add_columns(connection: Any) -> None:
+    """Add what came to the tables of a server since their first version, as the store does it."""
+    with connection.cursor() as cursor:
+        for number, (table, column, kind) in enumerate(ADDITIONS, 2):
+            known = {each.name for each in connection.introspection.get_table_description(cursor, table)}
+            if column not in known:
+                cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            cursor.execute("SELECT 1 FROM qworker_schema WHERE id = %s", [number])
+            if cursor.fetchone() is None:
+                cursor.execute("INSERT INTO qworker_schema (id, version) VALUES (%s, %s)", [number, VERSION])
+
+
+def drop_tables(_apps: Any, schema_editor: Any) -> None:
+    """Drop the tables, with every message in them."""
+    connection = schema_editor.connection
+    if is_broker(connection):
+        kind = _kinds()[connection.vendor]
+        _do(connection, [f"DROP TABLE IF EXISTS {name}" for name in _names(kind)])
+        _do(connection, kind.forget)
+
+
+def make_views(_apps: Any, schema_editor: Any) -> None:
+    """Make the views that the models of the queue read."""
+    if is_broker(schema_editor.connection):
+        _do(schema_editor.connection, _kinds()[schema_editor.connection.vendor].views)
+
+
+def drop_views(_apps: Any, schema_editor: Any) -> None:
+    """Drop them; no message is lost by it."""
+    if is_broker(schema_editor.connection):
+        _do(schema_editor.connection, [f"DROP VIEW IF EXISTS {name}" for name in (VIEW, OWNER_VIEW)])
+
+
+def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
+    """Make tables and views in the database *using*, where it has become the broker since it was migrated.
+
+    For Django's signal after it has migrated: its migrations are not applied again.
+    """
+    connection = connections[using]
+    if not (is_broker(connection) and router.allow_migrate(using, app_config.label, model_name="ormq")):
+        return
+    if (app_config.label, QUEUE_MIGRATION) not in MigrationRecorder(connection).applied_migrations():
+        return  # it was migrated backwards
+    with connection.cursor() as cursor:
+        there = {table.name for table in connection.introspection.get_table_list(cursor)}
+    if VIEW not in there:
+        with transaction.atomic(using):
+            editor = SimpleNamespace(connection=connection)
+            make_tables(None, editor)
+            make_views(None, editor)
+
+
+def _names(kind: Kind) -> list[str]:
+    words = [statement.split() for statement in kind.tables]
+    return [found[len(_TABLE)] for found in words if found[: len(_TABLE)] == _TABLE]
+
+
+def _do(connection: Any, statements: Sequence[str]) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def _refuse_strangers(connection: Any) -> None:
+    """The names in an SQLite file are plain words, which a project may have given to tables of its own."""
+    with closing(sqlite3.connect(":memory:")) as memory, connection.cursor() as cursor:
+        for statement in schema_statements():
+            memory.execute(statement)
+        for name in _names(_kinds()["sqlite"]):
+            cursor.execute(f"PRAGMA table_info({name})")
+            there = {column[1] for column in cursor.fetchall()}
+            ours = {column[1] for column in memory.execute(f"PRAGMA table_info({name})")}
+            if there and not ours & there == ours:
+                raise ConfigurationError(
+                    f"the database {connection.alias!r} has a table {name} that is not qworker's: name "
+                    "another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
+                )

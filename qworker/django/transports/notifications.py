@@ -1,0 +1,146 @@
+"""notifications: how those who wait for tasks hear that some have ended.
+
+Comes from:  whoever stores rows of ``Task``, with their database.
+Goes to:     the ``Source`` of ``waiting/watcher.py``, in each process that waits.
+Thread:      any for notify(); a source belongs to the thread that leads the watcher.
+
+In an SQLite file it is the notification pipes beside the file, which also a cluster's acks use; they do not
+say what has ended. PostgreSQL tells the ids, names and groups of tasks when the rows are committed, if
+somebody listens. MySQL and MariaDB cannot tell; where Redis is the broker, that does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from django.db import connections
+
+from qworker.backends.sql_listen import ListenConnection
+from qworker.backends.sqlite import PipeSource
+from qworker.django.conf import conf
+from qworker.django.transports.databases import is_in_memory, own_connection, url_of
+from qworker.interrupts import let_pass
+from qworker.naming import import_object
+from qworker.transports.sql.result_upserts import LOOK, channel_of, lock_of
+from qworker.transports.sqlite import Database, NotificationPipe, Notifier, database_path
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "qworker.django.transports.redis_channel"
+"""The module that needs the client of Redis."""
+MOST_BYTES = 8000
+"""What is told by PostgreSQL at once is shorter."""
+
+_notifiers: dict[str, Notifier] = {}
+"""By the directory of the pipes. Any thread."""
+
+
+class Notifications(Protocol):
+    """What tells: a part of a ``Source``. told: ids, names and groups of what has ended; None: anything."""
+
+    def fileno(self) -> int: ...
+
+    def told(self) -> Collection[str] | None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class NoNotifications:
+    """A Notifications that never says anything."""
+
+    def fileno(self) -> int:
+        return -1
+
+    def told(self) -> Collection[str] | None:
+        return ()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    abandon = close
+
+
+def notifying(insert: str, table: str) -> str:
+    """Return *insert*, PostgreSQL's statement that stores tasks in *table*, as one that also tells of them.
+
+    As ``postgresql_upsert()`` does it: only if somebody listens, who shares a lock that is tried here.
+    """
+    where = f'"{table}"'
+    return f"""WITH stored AS ({insert} RETURNING id, name, "group"),
+ended AS (SELECT string_agg(concat_ws(E'\\n', id, name, "group"), E'\\n') AS texts FROM stored)
+SELECT CASE WHEN texts IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(where)})
+    THEN pg_notify({channel_of(where)}, CASE WHEN octet_length(texts) < {MOST_BYTES}
+    THEN texts ELSE '{LOOK}' END)::text END FROM ended"""
+
+
+def notify(connection: Any, texts: Collection[str]) -> None:
+    """Tell of rows that are stored by *connection*, one of Django's, once its transaction is committed; where
+    the statement itself does not. texts: ids, names and groups of the tasks."""
+    if connection.vendor == "sqlite" and not is_in_memory(connection.alias):
+        connection.on_commit(lambda: _notifier(connection.alias).notify())
+    elif _by_redis(connection.vendor):
+        connection.on_commit(lambda: import_object(f"{CHANNEL}:publish")(texts))
+
+
+def _by_redis(vendor: str) -> bool:
+    return vendor not in ("sqlite", "postgresql") and conf.broker == "redis"
+
+
+def _notifier(alias: str) -> Notifier:
+    pipes = _file(alias).pipes
+    return _notifiers.get(str(pipes)) or _notifiers.setdefault(str(pipes), Notifier(pipes, "result"))
+
+
+def _file(alias: str) -> Database:
+    return Database(database_path(url_of(alias)))
+
+
+def open_notifications(alias: str, table: str) -> Notifications:
+    """Return what tells of rows in *table* of the database *alias*: NoNotifications where nothing does.
+
+    Raises what the database raises.
+    """
+    vendor = connections[alias].vendor
+    if vendor == "postgresql":
+        return _listening(alias, f'"{table}"')
+    if vendor == "sqlite":
+        return _piped(alias)
+    if _by_redis(vendor):
+        heard: Notifications = import_object(f"{CHANNEL}:Subscription")()
+        return heard
+    return NoNotifications()
+
+
+def _piped(alias: str) -> Notifications:
+    file = _file(alias)
+    try:
+        file.pipes.mkdir(exist_ok=True)
+        pipe = NotificationPipe(file.pipes, "result")
+    except OSError as error:
+        logger.info("results are looked for twice a second, since no pipe can be made: %s", error)
+        return NoNotifications()
+    return PipeSource(pipe) if pipe.fileno() >= 0 else NoNotifications()
+
+
+def _listening(alias: str, table: str) -> Notifications:
+    if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        return NoNotifications()  # what is said of a pool that gives out another session for each transaction
+    connection = own_connection(alias)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {channel_of(table)}")
+            cursor.execute(f"LISTEN {cursor.fetchone()[0]}")
+            # Who stored without telling us has committed when the lock is had: the look that follows sees it.
+            cursor.execute("BEGIN")
+            cursor.execute("SET LOCAL lock_timeout = '5s'")
+            cursor.execute(f"SELECT pg_advisory_lock_shared({lock_of(table)})")
+            cursor.execute("COMMIT")
+        return ListenConnection(connection.connection, connection.close)
+    except BaseException as error:
+        let_pass(error)
+        connection.close()
+        raise

@@ -1,0 +1,64 @@
+"""opening: the broker of qworker that the settings of a project name.
+
+Comes from:  ``clusters/engine.py``, for the worker; ``brokers``, for who publishes and looks.
+Goes to:     the project's own database, Redis or SQS.
+Thread:      any; nothing connects before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+
+from qworker import QWorker
+from qworker.django.conf import conf
+from qworker.django.transports import task_rows
+from qworker.django.transports.databases import url_of
+from qworker.django.transports.urls import url_and_options
+from qworker.transports.lease import Broker
+
+DEFAULT = "default"
+
+
+def broker_alias() -> str:
+    """Return the alias of the database that is the broker, where one is."""
+    return conf.orm or DEFAULT
+
+
+def database_broker(alias: str, lease_seconds: float = 15.0) -> Broker:
+    """Return the broker in the database *alias*, which stores tasks with their acks where ``Task`` is there.
+
+    Raises ConfigurationError for a database that cannot be one.
+    """
+    url, vendor = url_of(alias), connections[alias].vendor
+    if vendor == "sqlite":
+        from qworker.transports.sqlite.broker import SQLiteBroker
+
+        return SQLiteBroker(url, lease_seconds=lease_seconds, store_rows=_store_in_file)
+    from qworker.django.transports.task_table import TaskTable
+    from qworker.transports.sql.broker import SQLBroker
+
+    return SQLBroker(url, lease_seconds=lease_seconds, results=TaskTable(vendor, 86400.0))
+
+
+def _store_in_file(connection: Any, rows: Any) -> None:
+    others = task_rows.store_in_file(connection, rows)
+    if others:
+        from qworker.transports.sqlite.consumer import store_rows
+
+        store_rows(connection, others)
+
+
+def open_transport(kind: str) -> Broker:
+    """Return the broker of this *kind*, for publishing and looking; what is taken by it stays for ``retry``
+    seconds.
+
+    Raises ConfigurationError for one that cannot be.
+    """
+    seconds = max(1.0, conf.retry)
+    if kind == "orm":
+        return database_broker(broker_alias(), lease_seconds=seconds)
+    url, more = url_and_options(kind)
+    changes = {**more, "worker_lease_seconds": seconds}
+    return QWorker("django", broker=url, set_as_current=False, changes=changes).broker

@@ -1,0 +1,67 @@
+"""redis_channel: the channel on Redis, the broker, on which ends of tasks are told.
+
+Comes from:  ``notifications.py``, where the database of the results cannot tell.
+Goes to:     PUBLISH and SUBSCRIBE, each on connections of its own.
+Thread:      any for publish(); a Subscription belongs to the thread that leads the watcher.
+
+What is told is never needed: who waits looks twice a second besides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+
+from qworker.django.conf import conf
+from qworker.django.transports.urls import url_and_options
+from qworker.errors import BrokerUnavailable
+from qworker.transports.redis.connection import Link, Links, checked, pack
+from qworker.transports.redis.url import Endpoint, endpoint
+
+logger = logging.getLogger(__name__)
+
+_links: dict[tuple[int, Endpoint], Links] = {}
+"""By process and place. Any thread."""
+
+
+def _place() -> Endpoint:
+    return endpoint(url_and_options("redis")[0])
+
+
+def _channel() -> str:
+    return f"qworker.django.{conf.prefix}.ended"
+
+
+def publish(texts: Collection[str]) -> None:
+    """Tell that tasks and groups have ended, whose ids and names these are. A server that is away is left
+    alone."""
+    where = (os.getpid(), _place())
+    links = _links.get(where) or _links.setdefault(where, Links(where[1]))
+    try:
+        with links.lent() as link:
+            checked(link, link.ask(pack(("PUBLISH", _channel(), "\n".join(texts))))[0])
+    except BrokerUnavailable as error:
+        logger.debug("nobody is told of %d ends: %s", len(texts), error)
+
+
+class Subscription:
+    """A Notifications. Raises BrokerUnavailable."""
+
+    def __init__(self) -> None:
+        self._link = Link(_place())
+        checked(self._link, self._link.ask(pack(("SUBSCRIBE", _channel())))[0])
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def told(self) -> Collection[str]:
+        replies = [checked(self._link, reply) for reply in self._link.received()]
+        texts = [reply[2].decode("utf-8", "replace") for reply in replies if reply[0] == b"message"]
+        return [text for some in texts for text in some.split("\n")]
+
+    def close(self) -> None:
+        self._link.close()
+
+    def abandon(self) -> None:
+        self._link.abandon()

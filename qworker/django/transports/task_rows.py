@@ -1,0 +1,194 @@
+"""Task rows: how finished tasks come into the table of the model ``Task``.
+
+Comes from:  ``execution/results.py``, in the child that ran the task; the transaction of the ack.
+Goes to:     the table of ``Task``.
+Thread:      any; functions.
+
+A row of a result carries the columns of ``Task`` as values that the database takes, so that who stores it
+needs no model. A success that is recorded stays; a failure gives way to what came later.
+"""
+
+from __future__ import annotations
+
+import marshal
+import math
+import pickle
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from django.db import connections
+
+from qworker.django.models import Task
+from qworker.django.signing import PROTOCOL
+from qworker.django.transports.notifications import notify, notifying
+from qworker.errors import EncodeError
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
+from qworker.transports.lease import ResultRow
+
+MARK = b"\x00task"
+"""What the payload of a task's row begins with; any other is a result of qworker's own."""
+PORTION = 200
+"""Rows of one statement."""
+COLUMNS = (
+    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped",
+    "success", "attempt_count",
+)  # fmt: skip
+
+_KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
+PICKLED = frozenset(["args", "kwargs", "result"])
+PORTION_BYTES = 1_000_000
+"""Of rows of one statement; a larger one is alone in its own."""
+LARGE = 500_000
+"""Bytes of a row from which on it is asked for how long a statement may be."""
+ROOM = 4096
+"""Bytes of a statement beside its values."""
+
+
+def pack(values: Mapping[str, Any], alias: str) -> bytes:
+    """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
+
+    Raises EncodeError for a result that cannot be pickled, or is larger than the database takes. A failure
+    is always kept: of what is too large as much as fits.
+    """
+    connection = connections[alias]
+    row: list[Any] = []
+    for name in COLUMNS:
+        value = values.get(name)
+        if name in PICKLED:
+            value = None if value is None else _pickled(value)
+        elif isinstance(value, datetime):
+            value = connection.ops.adapt_datetimefield_value(value)
+            value = value.isoformat(" ") if isinstance(value, datetime) else value
+        row.append(value)
+    payload = MARK + marshal.dumps(tuple(row))
+    if len(payload) < LARGE or len(payload) + ROOM < (most := longest(connection)):
+        return payload
+    if values["success"]:
+        raise EncodeError(f"the result and its arguments are larger than {alias!r} takes, {most} bytes")
+    text = str(values["result"])
+    shorter = text if len(text) < LARGE // 4 else f"{text[: LARGE // 8]}\n...\n{text[-LARGE // 8 :]}"
+    args, kwargs = (safe_repr(values["args"]),), {"kwargs": safe_repr(values["kwargs"])}
+    return pack({**values, "result": shorter, "args": args, "kwargs": kwargs}, alias)
+
+
+def longest(connection: Any) -> float:
+    """How many bytes a statement may have by Django's *connection*."""
+    if connection.vendor != "mysql":
+        return math.inf
+    if connection.alias not in _longest:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            _longest[connection.alias] = int(cursor.fetchone()[0])
+    return _longest[connection.alias]
+
+
+_longest: dict[str, int] = {}
+
+
+def refused(payload: bytes, why: str) -> bytes:
+    """Return what is stored in place of *payload*, which the database refuses: a failure without
+    arguments."""
+    values = dict(zip(COLUMNS, unpack(payload), strict=True))
+    values |= {"success": False, "result": _pickled(why), "args": _pickled(()), "kwargs": _pickled({})}
+    return MARK + marshal.dumps(tuple(values[name] for name in COLUMNS))
+
+
+def _pickled(value: Any) -> str:
+    """*value* as the model's fields keep it."""
+    try:
+        return b64encode(pickle.dumps(value, PROTOCOL)).decode()
+    except Exception as error:
+        let_pass(error)
+        raise EncodeError(f"the result cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def unpack(payload: bytes) -> tuple[Any, ...]:
+    """Return the columns that pack() has put into *payload*."""
+    columns: tuple[Any, ...] = marshal.loads(payload[len(MARK) :])
+    return columns
+
+
+def is_task(row: ResultRow) -> bool:
+    """Tell whether *row* is one of the table of ``Task``."""
+    return row[2].startswith(MARK)
+
+
+@cache
+def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
+    """Return what inserts so many rows, or changes those that are there and no success; on PostgreSQL it
+    tells of them, too."""
+    quoted = "`{}`" if vendor == "mysql" else '"{}"'
+    names = [quoted.format(name) for name in COLUMNS]
+    places = ", ".join([f"({', '.join([place] * len(names))})"] * rows)
+    where = quoted.format(table)
+    insert = f"INSERT INTO {where} ({', '.join(names)}) VALUES {places}"
+    changed, success = [name for name in names[1:] if "success" not in name], quoted.format("success")
+    if vendor == "mysql":  # from left to right: whether it was a success is looked at before it is changed
+        sets = [f"{name} = IF({success}, {name}, VALUES({name}))" for name in changed]
+        sets.append(f"{success} = {success} OR VALUES({success})")
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+    sets = [f"{name} = excluded.{name}" for name in (*changed, success)]
+    upsert = f"{insert} ON CONFLICT ({names[0]}) DO UPDATE SET {', '.join(sets)} WHERE NOT {where}.{success}"
+    return notifying(upsert, table) if vendor == "postgresql" else upsert
+
+
+def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
+    """Return the columns of *rows*, of each task once: its success, or else what came last. In one order,
+    against deadlocks."""
+    found: dict[str, tuple[Any, ...]] = {}
+    place = COLUMNS.index("success")
+    for row in rows:
+        columns = unpack(row[2])
+        standing = found.get(columns[0])
+        if standing is None or not standing[place]:
+            found[columns[0]] = columns
+    return [found[identity] for identity in sorted(found)]
+
+
+def store(rows: Sequence[ResultRow], alias: str) -> None:
+    """Store *rows* by Django's connection to *alias*, and tell those who wait, once they are committed."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        for query, values in statements(connection.vendor, rows):
+            cursor.execute(query, values)
+    notify(connection, [text for row in rows for text in _told_of(unpack(row[2]))])
+
+
+def _told_of(columns: Sequence[Any]) -> list[str]:
+    """What those who wait for a task may know it by: its id, its name and its group."""
+    return [columns[place] for place in _KNOWN_BY if columns[place] is not None]
+
+
+def statements(
+    vendor: str, rows: Sequence[ResultRow], place: str = "%s"
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the statements that store *rows*, with their values."""
+    table = Task._meta.db_table
+    return [
+        (statement(vendor, table, len(some), place), tuple(value for row in some for value in row))
+        for some in _portions(latest(rows))
+    ]
+
+
+def _portions(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    start = size = 0
+    for position, row in enumerate(rows):
+        length = sum(len(value) for value in row if isinstance(value, str))
+        if position - start == PORTION or (position > start and size + length > PORTION_BYTES):
+            yield rows[start:position]
+            start, size = position, 0
+        size += length
+    if rows:
+        yield rows[start:]
+
+
+def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Store those of *rows* that are tasks by *connection*, one of sqlite3's; return the others."""
+    tasks = [row for row in rows if is_task(row)]
+    for query, values in statements("sqlite", tasks, "?"):
+        connection.execute(query, values)
+    return [row for row in rows if not is_task(row)]

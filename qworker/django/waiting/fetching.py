@@ -1,0 +1,223 @@
+"""Fetching: tasks and groups that have ended, from the database or the cache; and waiting for them.
+
+Comes from:  ``tasks.py``.
+Goes to:     the model ``Task``, or the cache; ``watcher.py`` for who waits.
+Thread:      any; what begins with ``a`` is for coroutines.
+
+Who waits looks once, by the connection of its own thread, and is then told. The cache tells nobody: it is
+looked at twice a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from asgiref.sync import sync_to_async
+from django.db import router
+
+from qworker.django.conf import conf
+from qworker.django.execution import cached as cache
+from qworker.django.models import Task
+from qworker.django.transports.databases import is_in_memory
+from qworker.django.waiting.watcher import TaskWatcher, group_key, task_key, watcher_of
+from qworker.results.awaiting import ended
+
+FOREVER = -1
+LOOK_SECONDS = 0.5
+
+
+class Look(NamedTuple):
+    """What is looked for.
+
+    - look: looks. is_there: whether what it finds is enough.
+    - key: of what is told when it ends; "" where nobody tells.
+    - load: finds it by its id and the watcher's connection.
+    """
+
+    look: Callable[[], Any]
+    is_there: Callable[[Any], bool]
+    key: str = ""
+    load: Callable[[TaskWatcher, Any], Any] | None = None
+
+
+def found_by(what: Look, wait: int) -> Any:
+    """Return what *what* finds, once it is there, or *wait* milliseconds have passed: then what there is.
+
+    wait: 0 looks once; FOREVER waits for ever.
+    """
+    found = what.look()
+    if wait == 0 or what.is_there(found):
+        return found
+    if where := _watcher(what):
+        told = where.watcher.wait([what.key], _seconds(wait))
+        return _taken(what, where, told.get(what.key))
+    for pause in _pauses(wait):
+        time.sleep(pause)
+        found = what.look()
+        if what.is_there(found):
+            break
+    return found
+
+
+async def afound_by(what: Look, wait: int) -> Any:
+    """As found_by(): the event loop goes on, and no thread waits for this alone."""
+    look = sync_to_async(what.look)
+    found = await look()
+    if wait == 0 or what.is_there(found):
+        return found
+    if where := _watcher(what):
+        told = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_seconds(wait)):
+                told = await ended(where.watcher, what.key)
+        return await sync_to_async(_taken)(what, where, told)
+    for pause in _pauses(wait):
+        await asyncio.sleep(pause)
+        found = await look()
+        if what.is_there(found):
+            break
+    return found
+
+
+def _seconds(wait: int) -> float | None:
+    return None if wait == FOREVER else wait / 1000
+
+
+def _pauses(wait: int) -> Iterator[float]:
+    """Seconds before each look, until the time is over. The last look is at its end."""
+    until = None if wait == FOREVER else time.monotonic() + wait / 1000
+    while until is None or time.monotonic() < until:
+        yield LOOK_SECONDS if until is None else max(0.0, min(LOOK_SECONDS, until - time.monotonic()))
+
+
+def _watcher(what: Look) -> TaskWatcher | None:
+    """Who waits for *what*; None where nobody tells: it is in the cache, or in the memory of this process."""
+    alias = router.db_for_read(Task)
+    if not what.key or is_in_memory(alias):
+        return None
+    return watcher_of(alias, router.db_for_write(Task))
+
+
+def _taken(what: Look, where: TaskWatcher, told: Mapping[str, Any] | None) -> Any:
+    """What there is, now that *told* was told, or the time is over."""
+    found = what.look()
+    if told is None or what.load is None or what.is_there(found):
+        return found
+    return what.load(where, told["result"])  # the caller's transaction began before its end
+
+
+# -- what is looked for --
+
+
+def _task(task_id: str, cached: Any) -> Look:
+    if _is_cached(cached):
+        return Look(lambda: cache.task(task_id), _is_something)
+    return Look(lambda: Task.get_task(task_id), _is_something, task_key(task_id), TaskWatcher.load)
+
+
+def _is_something(found: Any) -> bool:
+    return found is not None
+
+
+def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> Look:
+    most, successes = count or 1, not (failures or count)
+
+    def look() -> int:
+        number = size(group_id, cached=cached) or 0
+        if number and successes:
+            number -= size(group_id, True, cached) or 0
+        return number
+
+    key = "" if _is_cached(cached) else group_key(group_id, most, successes)
+    return Look(look, lambda found: found >= most, key)
+
+
+# -- tasks and groups --
+
+
+def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """Return the task with the id or name *task_id*; None when it has not ended, or is not kept."""
+    found: Task | None = found_by(_task(task_id, cached), wait)
+    return found
+
+
+async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """As task()."""
+    found: Task | None = await afound_by(_task(task_id, cached), wait)
+    return found
+
+
+def members(
+    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
+) -> Any:
+    """Return the tasks of a group: of the database as a queryset, of the cache as a list.
+
+    count: wait until so many have ended, well or not; without it, until there is something to return. None
+    when there is nothing in the cache.
+    """
+    if wait or count:
+        found_by(_members(group_id, failures, count, cached), _patience(wait, count))
+    if not _is_cached(cached):
+        return Task.get_task_group(group_id, failures)
+    return [each for each in cache.members(group_id) if failures or each.success] or None
+
+
+async def amembers(
+    group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
+) -> Any:
+    """As members()."""
+    if wait or count:
+        await afound_by(_members(group_id, failures, count, cached), _patience(wait, count))
+    return await sync_to_async(members)(group_id, failures, cached=cached)
+
+
+def _patience(wait: int, count: int | None) -> int:
+    return wait or (FOREVER if count else 0)
+
+
+def results(
+    group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
+) -> list[Any] | None:
+    """Return what the tasks of a group have returned; as members()."""
+    return _results_of(members(group_id, failures, wait, count, cached))
+
+
+async def aresults(
+    group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
+) -> list[Any] | None:
+    """As results()."""
+    found = await amembers(group_id, failures, wait, count, cached)
+    return await sync_to_async(_results_of)(found)
+
+
+def _results_of(found: Any) -> list[Any] | None:
+    if found is None or isinstance(found, list):
+        return found and [each.result for each in found]
+    return list(found.values_list("result", flat=True))
+
+
+def size(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
+    """Return how many tasks of a group have ended; failures: how many of them have failed. None for no group
+    in the cache."""
+    if not _is_cached(cached):
+        return int(Task.get_group_count(group_id, failures))
+    if not failures:
+        return len(cache.member_ids(group_id)) or None
+    found = cache.members(group_id)
+    return len([each for each in found if not each.success]) if found else None
+
+
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
+    """Take the label of a group from its tasks, or delete them, too; return how many these were."""
+    if _is_cached(cached):
+        return cache.delete_group(group_id, tasks)
+    deleted = Task.delete_group(group_id, tasks)
+    return int(deleted[0] if isinstance(deleted, tuple) else deleted)
+
+
+def _is_cached(cached: Any) -> bool:
+    return bool(conf.cached if cached is None else cached)

@@ -1,0 +1,235 @@
+"""watcher: who looks for tasks and groups that have ended, for all of this process that wait for some.
+
+Comes from:  ``fetching.py``, which waits by the watcher of a database.
+Goes to:     the table of ``Task``; ``transports/notifications.py``, which tells when to look.
+Thread:      any; the thread of the watcher looks.
+
+It has connections of its own. So whoever waits may be in a transaction, where nothing new would be seen, or
+in an event loop. They are closed soon after nobody waits any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.db import Error
+from django.db.models import Count, Q, QuerySet
+
+from qworker import states
+from qworker.backends.base import Found
+from qworker.backends.result_watcher import ResultWatcher
+from qworker.clock import SYSTEM_CLOCK
+from qworker.django.models import Task
+from qworker.django.transports.databases import own_connection
+from qworker.django.transports.notifications import Notifications, open_notifications
+from qworker.transports.sql.link import blind
+
+LINGER_SECONDS = 1.0
+"""For so long after nobody waits any more the connections and the thread stay."""
+PORTION = 500
+"""Names that one statement asks for."""
+_TASK, _GROUP, _SUCCESSES = "task", "group", "successes"
+
+
+def task_key(text: str) -> str:
+    """What is waited for: the task with the id or name *text*."""
+    return f"{_TASK}\n{text}"
+
+
+def group_key(group: str, count: int, successes: bool = False) -> str:
+    """What is waited for: *count* tasks of *group* that have ended. successes: well."""
+    return f"{_SUCCESSES if successes else _GROUP}\n{count}\n{group}"
+
+
+def _text_of(key: str) -> str:
+    """What is told when what *key* stands for has ended."""
+    kind, _, rest = key.partition("\n")
+    return rest if kind == _TASK else rest.partition("\n")[2]
+
+
+class TaskWatcher:
+    """Looks into the database *alias*; rows are stored by way of the database *written*."""
+
+    listens = True
+    """One thread alone looks and hears, and none of those who wait: what they do with their connections is
+    theirs."""
+
+    def __init__(self, alias: str, written: str) -> None:
+        self.clock = SYSTEM_CLOCK
+        self._alias = alias
+        self._written = written
+        self._idle: list[Any] = []  # any thread: what is done with it is atomic
+        self.watcher = ResultWatcher(self, LINGER_SECONDS)
+
+    # -- looking --
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        """Return those of *ids*, keys of tasks and groups, that have ended: a task with its id as the result.
+
+        Raises what the database raises.
+        """
+        keys = [key for key in ids if "\0" not in key]  # which no database can be asked for
+        found: dict[str, Found] = {}
+        for some in _portions([key for key in keys if key.startswith(_TASK)]):
+            found |= self._tasks(some)
+        for kind, only in ((_GROUP, Q()), (_SUCCESSES, Q(success=True))):
+            for some in _portions([key for key in keys if key.startswith(kind)]):
+                found |= self._groups(some, only)
+        return found
+
+    def _tasks(self, keys: Collection[str]) -> dict[str, Found]:
+        texts = [_text_of(key) for key in keys]
+        rows = self._rows(
+            Task.objects.filter(Q(pk__in=texts) | Q(name__in=texts))
+            .order_by("stopped")
+            .values_list("pk", "name")
+        )
+        named = {name: pk for pk, name in rows} | {pk: pk for pk, _ in rows}
+        return {key: _ended(named[text]) for key, text in zip(keys, texts, strict=True) if text in named}
+
+    def _groups(self, keys: Collection[str], only: Q) -> dict[str, Found]:
+        names = {_text_of(key) for key in keys}
+        rows = self._rows(
+            Task.objects.filter(only, group__in=names).order_by().values_list("group").annotate(Count("pk"))
+        )
+        counts = dict(rows)
+        enough = {key: counts.get(_text_of(key), 0) for key in keys}
+        return {key: _ended(count) for key, count in enough.items() if count >= int(key.split("\n")[1])}
+
+    def load(self, task_id: str) -> Task | None:
+        """Return a task, also where the transaction that the caller is in began before its end."""
+        names = [field.attname for field in Task._meta.concrete_fields]
+        for row in self._rows(Task.objects.filter(pk=task_id)):
+            task: Task = Task.from_db(self._alias, names, row)
+            return task
+        return None
+
+    def _rows(self, query: QuerySet[Any]) -> list[Any]:
+        """The rows that *query* finds. A connection that was kept may be broken: then by a new one."""
+        with self._lent() as kept:
+            with suppress(Error):
+                return _asked(query, kept)
+            kept.close()
+            return _asked(query, kept)
+
+    @contextmanager
+    def _lent(self) -> Iterator[Any]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = own_connection(self._alias)
+        whole = False
+        try:
+            yield connection
+            whole = True
+        finally:
+            if whole:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    # -- hearing --
+
+    def open_source(self) -> TaskSource:
+        """Return what hears of all tasks of the database. Raises what the database raises."""
+        return TaskSource(
+            open_notifications(self._written, Task._meta.db_table), self._close_idle, self._abandon_idle
+        )
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _abandon_idle(self) -> None:
+        """In a forked child: the sessions are the parent's, and nothing may be said on them."""
+        _abandoned.extend(self._idle)
+        for connection in self._idle:
+            with suppress(Exception):  # a driver that does not say which file it has
+                driver = connection.connection
+                blind(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
+        self._idle.clear()
+
+    def close(self) -> None:
+        """Let go of all connections; whoever waits goes on. Safe to call twice."""
+        self.watcher.close()
+        self._close_idle()
+
+
+_abandoned: list[Any] = []
+"""Never closed: connections of the parent of a forked child."""
+
+
+class TaskSource:
+    """A Source. notifications: tells ids, names and groups. close, abandon: what is to be done besides."""
+
+    def __init__(
+        self, notifications: Notifications, close: Callable[[], None], abandon: Callable[[], None]
+    ) -> None:
+        self._notifications = notifications
+        self._close = close
+        self._abandon = abandon
+        self._keys: dict[str, list[str]] = {}
+
+    def fileno(self) -> int:
+        return self._notifications.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        """All tasks are told of; which key means which is noted here."""
+        keys: dict[str, list[str]] = {}
+        for key in ids:
+            keys.setdefault(_text_of(key), []).append(key)
+        self._keys = keys
+
+    def told(self) -> Collection[str] | None:
+        told = self._notifications.told()
+        return None if told is None else [key for text in told for key in self._keys.get(text, ())]
+
+    def close(self) -> None:
+        self._close()
+        self._notifications.close()
+
+    def abandon(self) -> None:
+        self._abandon()
+        self._notifications.abandon()
+
+
+def _asked(query: QuerySet[Any], connection: Any) -> list[Any]:
+    rows = query.query.get_compiler(connection=connection).results_iter()
+    return [tuple(row) for row in rows]
+
+
+def _ended(result: Any) -> dict[str, Any]:
+    return {"status": states.SUCCESS, "result": result}
+
+
+def _portions(keys: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), PORTION):
+        yield keys[start : start + PORTION]
+
+
+_watchers: dict[tuple[str, str], TaskWatcher] = {}
+"""Any thread: what is done with it is atomic."""
+
+
+def watcher_of(alias: str, written: str) -> TaskWatcher:
+    """Return the one of this process that looks into the database *alias*, for what is stored in the database
+    *written*: the same, or the one that it is a copy of."""
+    key = (alias, written)
+    return _watchers.get(key) or _watchers.setdefault(key, TaskWatcher(*key))
+
+
+def dismiss() -> None:
+    """Let go of all connections; the next who waits opens them again."""
+    while _watchers:
+        _watchers.popitem()[1].close()
+
+
+def _on_setting_changed(*, setting: str, **_: Any) -> None:
+    if setting == "DATABASES":
+        dismiss()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="qworker.django.waiting.watcher")
