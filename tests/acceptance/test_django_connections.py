@@ -74,7 +74,6 @@ def test_connections_that_are_cut_cost_no_task(
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
     """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""
-    pytest.importorskip("psycopg_pool", reason="pip install psycopg-pool")
     options = {"pool": {"min_size": 1, "max_size": 3, "timeout": 10}}
     with site_on(
         tmp_path, database, **with_options(database, OPTIONS=options, CONN_HEALTH_CHECKS=True)
