@@ -6,7 +6,7 @@ Packages and modules, in reading order. What all know: ``errors``, ``states``, `
 ``safe_repr``, ``interrupts``, ``signals``, ``middleware``, ``conf``, ``context`` (which task runs here). From
 a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From the broker to a
 result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From outside: ``control``,
-``beat`` (schedules), ``cli``, ``testing``, ``django``.
+``beat`` (schedules), ``spooler`` (files of uWSGI), ``cli``, ``testing``, ``django``.
 """
 
 from __future__ import annotations

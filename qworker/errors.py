@@ -22,7 +22,8 @@
     │   └── BackendError         the result store failed
     │       └── DamagedResult    what it has of one task cannot be read
     ├── ControlError
-    └── SpoolError
+    └── SpoolError               a spool file
+        └── InvalidPacket        its bytes, or those of a peer, are no packet
     TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
     SoftTimeLimitExceeded                      raised inside a task so that it can clean up
     WorkerShutdown, WorkerTerminate            raised in the worker to stop it (SystemExit)
@@ -276,6 +277,10 @@ class ControlError(QWorkerError):
 
 class SpoolError(QWorkerError):
     """A spool file or packet could not be written or read."""
+
+
+class InvalidPacket(SpoolError):
+    """These bytes are no packet; the message says at which byte, and what is wrong there."""
 
 
 # -- directives: what a task says about itself --

@@ -23,8 +23,8 @@ from tests.architecture.source import MODULES, REPOSITORY, tree
 
 THEIRS = {
     # Other people's programs, formats and machines.
-    "Ctrl", "Erlang", "KeyDB", "Latin", "Lua", "Markdown", "NaN", "OpenSSL", "Prometheus", "PyMySQL", "PyPI",
-    "CO_VARKEYWORDS", "INSTALLED_APPS", "ext4", "malloc", "wal_writer_delay",
+    "Ctrl", "Erlang", "KeyDB", "Latin", "Linux", "Lua", "Markdown", "NaN", "OpenSSL", "Prometheus", "PyMySQL",
+    "PyPI", "CO_VARKEYWORDS", "INSTALLED_APPS", "ext4", "malloc", "wal_writer_delay",
     "_codecs.encode", "einfo.exception", "exceptions.EncodeError", "exceptions.OperationalError",
     "kombu.Connection", "lock.acquire", "pool.acquire", "producer_pool.acquire", "string.Template",
     # What users write.
