@@ -28,11 +28,13 @@ SOURCES = [
     if path.name not in ("crash_points.py", "join_rows.py", "joiner.py", "replacement.py", "workflows.py")
     and not path.name.endswith("_joins.py")
     and "beat" not in path.parts
+    and "spooler" not in path.parts
     and ("transports" not in path.parts or path.parent.name == "sqlite")
 ]
 """Other brokers pass by points of the same names, at the same steps; the nemesis kills their workers. Those
 of workflows, joins and replacements are for test_faults_joins.py, those of joins also for
-tests/contract/test_joins.py with every store, those of schedules for test_faults_schedules.py."""
+tests/contract/test_joins.py with every store, those of schedules for test_faults_schedules.py,
+those of spool files for test_spool_crashes.py."""
 POINTS = sorted(name for path in SOURCES for name in CALL.findall(path.read_text(encoding="utf-8")))
 
 

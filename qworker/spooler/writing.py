@@ -1,0 +1,220 @@
+"""Writer: puts new jobs into a spool directory, whole or not at all.
+
+Comes from:  whoever has a job for a spooler, ours or uWSGI's.
+Goes to:     a spool file: written under a temporary name in the same directory, then renamed.
+Thread:      any; a Writer keeps nothing that changes.
+
+A spooler sees a job when it has its name, and it has its name when it is complete; so it needs no lock. When
+a job is due is the file's time of modification: whole seconds, rounded up, since uWSGI looks at no fraction.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple
+
+from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch, to_epoch
+from qworker.errors import SpoolError
+from qworker.spooler.disk import sync, sync_all
+from qworker.spooler.names import TEMPORARY, job_name, priority_name
+from qworker.spooler.packet import Pairs, encode
+from qworker.spooler.place import prepared
+from qworker.transports.crash_points import CRASHING, crash_point
+
+STALE_SECONDS = 3600.0
+"""A temporary file that has not changed for so long was left by a writer that died."""
+
+
+class Sync(Enum):
+    """What has reached the disk when a job is written: what is still there after the power was lost."""
+
+    NOTHING = "nothing"
+    """As with uWSGI: the system writes within half a minute or so. A process that dies loses nothing."""
+    FILE = "file"
+    """The job, though not yet its name."""
+    DIRECTORY = "directory"
+    """The job and its name: it will be there."""
+
+
+class NewJob(NamedTuple):
+    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now."""
+
+    pairs: Pairs
+    body: bytes = b""
+    at: float | datetime | None = None
+    priority: str | bytes | int = ""
+
+
+class _Draft(NamedTuple):
+    """A job that is written, but has not yet its name."""
+
+    folder: str
+    temporary: str
+    name: str
+
+
+class Writer:
+    """A spool directory, for who writes.
+
+    words: priorities may be other names than numbers. No spooler looks into their directories by itself.
+    shared: everybody may write to the directory.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sync: Sync = Sync.NOTHING,
+        words: bool = False,
+        shared: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.path = prepared(path, shared=shared)
+        self._sync = sync
+        self._words = words
+        self._clock = clock
+
+    def write(
+        self,
+        pairs: Pairs,
+        body: bytes = b"",
+        *,
+        at: float | datetime | None = None,
+        priority: str | bytes | int = "",
+    ) -> str:
+        """Write one job and return the path of its file.
+
+        SpoolError when it cannot be written; then nothing is there.
+        """
+        return self.write_many([NewJob(pairs, body, at, priority)])[0]
+
+    def write_many(self, jobs: Iterable[NewJob]) -> list[str]:
+        """Write several jobs and return the paths of their files, in order. What is to reach the disk does so
+        for all at once.
+
+        They get their names when all are written: SpoolError about one of them means that none is there.
+        """
+        drafts: list[_Draft] = []
+        try:
+            for job in jobs:
+                drafts.append(self._draft(job))
+            self._sync_drafts(drafts)
+        except BaseException:
+            for draft in drafts:
+                with suppress(OSError):
+                    os.unlink(f"{draft.folder}/{draft.temporary}")
+            raise
+        return self._name(drafts)
+
+    def _draft(self, job: NewJob) -> _Draft:
+        packet = encode(job.pairs)
+        due = _due(job.at)
+        try:
+            folder = self._folder(priority_name(job.priority, words=self._words))
+            name = job_name(self._clock.now())
+            draft = _Draft(folder, TEMPORARY + name, name)
+            path = f"{folder}/{draft.temporary}"
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            if CRASHING:
+                crash_point("spool file opened")
+            _write(file, packet, job.body)
+            if CRASHING:
+                crash_point("spool file written")
+            if due:
+                os.utime(file, (due, due))
+        except BaseException as error:
+            os.unlink(path)
+            if isinstance(error, OSError):
+                raise self._failed(error) from error
+            raise
+        finally:
+            os.close(file)
+        return draft
+
+    def _folder(self, priority: str) -> str:
+        """The directory of a priority, made when it is missing."""
+        if not priority:
+            return self.path
+        folder = f"{self.path}/{priority}"
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise SpoolError(f"{folder} is no directory, so no job of that priority can be written")
+        return folder
+
+    def _sync_drafts(self, drafts: list[_Draft]) -> None:
+        if drafts and self._sync is not Sync.NOTHING:
+            try:
+                sync_all([f"{draft.folder}/{draft.temporary}" for draft in drafts])
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def _name(self, drafts: list[_Draft]) -> list[str]:
+        """Give each its name."""
+        paths: list[str] = []
+        try:
+            for draft in drafts:
+                if CRASHING:
+                    crash_point("spool file ready")
+                path = f"{draft.folder}/{draft.name}"
+                os.rename(f"{draft.folder}/{draft.temporary}", path)
+                paths.append(path)
+            if CRASHING:
+                crash_point("spool file named")
+            if self._sync is Sync.DIRECTORY:
+                for folder in {draft.folder for draft in drafts}:
+                    sync(folder)
+        except OSError as error:
+            raise self._failed(error, written=len(paths)) from error
+        return paths
+
+    def _failed(self, error: OSError, written: int = 0) -> SpoolError:
+        there = f"{written} jobs are there, but may be lost with the power" if written else "nothing was"
+        return SpoolError(
+            f"no spool file can be written in {self.path}: {error.strerror or error}; {there} enqueued"
+        )
+
+
+def _due(at: float | datetime | None) -> int:
+    """When a job is due, in whole seconds; 0 for at once."""
+    if not at:
+        return 0
+    try:
+        due = to_epoch(at)
+        from_epoch(due)
+    except (TypeError, ValueError) as error:
+        raise SpoolError(f"a job is due at a time, a datetime or epoch seconds: {error}") from None
+    return math.ceil(due)
+
+
+def _write(file: int, packet: bytes, body: bytes) -> None:
+    written = os.writev(file, (packet, body)) if body else os.write(file, packet)
+    if written < len(packet) + len(body):  # a system writes 2 GB at a time, or what a full disk still takes
+        rest = memoryview(packet + body)[written:]
+        while rest:
+            rest = rest[os.write(file, rest) :]
+
+
+def sweep(path: str, *, older_than: float = STALE_SECONDS) -> int:
+    """Remove the temporary files in the directory *path* that no writer has touched for so many seconds;
+    return how many."""
+    removed = 0
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY):
+                with suppress(OSError):
+                    # The time of the change of the inode: that of modification may be when the job is due.
+                    if entry.stat(follow_symlinks=False).st_ctime < time.time() - older_than:
+                        os.unlink(entry.path)
+                        removed += 1
+    return removed
