@@ -1,0 +1,77 @@
+"""Attempts: how often a job was begun, kept with its file so that no crash forgets it.
+
+Comes from:  ``claiming``, under the job's lock.
+Goes to:     an extended attribute of the file, which goes with it wherever it is moved; a file of its own
+             below ``.qw-attempts`` where the file system has no attributes.
+Thread:      the one that has the claim.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from contextlib import suppress
+
+logger = logging.getLogger(__name__)
+
+ATTRIBUTE = "user.qworker.attempts"
+FOLDER = ".qw-attempts"
+_NONE_HERE = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+
+
+class Attempts:
+    """Those of the jobs of one spool directory, whose descriptor is *directory*."""
+
+    def __init__(self, directory: int, *, attributes: bool = hasattr(os, "setxattr")) -> None:
+        self._directory = directory
+        self._attributes = attributes
+
+    def read(self, file: int, name: str) -> int:
+        """How often the job was begun; 0 when nothing is known."""
+        if self._attributes:
+            try:
+                return _number(os.getxattr(file, ATTRIBUTE))
+            except OSError as error:
+                if error.errno not in _NONE_HERE:
+                    return 0
+                self._attributes = False
+        with suppress(OSError):
+            noted = os.open(
+                f"{FOLDER}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._directory
+            )
+            with open(noted, "rb") as stream:
+                return _number(stream.read(20))
+        return 0
+
+    def write(self, file: int, name: str, attempts: int) -> None:
+        """Note it. What cannot be noted, on a full disk, keeps no job from running."""
+        try:
+            if self._attributes:
+                try:
+                    os.setxattr(file, ATTRIBUTE, b"%d" % attempts)
+                    return
+                except OSError as error:
+                    if error.errno not in _NONE_HERE:
+                        raise
+                    self._attributes = False
+            with suppress(FileExistsError):
+                os.mkdir(FOLDER, 0o700, dir_fd=self._directory)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            noted = os.open(f"{FOLDER}/{name}", flags, 0o600, dir_fd=self._directory)
+            try:
+                os.write(noted, b"%010d" % attempts)  # always as long, so that it replaces what was there
+            finally:
+                os.close(noted)
+        except OSError as error:
+            logger.warning("attempt %d of %s cannot be noted: %s", attempts, name, error.strerror)
+
+    def forget(self, name: str) -> None:
+        """The job is no more; an attribute has gone with its file."""
+        if not self._attributes:
+            with suppress(OSError):
+                os.unlink(f"{FOLDER}/{name}", dir_fd=self._directory)
+
+
+def _number(text: bytes) -> int:
+    return int(text) if text.isdigit() else 0

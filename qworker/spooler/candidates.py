@@ -1,0 +1,146 @@
+"""Candidates: which file to try next, and when.
+
+Comes from:  scans, what the system tells, and what became of earlier tries.
+Goes to:     ``directory``, one path at a time.
+Thread:      that of the SpoolDirectory.
+
+A file that was refused is remembered with the reason. One that is not due rests in a heap, however many
+there are. One whose lock another has is tried again when something has happened to it, and then not at once
+but after a delay that grows, since what happened may be another's try.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from qworker.clock import Clock
+from qworker.spooler.claiming import Reason, Refusal
+from qworker.spooler.names import path_key
+
+FIRST_DELAY = 0.01
+LONGEST_DELAY = 1.0
+"""Seconds after a try in vain for which a locked file is left alone, whatever happens to it."""
+
+Key: TypeAlias = "tuple[int | bytes, ...]"
+"""By which files are tried: the order of their names, or in which they came."""
+
+
+class _Known(NamedTuple):
+    """A file that was refused: why, how often its lock was another's, when it may be tried again, and the
+    number of the scan that last saw it."""
+
+    refusal: Refusal
+    vain: int
+    not_before: float
+    scan: int
+
+
+class Candidates:
+    """ordered: by the natural order of the paths; else as they came."""
+
+    def __init__(self, clock: Clock, *, ordered: bool = False) -> None:
+        self._clock = clock
+        turns = count()
+        self._key: Callable[[str], Key] = path_key if ordered else lambda _: (next(turns),)
+        self._ready: list[tuple[Key, str]] = []
+        self._waiting: set[str] = set()  # what is in _ready
+        self._known: dict[str, _Known] = {}
+        self._later: list[tuple[float, str]] = []
+        self._held: set[str] = set()
+        self._scan = 0
+
+    def __len__(self) -> int:
+        """How many files are ready to be tried."""
+        return len(self._ready)
+
+    def refused(self, path: str) -> Refusal | None:
+        """Why this file was refused when it was last tried; None when it was not."""
+        known = self._known.get(path)
+        return None if known is None else known.refusal
+
+    def offer(self, path: str) -> None:
+        """Something has been written to this file, or it is new: try it, unless it was tried just now."""
+        known = self._known.get(path)
+        if known is None or known.not_before <= self._clock.now():
+            self._make_ready(path)
+        else:
+            heappush(self._later, (known.not_before, path))
+
+    def touch(self, path: str) -> None:
+        """Something about this file has changed: look again, if it was refused before."""
+        if path in self._known:
+            self.offer(path)
+
+    def seen(self, path: str, due: float) -> None:
+        """A scan came by this file."""
+        known = self._known.get(path)
+        if known is not None:
+            self._known[path] = known._replace(scan=self._scan)
+        if due > self._clock.now():
+            if known is None or known.refusal.until != due:
+                self.refuse(path, Refusal(Reason.NOT_DUE, due))
+        else:
+            self.offer(path)
+
+    def begin_scan(self) -> None:
+        """All files are going to be seen() from now on."""
+        self._scan += 1
+
+    def end_scan(self) -> None:
+        """All have been: forget those that have not."""
+        for path in [path for path, known in self._known.items() if known.scan < self._scan]:
+            del self._known[path]
+
+    def take(self) -> str | None:
+        """The next file to try; None when there is none. It counts as held until refuse() or done()."""
+        now = self._clock.now()
+        while self._later and self._later[0][0] <= now:
+            at, path = heappop(self._later)
+            known = self._known.get(path)
+            # What was refused again since then has another entry, or waits for something to happen.
+            if known is not None and at in (known.refusal.until, known.not_before):
+                self._make_ready(path)
+        if not self._ready:
+            return None
+        path = heappop(self._ready)[1]
+        self._waiting.discard(path)
+        self._held.add(path)
+        return path
+
+    def refuse(self, path: str, refusal: Refusal) -> None:
+        """The file was tried in vain, or given back."""
+        self._held.discard(path)
+        if refusal.reason is Reason.GONE:
+            self._known.pop(path, None)
+            return
+        vain, not_before = 0, 0.0
+        if refusal.reason is Reason.LOCKED:
+            known = self._known.get(path)
+            vain = 0 if known is None else known.vain
+            not_before = self._clock.now() + min(FIRST_DELAY * 2**vain, LONGEST_DELAY)
+            vain = min(vain + 1, 10)
+        self._known[path] = _Known(refusal, vain, not_before, self._scan)
+        if refusal.until < math.inf:
+            heappush(self._later, (refusal.until, path))
+
+    def done(self, path: str) -> None:
+        """The file is no more."""
+        self._held.discard(path)
+        self._known.pop(path, None)
+
+    def next_time(self) -> float:
+        """When the next file that rests is to be tried, epoch seconds; infinity when none rests."""
+        return self._later[0][0] if self._later else math.inf
+
+    def first_key(self) -> Key:
+        """By which the file sorts that take() would return. Only when there is one."""
+        return self._ready[0][0]
+
+    def _make_ready(self, path: str) -> None:
+        if path not in self._waiting and path not in self._held:
+            self._waiting.add(path)
+            heappush(self._ready, (self._key(path), path))

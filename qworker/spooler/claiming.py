@@ -1,0 +1,283 @@
+"""Claims: a job is taken under the lock of its file, and ends in one of four ways.
+
+Comes from:  ``directory``, which knows which file to try.
+Goes to:     a Claim, held until the job has ended; or a Refusal, which says when to try again.
+Thread:      whoever runs the job may end its claim; a Claim is for one thread at a time.
+
+Nothing that was found out before the lock is believed under it: the file must still have its name, be a plain
+file of an owner who may have code run here, and be due.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import stat
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from qworker.clock import Clock
+from qworker.errors import InvalidPacket
+from qworker.spooler.aside import set_aside
+from qworker.spooler.attempts import Attempts
+from qworker.spooler.locks import FileLock, Locked
+from qworker.spooler.packet import Packet, decode
+from qworker.transports.crash_points import CRASHING, crash_point
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 60.0
+"""A file that is no packet is set aside when it has not changed for so long: its writer may be slow."""
+BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EIO)
+"""Errors that say nothing about the file."""
+
+
+class Reason(Enum):
+    """Why a job cannot be had now."""
+
+    GONE = "gone"
+    LOCKED = "locked"
+    NOT_DUE = "not due"
+    INCOMPLETE = "no packet, or not yet"
+    NO_FILE = "no plain file"
+    STRANGER = "the owner may not have code run here"
+    UNREADABLE = "may not be read and written"
+    DECLINED = "not for this process"
+    ERROR = "the system failed"
+
+
+Stamp: TypeAlias = "tuple[int, int, int, int]"
+"""Inode, size, time of modification and of change: a file that is the same has the same."""
+
+
+class Refusal(NamedTuple):
+    """until: when to try again, epoch seconds; infinity: when the file has changed, or is free again."""
+
+    reason: Reason
+    until: float = math.inf
+    stamp: Stamp | None = None
+
+
+GONE = Refusal(Reason.GONE)
+Ended: TypeAlias = "Callable[[str, Refusal | None], None]"
+"""Told when a claim has ended: the path, and when there may be another one (None: never)."""
+
+
+class Claim:
+    """A job that is ours, its file locked. It ends with finish(), give_back(), decline() or set_aside(); as a
+    context manager, with give_back() if with nothing else.
+
+    path: its file, relative to the spool directory. pairs, body: what it says.
+    """
+
+    __slots__ = ("_ended", "_file", "_place", "body", "pairs", "path")
+
+    def __init__(self, path: str, file: int, packet: Packet, place: ClaimedPlace) -> None:
+        self.path = path
+        self.pairs, self.body = packet
+        self._file = file
+        self._place = place
+
+    @property
+    def name(self) -> str:
+        """The name of the file, which is the job's id."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def attempts(self) -> int:
+        """How often the job was begun, as far as that was counted."""
+        return self._place.attempts.read(self._file, self.name)
+
+    def begin(self) -> int:
+        """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
+        that a crash counts, too."""
+        number = self.attempts + 1
+        self._place.attempts.write(self._file, self.name, number)
+        if CRASHING:
+            crash_point("spool job begun")
+        return number
+
+    def finish(self) -> bool:
+        """The job is done: remove its file. False when it was not there any more; that is a warning in the
+        log. OSError when it cannot be removed; the claim is still held then."""
+        place = self._place
+        try:
+            os.unlink(self.path, dir_fd=place.directory)
+            there = True
+        except FileNotFoundError:
+            there = False
+            moved = os.fstat(self._file).st_nlink
+            logger.warning(
+                "%s was %s while its job ran", self.path, "moved, and will run again" if moved else "removed"
+            )
+        if CRASHING:
+            crash_point("spool file removed")
+        place.attempts.forget(self.name)
+        self._let_go(None)
+        return there
+
+    def give_back(self, delay: float = 0.0) -> None:
+        """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second."""
+        now = self._place.clock.now()
+        with suppress(PermissionError):  # another's file, which we may write: only we know of the delay then
+            os.utime(self._file, (now, now + delay))
+        if CRASHING:
+            crash_point("spool file given back")
+        self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
+
+    def decline(self) -> None:
+        """The job is for another process: it is not offered to this one again, unless its file changes."""
+        self._let_go(Refusal(Reason.DECLINED, math.inf, stamp_of(os.fstat(self._file))))
+
+    def set_aside(self, reason: str) -> None:
+        """The job is not to run any more: keep its file, and the reason, in ``.qw-dead``. OSError when that
+        cannot be done; the claim is still held then."""
+        self._place.put_aside(self._file, self.path, reason)
+        self._let_go(None)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            self.give_back()
+
+    def _let_go(self, refusal: Refusal | None) -> None:
+        file, self._file = self._file, -1
+        self._place.lock.release(file)
+        self._place.ended(self.path, refusal)
+
+
+class ClaimedPlace:
+    """A spool directory, for who claims there.
+
+    directory: its descriptor. owners: user ids whose jobs are run. grace: see GRACE_SECONDS.
+    """
+
+    def __init__(
+        self,
+        directory: int,
+        *,
+        lock: FileLock,
+        owners: Collection[int],
+        grace: float,
+        clock: Clock,
+        ended: Ended,
+    ) -> None:
+        self.directory = directory
+        self.lock = lock
+        self.clock = clock
+        self.ended = ended
+        self.attempts = Attempts(directory)
+        self._owners = frozenset(owners)
+        self._grace = grace
+
+    def claim(self, path: str) -> Claim | Refusal:
+        """Try to take the job in the file *path*. Never waits."""
+        try:
+            file = self.lock.acquire(path, self.directory)
+        except Locked:
+            return Refusal(Reason.LOCKED)
+        except OSError as error:
+            return self._unopened(path, error)
+        try:
+            found = self._locked(path, file)
+        except OSError as error:
+            found = self._unopened(path, error)
+        except BaseException:
+            self.lock.release(file)
+            raise
+        if isinstance(found, Refusal):
+            self.lock.release(file)
+            return found
+        if CRASHING:
+            crash_point("spool file claimed")
+        return Claim(path, file, found, self)
+
+    def look(self, path: str, known: Refusal) -> Refusal | None:
+        """Whether *path*, which was refused before, is still refused, found out without a trace; None when it
+        is worth to be claimed."""
+        try:
+            status = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
+            now = self.clock.now()
+            if status.st_mtime > now:
+                return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
+            if known.reason is Reason.LOCKED:
+                return known if self.lock.is_held(path, self.directory) else None
+        except OSError as error:
+            return self._unopened(path, error)
+        return known if known.until > now and known.stamp == stamp_of(status) else None
+
+    def put_aside(self, file: int, path: str, reason: str) -> None:
+        """Move a file that is held to ``.qw-dead``, and say so. OSError when that cannot be done."""
+        name = path.rpartition("/")[2]
+        attempts = self.attempts.read(file, name)
+        set_aside(self.directory, path, reason=reason, attempts=attempts, now=self.clock.now())
+        self.attempts.forget(name)
+        logger.warning("%s is set aside: %s", path, reason)
+
+    def _locked(self, path: str, file: int) -> Packet | Refusal:
+        """What the file says, or why it cannot be run."""
+        status = os.fstat(file)
+        named = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
+        if (named.st_ino, named.st_dev) != (status.st_ino, status.st_dev):
+            return GONE
+        if not stat.S_ISREG(status.st_mode):
+            return Refusal(Reason.NO_FILE, math.inf, stamp_of(status))
+        if status.st_uid not in self._owners:
+            logger.warning("%s is left alone: user %d may not have code run here", path, status.st_uid)
+            return Refusal(Reason.STRANGER, math.inf, stamp_of(status))
+        if status.st_mtime > self.clock.now():
+            return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
+        try:
+            return decode(_read(file, status.st_size))
+        except InvalidPacket as error:
+            return self._invalid(path, file, status, str(error))
+
+    def _invalid(self, path: str, file: int, status: os.stat_result, reason: str) -> Refusal:
+        until = max(status.st_ctime, status.st_mtime) + self._grace
+        if until > self.clock.now():
+            return Refusal(Reason.INCOMPLETE, until, stamp_of(status))
+        try:
+            self.put_aside(file, path, f"it is no spool file: {reason}")
+        except OSError as error:
+            logger.warning("%s is no spool file, and cannot be set aside: %s", path, error.strerror)
+            return Refusal(Reason.INCOMPLETE, math.inf, stamp_of(status))
+        return GONE
+
+    def _unopened(self, path: str, error: OSError) -> Refusal:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return GONE
+        if error.errno in BUSY:
+            return Refusal(Reason.ERROR, self.clock.now() + 1.0)
+        if error.errno in (errno.EACCES, errno.EPERM):
+            reason = Reason.UNREADABLE
+            logger.warning("%s is left alone: %s", path, error.strerror)
+        elif error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            reason = Reason.NO_FILE
+        else:
+            reason = Reason.ERROR
+            logger.warning("%s is left alone: %s", path, error.strerror)
+        try:
+            stamp = stamp_of(os.stat(path, dir_fd=self.directory, follow_symlinks=False))
+        except OSError:
+            return GONE
+        return Refusal(reason, math.inf, stamp)
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _read(file: int, size: int) -> bytes:
+    image = os.read(file, size + 1)
+    if len(image) == size:
+        return image
+    parts = [image]
+    while image := os.read(file, 1 << 20):  # a system reads 2 GB at a time
+        parts.append(image)
+    return b"".join(parts)

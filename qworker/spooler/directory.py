@@ -1,0 +1,212 @@
+"""SpoolDirectory: the jobs of one spool directory, for a process that runs them.
+
+Comes from:  a directory that anybody may write to, ours and uWSGI's spoolers beside us.
+Goes to:     claims, each of one job that is due.
+Thread:      one, which calls everything here; a Claim may end in any thread, which posts that and wakes this
+             one.
+
+What comes is learned in three ways: the system tells of files that are written, a heap has the times at which
+others are due, and a scan, now and then, finds what neither knew. A scan goes on in small steps, between
+which new files are looked for, so that many that are not due keep no new one waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.spooler.candidates import Candidates
+from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal
+from qworker.spooler.locks import FileLock, best_lock
+from qworker.spooler.names import path_key
+from qworker.spooler.place import prepared
+from qworker.spooler.scanning import Entry, scan, scan_in_order
+from qworker.spooler.watching import Watcher
+from qworker.transports.wakeup import WakeupPipe
+
+logger = logging.getLogger(__name__)
+
+FREQUENCY_SECONDS = 30.0
+"""Between two scans: uWSGI's spooler-frequency."""
+STEP = 100
+"""Entries of a scan that are looked at before new files are looked for."""
+LONGEST_SLEEP = 3600.0
+CLAIMS_BETWEEN = 32
+"""Files that are tried before new files are looked for."""
+
+
+class SpoolDirectory:
+    """path: made when it is missing. ordered: work off in natural order, with priorities. frequency: seconds
+    between two scans. lock: None for the best that the system has. owners: user ids whose jobs are run; None
+    for our own and root. shared: everybody may write there."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ordered: bool = False,
+        frequency: float = FREQUENCY_SECONDS,
+        grace: float = GRACE_SECONDS,
+        lock: FileLock | None = None,
+        owners: Collection[int] | None = None,
+        shared: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.path = prepared(path, shared=shared)
+        self.frequency = frequency
+        self._ordered = ordered
+        self._clock = clock
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._ended: deque[tuple[str, Refusal | None]] = deque()
+        self._claims = ClaimedPlace(
+            self._directory,
+            lock=best_lock() if lock is None else lock,
+            owners={os.getuid(), 0} if owners is None else owners,
+            grace=grace,
+            clock=clock,
+            ended=self._end,
+        )
+        self._candidates = Candidates(clock, ordered=ordered)
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
+        self._watcher = Watcher(self.path, ordered=ordered)
+        self._scanning: Iterator[Entry] | None = None
+        self._scanned_to = ""
+        self._next_scan = -math.inf
+        self._again = False
+        self._tried = 0
+        self._asleep = False
+
+    def next(self) -> Claim | None:
+        """Claim the next job that is due; None when there is none. Never waits. The caller ends the claim."""
+        candidates = self._candidates
+        while True:
+            if self._tried <= 0 or not candidates:
+                self._look_for_new()
+            if self._is_to_scan():
+                self._scan_on()
+                continue
+            path = candidates.take()
+            if path is None:
+                return None
+            self._tried -= 1
+            found = self._try(path)
+            if isinstance(found, Claim):
+                return found
+            candidates.refuse(path, found)
+
+    def wait(self, most: float = math.inf) -> None:
+        """Return when there may be a job, when wake() is called, or after *most* seconds."""
+        self._asleep = True  # from here on, who ends a claim wakes us
+        until_due = self._candidates.next_time() - self._clock.now()
+        until_scan = self._next_scan - self._clock.monotonic()
+        idle = not self._candidates and self._scanning is None and not self._ended
+        self._wakeup.sleep(
+            max(0.0, min(most, until_due, until_scan, LONGEST_SLEEP)) if idle else 0.0, self._watcher.fileno()
+        )
+        self._asleep = False
+        self._tried = 0
+
+    def wake(self) -> None:
+        """End a wait. Any thread, and signal handlers."""
+        self._wakeup.wake()
+
+    def rescan(self) -> None:
+        """Have everything looked at again, at the next call of next()."""
+        self._again = True
+
+    def close(self) -> None:
+        """Claims that are still held can end no more. Safe to call twice."""
+        if self._directory >= 0:
+            self._watcher.close()
+            self._wakeup.close()
+            os.close(self._directory)
+            self._directory = -1
+
+    def _try(self, path: str) -> Claim | Refusal:
+        known = self._candidates.refused(path)
+        if known is not None and (still := self._claims.look(path, known)) is not None:
+            return still
+        return self._claims.claim(path)
+
+    def _look_for_new(self) -> None:
+        """Take in what was told since the last time, and begin a scan when one is due."""
+        self._tried = CLAIMS_BETWEEN
+        while self._ended:
+            path, refusal = self._ended.popleft()
+            if refusal is None:
+                self._candidates.done(path)
+            else:
+                self._candidates.refuse(path, refusal)
+        told = self._watcher.told()
+        for path in told.written:
+            self._candidates.offer(path)
+        for path in told.touched:
+            self._candidates.touch(path)
+        for folder in told.folders:
+            with suppress(OSError):  # it has just gone
+                for entry in self._in_order(folder):
+                    self._candidates.seen(*entry)
+        self._again = self._again or told.rescan
+        if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
+            self._begin_scan()
+
+    def _begin_scan(self) -> None:
+        self._again = False
+        self._next_scan = self._clock.monotonic() + self.frequency
+        self._follow()
+        self._watcher.watch()
+        self._candidates.begin_scan()
+        self._scanned_to = ""
+        self._scanning = self._in_order("") if self._ordered else scan(self.path)
+
+    def _in_order(self, folder: str) -> Iterator[Entry]:
+        return scan_in_order(self.path, self._clock.now(), self._watcher.watch, folder)
+
+    def _follow(self) -> None:
+        """If another directory has the path now, it is the one to look after."""
+        try:
+            there = os.stat(self.path)
+            if not os.path.samestat(there, os.fstat(self._directory)):
+                other = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                os.dup2(other, self._directory, inheritable=False)
+                os.close(other)
+        except OSError:
+            return  # there is none at the moment, and the scan says so
+
+    def _is_to_scan(self) -> bool:
+        """Whether the next step is the scan's: nothing is ready, or what it may find comes first."""
+        if self._scanning is None:
+            return False
+        if not self._candidates:
+            return True
+        return self._ordered and self._candidates.first_key() > path_key(self._scanned_to)
+
+    def _scan_on(self) -> None:
+        assert self._scanning is not None
+        try:
+            entries = list(islice(self._scanning, STEP))
+        except OSError as error:
+            logger.warning("the spool directory %s cannot be read: %s", self.path, error.strerror)
+            self._scanning = None
+            return
+        for entry in entries:
+            self._candidates.seen(*entry)
+        if len(entries) < STEP:
+            self._scanning = None
+            self._candidates.end_scan()
+        else:
+            self._scanned_to = entries[-1].path
+        self._tried = 0
+
+    def _end(self, path: str, refusal: Refusal | None) -> None:
+        """A claim has ended. Any thread."""
+        self._ended.append((path, refusal))
+        if self._asleep:
+            self._wakeup.wake()

@@ -1,0 +1,134 @@
+"""Locks on spool files: who holds one runs the job, whether it is ours or uWSGI's.
+
+Comes from:  ``claiming``.
+Goes to:     the kernel, which frees a lock with the process that holds it.
+Thread:      any.
+
+uWSGI takes a POSIX record lock on the whole file. An OFD lock (of the open file description) excludes it and
+is excluded by it, and belongs to one opening of the file; a record lock belongs to the process, which loses
+it when it closes the file anywhere. So OFD locks are used where there are some: on Linux, but not on NFS.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from contextlib import suppress
+from typing import Protocol
+
+_FLOCK = "hhqqi0q"
+"""The structure of Linux: kind, from where, first byte, length (0: to the end), process (0 for OFD locks)."""
+_WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class Locked(Exception):
+    """Another one holds the lock of that file."""
+
+
+class FileLock(Protocol):
+    """How the files of a spool directory are locked."""
+
+    def acquire(self, path: str, directory: int) -> int:
+        """Open and lock *path*, relative to the descriptor *directory*; return its descriptor. Never waits.
+
+        Locked when another has it; OSError when it cannot be opened or locked at all.
+        """
+
+    def release(self, file: int) -> None:
+        """Unlock and close what acquire() returned."""
+
+    def is_held(self, path: str, directory: int) -> bool:
+        """Whether another holds the lock, found out without a trace: nobody is told that the file was closed.
+        OSError when it cannot be opened."""
+
+
+class DescriptionLock:
+    """OFD locks."""
+
+    def acquire(self, path: str, directory: int) -> int:
+        file = os.open(path, os.O_RDWR | _OPEN, dir_fd=directory)
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        except BlockingIOError:
+            os.close(file)
+            raise Locked(path) from None
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    release = staticmethod(os.close)
+
+    def is_held(self, path: str, directory: int) -> bool:
+        file = os.open(path, os.O_RDONLY | _OPEN, dir_fd=directory)
+        try:
+            answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+        finally:
+            os.close(file)
+        kind: int = struct.unpack(_FLOCK, answer)[0]
+        return kind != fcntl.F_UNLCK
+
+
+class RecordLock:
+    """POSIX record locks, as uWSGI has them.
+
+    Two threads of one process both get such a lock, and lose it when either closes the file. So a table of
+    this process says which files are held, and none of them is opened again.
+    """
+
+    _table: set[tuple[int, int, int]] = set()
+    _guard = threading.Lock()
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, int, int]] = {}
+
+    def acquire(self, path: str, directory: int) -> int:
+        key = self._key(path, directory)
+        with self._guard:
+            if key in self._table:
+                raise Locked(path)
+            self._table.add(key)
+        try:
+            file = os.open(path, os.O_RDWR | _OPEN, dir_fd=directory)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BaseException as error:
+                os.close(file)
+                if isinstance(error, BlockingIOError | PermissionError):
+                    raise Locked(path) from None
+                raise
+        except BaseException:
+            with self._guard:
+                self._table.discard(key)
+            raise
+        self._held[file] = key
+        return file
+
+    def release(self, file: int) -> None:
+        key = self._held.pop(file)
+        os.close(file)
+        with self._guard:
+            self._table.discard(key)
+
+    def is_held(self, path: str, directory: int) -> bool:
+        with self._guard:
+            if self._key(path, directory) in self._table:
+                return True
+        with suppress(Locked):
+            self.release(self.acquire(path, directory))
+            return False
+        return True
+
+    @staticmethod
+    def _key(path: str, directory: int) -> tuple[int, int, int]:
+        """The file, for this process: a forked child inherits no record lock."""
+        status = os.stat(path, dir_fd=directory, follow_symlinks=False)
+        return os.getpid(), status.st_dev, status.st_ino
+
+
+def best_lock() -> FileLock:
+    """OFD locks where the system has them, else record locks."""
+    return DescriptionLock() if hasattr(fcntl, "F_OFD_SETLK") else RecordLock()

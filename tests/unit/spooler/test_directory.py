@@ -1,0 +1,288 @@
+"""The directory: what is found, in which order, and what is not looked at for nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.spooler import inotify
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.names import PREFIX
+from qworker.spooler.writing import NewJob, Writer
+from qworker.testing import FakeClock
+from tests.support.spools import clock_of_files, work_off
+from tests.support.uwsgi_files import MANIFEST
+
+
+def has_inotify() -> bool:
+    try:
+        inotify.Inotify().close()
+    except OSError:
+        return False
+    return True
+
+
+told = pytest.mark.skipif(not has_inotify(), reason="this system tells nothing of files: it needs Linux")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return clock_of_files()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "spool")
+
+
+@pytest.fixture
+def directory(writer: Writer, clock: FakeClock) -> Iterator[SpoolDirectory]:
+    directory = SpoolDirectory(writer.path, clock=clock)
+    yield directory
+    directory.close()
+
+
+@pytest.fixture
+def ordered(writer: Writer, clock: FakeClock) -> Iterator[SpoolDirectory]:
+    directory = SpoolDirectory(writer.path, ordered=True, clock=clock)
+    yield directory
+    directory.close()
+
+
+def numbers(directory: SpoolDirectory) -> list[int]:
+    return [int(pairs[b"n"]) for pairs in work_off(directory)]
+
+
+def test_the_order_of_uwsgi_is_kept(ordered: SpoolDirectory) -> None:
+    for file in MANIFEST["order"]["files"]:
+        path = Path(ordered.path, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x11\0\0\0")
+    found = []
+    while (claim := ordered.next()) is not None:
+        found.append(claim.path)
+        claim.finish()
+    assert found == MANIFEST["order"]["uwsgi_order"]
+
+
+def test_without_an_order_priorities_are_not_entered(directory: SpoolDirectory, writer: Writer) -> None:
+    writer.write({"n": 1}, priority=1)
+    writer.write({"n": 2})
+    assert numbers(directory) == [2]
+
+
+@told
+def test_what_comes_first_is_run_first_even_when_it_comes_late(
+    ordered: SpoolDirectory, writer: Writer
+) -> None:
+    writer.write_many(NewJob({"n": n}, priority=5) for n in (1, 2, 3))
+    claim = ordered.next()
+    assert claim is not None
+    claim.finish()
+    writer.write({"n": 9}, priority=1)  # a directory that was not there
+    ordered.wait(0)
+    assert numbers(ordered) == [9, 2, 3]
+
+
+@told
+def test_a_new_job_is_told_of(directory: SpoolDirectory, writer: Writer) -> None:
+    assert directory.next() is None
+    writer.write({"n": 1})
+    assert numbers(directory) == [1]
+
+
+@told
+def test_a_job_in_a_new_priority_is_told_of(ordered: SpoolDirectory, writer: Writer) -> None:
+    assert ordered.next() is None
+    writer.write({"n": 1}, priority=7)
+    assert numbers(ordered) == [1]
+    writer.write({"n": 2}, priority=7)
+    assert numbers(ordered) == [2]
+
+
+@told
+@pytest.mark.timeout(60)
+def test_who_waits_is_woken(directory: SpoolDirectory, writer: Writer) -> None:
+    directory.frequency = 3600
+    assert directory.next() is None
+    threading.Timer(0.05, writer.write, [{"n": 1}]).start()
+    while not (found := numbers(directory)):
+        directory.wait()
+    assert found == [1]
+
+
+@pytest.mark.timeout(60)
+def test_who_ends_a_claim_in_another_thread_wakes_the_waiting(
+    directory: SpoolDirectory, writer: Writer
+) -> None:
+    writer.write({"n": 1})
+    claim = directory.next()
+    assert claim is not None
+    threading.Timer(0.05, claim.give_back).start()
+    while (again := directory.next()) is None:
+        directory.wait()
+    again.finish()
+
+
+def test_a_poll_finds_what_nobody_told(writer: Writer, clock: FakeClock) -> None:
+    directory = SpoolDirectory(writer.path, frequency=30, clock=clock)
+    directory._watcher.close()
+    assert directory.next() is None
+    writer.write({"n": 1})
+    clock.advance(29)
+    assert directory.next() is None
+    clock.advance(2)
+    assert numbers(directory) == [1]
+    directory.close()
+
+
+def test_a_job_starts_at_its_second(directory: SpoolDirectory, writer: Writer, clock: FakeClock) -> None:
+    start = clock.now()
+    writer.write({"n": 3}, at=start + 3)
+    writer.write({"n": 1}, at=start + 1)
+    writer.write({"n": 0}, at=start - 5)
+    assert numbers(directory) == [0]
+    clock.advance(1)
+    assert numbers(directory) == [1]
+    clock.advance(1.9)
+    assert numbers(directory) == []
+    clock.advance(0.1)
+    assert numbers(directory) == [3]
+
+
+@told
+def test_a_job_whose_time_is_changed_starts_then(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock
+) -> None:
+    path = writer.write({"n": 1}, at=clock.now() + 1000)
+    assert directory.next() is None
+    os.utime(path, (5, 5))
+    assert numbers(directory) == [1]
+    path = writer.write({"n": 2}, at=clock.now() + 10)
+    assert directory.next() is None
+    os.utime(path, (5, clock.now() + 20))
+    clock.advance(15)
+    assert directory.next() is None
+    clock.advance(5)
+    assert numbers(directory) == [2]
+
+
+def test_a_priority_that_lies_in_the_future_is_passed_over(
+    ordered: SpoolDirectory, writer: Writer, clock: FakeClock
+) -> None:
+    writer.write({"n": 1}, priority=1)
+    os.utime(f"{writer.path}/1", (5, clock.now() + 100))
+    writer.write({"n": 2}, priority=2)
+    assert numbers(ordered) == [2]
+    clock.advance(101)
+    assert numbers(ordered) == [1]
+
+
+class Opened:
+    """Counts what is opened in the directory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        real = os.open
+
+        def counting(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if os.path.basename(path).startswith(PREFIX):
+                self.paths.append(path)
+            return real(path, flags, mode, dir_fd=dir_fd)
+
+        monkeypatch.setattr(os, "open", counting)
+
+
+def test_jobs_that_are_not_due_are_not_opened(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.write_many(NewJob({"n": n}, at=clock.now() + 1000 + n) for n in range(300))
+    opened = Opened(monkeypatch)
+    for _ in range(5):
+        assert directory.next() is None
+        clock.advance(40)
+    assert opened.paths == []
+
+
+@told
+def test_two_spoolers_do_not_chase_each_other(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try for a lock in vain closes a file that was opened for writing, of which all are told."""
+    others = [SpoolDirectory(writer.path, clock=clock) for _ in range(3)]
+    writer.write({"n": 1})
+    claim = directory.next()
+    assert claim is not None
+    opened = Opened(monkeypatch)
+    for _ in range(200):
+        for other in others:
+            assert other.next() is None
+        assert directory.next() is None
+        clock.advance(0.1)
+    assert len(opened.paths) < 20
+    claim.give_back()
+    clock.advance(3)
+    found = [numbers(other) for other in others]
+    assert sorted(found) == [[], [], [1]], "they were told that it was let go"
+    for other in others:
+        other.close()
+
+
+def test_a_directory_that_is_made_anew_is_looked_after(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock
+) -> None:
+    assert directory.next() is None
+    shutil.rmtree(writer.path)
+    clock.advance(31)
+    assert directory.next() is None
+    os.mkdir(writer.path)
+    writer.write({"n": 1})
+    clock.advance(31)
+    assert numbers(directory) == [1]
+    writer.write({"n": 2})
+    clock.advance(31)
+    assert numbers(directory) == [2]
+
+
+def test_a_clock_that_is_set_back_loses_nothing(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock
+) -> None:
+    writer.write({"n": 1}, at=clock.now() + 10)
+    assert directory.next() is None
+    clock.jump(-3600)
+    assert directory.next() is None
+    clock.jump(3611)
+    assert numbers(directory) == [1]
+
+
+def test_a_deep_tree_is_no_trouble(ordered: SpoolDirectory, writer: Writer) -> None:
+    path = Path(writer.path, *["1"] * 1200)
+    subprocess.run(["mkdir", "-p", path], check=True)  # os.makedirs() goes not so deep
+    (path / f"{PREFIX}deep").write_bytes(b"\x11\0\0\0")
+    assert work_off(ordered) == [{}]
+    subprocess.run(["rm", "-r", f"{writer.path}/1"], check=True)
+
+
+def test_closing_twice_is_safe(directory: SpoolDirectory) -> None:
+    directory.close()
+    directory.close()
+
+
+def test_after_an_overflow_everything_is_looked_at(directory: SpoolDirectory, writer: Writer) -> None:
+    assert directory.next() is None
+    writer.write({"n": 1})
+    watcher = directory._watcher
+    if watcher._inotify is not None:
+        watcher._inotify.read()
+        lost = [inotify.Event(-1, inotify.OVERFLOW, "")]
+        reads: Callable[[], list[inotify.Event]] = lambda: [lost.pop()] if lost else []  # noqa: E731
+        watcher._inotify.read = reads  # type: ignore[method-assign]
+    else:
+        directory.rescan()
+    assert numbers(directory) == [1]

@@ -1,0 +1,164 @@
+"""Writing: what a spooler finds when a job was enqueued, and what nobody finds when it was not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import ConfigurationError, SpoolError
+from qworker.spooler.names import PREFIX, TEMPORARY
+from qworker.spooler.packet import decode
+from qworker.spooler.writing import NewJob, Sync, Writer, sweep
+from tests.support.spools import files
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "spool")
+
+
+def test_a_job_is_one_file(writer: Writer) -> None:
+    path = Path(writer.write({"k": "v"}, b"body"))
+    assert decode(path.read_bytes()) == ({b"k": b"v"}, b"body")
+    assert path.name.startswith(PREFIX)
+    assert files(writer.path) == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_directory_is_made_but_not_those_above_it(tmp_path: Path) -> None:
+    assert stat.S_IMODE(os.stat(Writer(tmp_path / "a").path).st_mode) & 0o027 == 0
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        Writer(tmp_path / "b" / "c")
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="no directory"):
+        Writer(tmp_path / "file")
+
+
+def test_a_directory_in_which_everybody_writes_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="chmod o-w"):
+        Writer(place)
+    assert Writer(place, shared=True).path
+    place.chmod(0o1777)
+    assert Writer(place).path
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert Writer(tmp_path / "link").path == str((tmp_path / "real").resolve())
+
+
+@pytest.mark.parametrize(
+    ("at", "due"),
+    [
+        (1_900_000_000, 1_900_000_000),
+        (1_900_000_000.001, 1_900_000_001),
+        (datetime.fromtimestamp(1_900_000_000.5, UTC), 1_900_000_001),
+        (5, 5),
+    ],
+)
+def test_when_it_is_due_is_the_time_of_the_file(writer: Writer, at: float | datetime, due: int) -> None:
+    """Rounded up: uWSGI looks at whole seconds, and must not be early."""
+    assert os.stat(writer.write({}, at=at)).st_mtime_ns == due * 10**9
+
+
+@pytest.mark.parametrize("at", [None, 0, 0.0])
+def test_at_no_time_is_now(writer: Writer, at: float | None) -> None:
+    beside = Path(writer.path, "beside")
+    path = writer.write({}, at=at)
+    beside.touch()
+    assert abs(os.stat(path).st_mtime - beside.stat().st_mtime) < 60
+
+
+@pytest.mark.parametrize("at", ["soon", float("nan"), float("inf"), True, 1e300, -1e300])
+def test_what_is_no_time_is_refused(writer: Writer, at: float) -> None:
+    with pytest.raises(SpoolError, match="due at a time"):
+        writer.write({}, at=at)
+    assert files(writer.path) == []
+
+
+def test_a_priority_is_a_directory(writer: Writer) -> None:
+    path = writer.write({"k": "v"}, priority=2)
+    assert os.path.dirname(path) == f"{writer.path}/2"
+    writer.write({"k": "v"}, priority="2")
+    assert len(os.listdir(f"{writer.path}/2")) == 2
+
+
+@pytest.mark.parametrize("priority", ["../x", "a/b", "..", "high"])
+def test_a_priority_leads_nowhere_else(writer: Writer, priority: str) -> None:
+    with pytest.raises(SpoolError, match="priority"):
+        writer.write({}, priority=priority)
+
+
+def test_a_priority_that_is_a_link_is_refused(writer: Writer, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    Path(writer.path, "1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SpoolError, match="no directory"):
+        writer.write({}, priority=1)
+    assert files(tmp_path / "elsewhere") == []
+
+
+def test_words_may_be_priorities_on_request(tmp_path: Path) -> None:
+    assert Writer(tmp_path, words=True).write({}, priority="high").startswith(f"{tmp_path}/high/")
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+@pytest.mark.parametrize("many", [0, 1, 2, 5])
+def test_many_are_written_at_once(tmp_path: Path, sync: Sync, many: int) -> None:
+    writer = Writer(tmp_path, sync=sync)
+    paths = writer.write_many([NewJob({"n": n}, priority=n % 2) for n in range(many)])
+    assert [decode(Path(path).read_bytes()).pairs for path in paths] == [
+        {b"n": b"%d" % n} for n in range(many)
+    ]
+    assert len(files(tmp_path)) == many
+
+
+def test_of_many_all_are_written_or_none(writer: Writer) -> None:
+    with pytest.raises(SpoolError, match="NoneType"):
+        writer.write_many([NewJob({"n": 1}), NewJob({"n": None})])  # type: ignore[dict-item]
+    assert files(writer.path) == []
+
+
+def test_a_directory_that_went_away_is_named(writer: Writer) -> None:
+    os.rmdir(writer.path)
+    with pytest.raises(SpoolError, match=r"spool: No such file.*nothing was enqueued"):
+        writer.write({})
+    os.mkdir(writer.path)
+    writer.write({})
+
+
+def test_a_write_that_fails_leaves_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(SpoolError, match="No space left"):
+        writer.write({"k": "v"})
+    assert files(writer.path) == []
+
+
+def test_a_write_in_pieces_is_whole(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, writev = os.write, os.writev
+    monkeypatch.setattr(os, "writev", lambda file, parts: writev(file, [parts[0][:3]]))
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    path = writer.write({"key": "value"}, b"a body")
+    assert decode(Path(path).read_bytes()) == ({b"key": b"value"}, b"a body")
+
+
+def test_what_a_dead_writer_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{TEMPORARY}left").touch()
+    (tmp_path / "other").touch()
+    assert sweep(tmp_path, older_than=60) == 0
+    assert sweep(tmp_path, older_than=-60) == 1
+    assert files(tmp_path) == ["other"]
+    assert sweep(tmp_path / "nowhere") == 0
