@@ -24,19 +24,18 @@ from qworker.spooler.names import path_key
 FIRST_DELAY = 0.01
 LONGEST_DELAY = 1.0
 """Seconds after a try in vain for which a locked file is left alone, whatever happens to it."""
+MOST_TRIES = 10
+"""That many have led to the longest delay."""
 
 Key: TypeAlias = "tuple[int | bytes, ...]"
 """By which files are tried: the order of their names, or in which they came."""
 
 
-class _Known(NamedTuple):
-    """A file that was refused: why, how often its lock was another's, when it may be tried again, and the
-    number of the scan that last saw it."""
+class _Vain(NamedTuple):
+    """Tries of a file whose lock is another's: how many, and when the next one may be, epoch seconds."""
 
-    refusal: Refusal
-    vain: int
+    tries: int
     not_before: float
-    scan: int
 
 
 class Candidates:
@@ -48,10 +47,11 @@ class Candidates:
         self._key: Callable[[str], Key] = path_key if ordered else lambda _: (next(turns),)
         self._ready: list[tuple[Key, str]] = []
         self._waiting: set[str] = set()  # what is in _ready
-        self._known: dict[str, _Known] = {}
+        self._refused: dict[str, Refusal] = {}
+        self._vain: dict[str, _Vain] = {}
         self._later: list[tuple[float, str]] = []
         self._held: set[str] = set()
-        self._scan = 0
+        self._unseen: set[str] = set()
 
     def __len__(self) -> int:
         """How many files are ready to be tried."""
@@ -59,50 +59,49 @@ class Candidates:
 
     def refused(self, path: str) -> Refusal | None:
         """Why this file was refused when it was last tried; None when it was not."""
-        known = self._known.get(path)
-        return None if known is None else known.refusal
+        return self._refused.get(path)
 
     def offer(self, path: str) -> None:
         """Something has been written to this file, or it is new: try it, unless it was tried just now."""
-        known = self._known.get(path)
-        if known is None or known.not_before <= self._clock.now():
+        vain = self._vain.get(path)
+        if vain is None or vain.not_before <= self._clock.now():
             self._make_ready(path)
         else:
-            heappush(self._later, (known.not_before, path))
+            heappush(self._later, (vain.not_before, path))
 
     def touch(self, path: str) -> None:
         """Something about this file has changed: look again, if it was refused before."""
-        if path in self._known:
+        if path in self._refused:
             self.offer(path)
 
     def seen(self, path: str, due: float) -> None:
-        """A scan came by this file."""
-        known = self._known.get(path)
-        if known is not None:
-            self._known[path] = known._replace(scan=self._scan)
-        if due > self._clock.now():
-            if known is None or known.refusal.until != due:
-                self.refuse(path, Refusal(Reason.NOT_DUE, due))
-        else:
+        """A scan came by this file, which is due at that time."""
+        self._unseen.discard(path)
+        if due <= self._clock.now():
             self.offer(path)
+            return
+        known = self._refused.get(path)
+        if known is None or known.until != due:
+            self.refuse(path, Refusal(Reason.NOT_DUE, due))
 
     def begin_scan(self) -> None:
         """All files are going to be seen() from now on."""
-        self._scan += 1
+        self._unseen = set(self._refused)
 
     def end_scan(self) -> None:
         """All have been: forget those that have not."""
-        for path in [path for path, known in self._known.items() if known.scan < self._scan]:
-            del self._known[path]
+        for path in self._unseen:
+            self._forget(path)
+        self._unseen.clear()
 
     def take(self) -> str | None:
         """The next file to try; None when there is none. It counts as held until refuse() or done()."""
         now = self._clock.now()
         while self._later and self._later[0][0] <= now:
             at, path = heappop(self._later)
-            known = self._known.get(path)
+            refusal, vain = self._refused.get(path), self._vain.get(path)
             # What was refused again since then has another entry, or waits for something to happen.
-            if known is not None and at in (known.refusal.until, known.not_before):
+            if (refusal and refusal.until == at) or (vain and vain.not_before == at):
                 self._make_ready(path)
         if not self._ready:
             return None
@@ -113,24 +112,25 @@ class Candidates:
 
     def refuse(self, path: str, refusal: Refusal) -> None:
         """The file was tried in vain, or given back."""
-        self._held.discard(path)
         if refusal.reason is Reason.GONE:
-            self._known.pop(path, None)
+            self.done(path)
             return
-        vain, not_before = 0, 0.0
+        self._held.discard(path)
+        self._unseen.discard(path)
+        self._refused[path] = refusal
         if refusal.reason is Reason.LOCKED:
-            known = self._known.get(path)
-            vain = 0 if known is None else known.vain
-            not_before = self._clock.now() + min(FIRST_DELAY * 2**vain, LONGEST_DELAY)
-            vain = min(vain + 1, 10)
-        self._known[path] = _Known(refusal, vain, not_before, self._scan)
+            tries = self._vain[path].tries if path in self._vain else 0
+            delay = min(FIRST_DELAY * 2**tries, LONGEST_DELAY)
+            self._vain[path] = _Vain(min(tries + 1, MOST_TRIES), self._clock.now() + delay)
+        else:
+            self._vain.pop(path, None)
         if refusal.until < math.inf:
             heappush(self._later, (refusal.until, path))
 
     def done(self, path: str) -> None:
         """The file is no more."""
         self._held.discard(path)
-        self._known.pop(path, None)
+        self._forget(path)
 
     def next_time(self) -> float:
         """When the next file that rests is to be tried, epoch seconds; infinity when none rests."""
@@ -144,3 +144,7 @@ class Candidates:
         if path not in self._waiting and path not in self._held:
             self._waiting.add(path)
             heappush(self._ready, (self._key(path), path))
+
+    def _forget(self, path: str) -> None:
+        self._refused.pop(path, None)
+        self._vain.pop(path, None)
