@@ -44,7 +44,17 @@ class Attempts:
                 return _number(stream.read(20))
         return 0
 
-    def write(self, file: int, name: str, attempts: int) -> None:
+    def count(self, file: int, name: str) -> int:
+        """Count one more, and return its number."""
+        if self._attributes:
+            with suppress(OSError):  # it is not the first, or there are no attributes: what follows tells
+                os.setxattr(file, ATTRIBUTE, b"1", os.XATTR_CREATE)
+                return 1
+        number = self.read(file, name) + 1
+        self._write(file, name, number)
+        return number
+
+    def _write(self, file: int, name: str, attempts: int) -> None:
         """Note it. What cannot be noted, on a full disk, keeps no job from running."""
         try:
             if self._attributes:

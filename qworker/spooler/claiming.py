@@ -95,8 +95,7 @@ class Claim:
     def begin(self) -> int:
         """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
         that a crash counts, too."""
-        number = self.attempts + 1
-        self._place.attempts.write(self._file, self.name, number)
+        number = self._place.attempts.count(self._file, self.name)
         if CRASHING:
             crash_point("spool job begun")
         return number

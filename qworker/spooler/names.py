@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from itertools import count
 
 from qworker.errors import SpoolError
@@ -33,13 +34,17 @@ _digits = re.compile(rb"[0-9]+")
 
 def job_name(now: float) -> str:
     """A name for a new job: host, process, number in this process, a random number, seconds, microseconds."""
-    host = os.uname().nodename.replace("/", "_")
     chance = int.from_bytes(os.urandom(4), "little") >> 1
     microseconds = int(now * 1_000_000)
     return (
-        f"{PREFIX}{host}_{os.getpid()}_{next(_counter)}_{chance}"
+        f"{PREFIX}{_host()}_{os.getpid()}_{next(_counter)}_{chance}"
         f"_{microseconds // 1_000_000}_{microseconds % 1_000_000}"
     )
+
+
+@cache
+def _host() -> str:
+    return os.uname().nodename.replace("/", "_")
 
 
 def natural_key(name: str) -> bytes:

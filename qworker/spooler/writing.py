@@ -172,7 +172,8 @@ class Writer:
             if CRASHING:
                 crash_point("spool file named")
             if self._sync is Sync.DIRECTORY:
-                for folder in {draft.folder for draft in drafts}:
+                # The directory itself, too: it has the names of the priorities.
+                for folder in {self.path, *(draft.folder for draft in drafts)}:
                     sync(folder)
         except OSError as error:
             raise self._failed(error, written=len(paths)) from error
@@ -205,16 +206,18 @@ def _write(file: int, packet: bytes, body: bytes) -> None:
             rest = rest[os.write(file, rest) :]
 
 
-def sweep(path: str, *, older_than: float = STALE_SECONDS) -> int:
-    """Remove the temporary files in the directory *path* that no writer has touched for so many seconds;
-    return how many."""
+def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) -> int:
+    """Remove the temporary files in the spool directory *path* and its priorities that no writer has touched
+    for so many seconds; return how many."""
     removed = 0
-    with suppress(OSError), os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.startswith(TEMPORARY):
-                with suppress(OSError):
-                    # The time of the change of the inode: that of modification may be when the job is due.
-                    if entry.stat(follow_symlinks=False).st_ctime < time.time() - older_than:
-                        os.unlink(entry.path)
+    latest = time.time() - older_than
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.startswith(TEMPORARY):
+                with suppress(OSError):  # its writer has just given it its name
+                    # When the inode changed: the time of modification may be when the job is due.
+                    if os.lstat(f"{folder}/{name}").st_ctime < latest:
+                        os.unlink(f"{folder}/{name}")
                         removed += 1
     return removed

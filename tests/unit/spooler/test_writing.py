@@ -157,8 +157,10 @@ def test_a_write_in_pieces_is_whole(writer: Writer, monkeypatch: pytest.MonkeyPa
 
 def test_what_a_dead_writer_left_is_swept(tmp_path: Path) -> None:
     (tmp_path / f"{TEMPORARY}left").touch()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / f"{TEMPORARY}left").touch()
     (tmp_path / "other").touch()
     assert sweep(tmp_path, older_than=60) == 0
-    assert sweep(tmp_path, older_than=-60) == 1
+    assert sweep(tmp_path, older_than=-60) == 2
     assert files(tmp_path) == ["other"]
     assert sweep(tmp_path / "nowhere") == 0
