@@ -264,10 +264,11 @@ def test_of_strangers_nothing_is_run(spool: Open, writer: Writer, caplog: pytest
     assert work_off(spool()) == [{b"k": b"v"}]
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="nothing is unreadable for root: run it as another user")
 def test_what_cannot_be_read_is_tried_again_when_it_can(spool: Open, writer: Writer) -> None:
     path = writer.write({"k": "v"})
     os.chmod(path, 0)
+    if os.access(path, os.R_OK):
+        pytest.skip("nothing is unreadable for root: run it as another user")
     directory = spool()
     assert directory.next() is None
     os.chmod(path, 0o600)
