@@ -10,9 +10,30 @@ run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candi
 and ``directory``, which has all of them.
 """
 
-from qworker.spooler.claiming import Claim
-from qworker.spooler.directory import SpoolDirectory
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from qworker.spooler.packet import Packet, decode, encode
 from qworker.spooler.writing import NewJob, Sync, Writer, sweep
 
+if TYPE_CHECKING:
+    from qworker.spooler.claiming import Claim
+    from qworker.spooler.directory import SpoolDirectory
+
+_MODULE_OF = {"Claim": "claiming", "SpoolDirectory": "directory"}
+"""Who only writes does without what claiming and waking need."""
 __all__ = ["Claim", "NewJob", "Packet", "SpoolDirectory", "Sync", "Writer", "decode", "encode", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'qworker.spooler' has no attribute {name!r}")
+    value = getattr(import_module(f"qworker.spooler.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

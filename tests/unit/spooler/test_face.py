@@ -1,0 +1,26 @@
+"""The package's face: every name is there, and who only writes loads no more than that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import qworker.spooler
+
+
+def test_every_name_is_there() -> None:
+    assert all(hasattr(qworker.spooler, name) for name in qworker.spooler.__all__)
+    assert set(qworker.spooler.__all__) <= set(dir(qworker.spooler))
+    with pytest.raises(AttributeError, match="nothing"):
+        qworker.spooler.nothing  # noqa: B018
+
+
+def test_who_writes_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from qworker.spooler import Writer; "
+        "print({'ctypes', 'json', 'asyncio', 'qworker.spooler.directory'} & {*sys.modules})"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"
