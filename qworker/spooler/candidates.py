@@ -12,10 +12,12 @@ but after a delay that grows, since what happened may be another's try.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias
+from zlib import crc32
 
 from qworker.clock import Clock
 from qworker.spooler.claiming import Reason, Refusal
@@ -31,6 +33,17 @@ Key: TypeAlias = "tuple[int | bytes, ...]"
 """By which files are tried: the order of their names, or in which they came."""
 
 
+class Share(NamedTuple):
+    """Of *of* processes that work off a directory, this is *number* (0 for the first). Each begins with files
+    of its own, so that they do not all try for the same lock, and then takes what there is."""
+
+    number: int
+    of: int
+
+
+WHOLE = Share(0, 1)
+
+
 class _Vain(NamedTuple):
     """Tries of a file whose lock is another's: how many, and when the next one may be, epoch seconds."""
 
@@ -39,12 +52,13 @@ class _Vain(NamedTuple):
 
 
 class Candidates:
-    """ordered: by the natural order of the paths; else as they came."""
+    """ordered: by the natural order of the paths; else as they came, and those of our share first."""
 
-    def __init__(self, clock: Clock, *, ordered: bool = False) -> None:
+    def __init__(self, clock: Clock, *, ordered: bool = False, share: Share = WHOLE) -> None:
         self._clock = clock
-        turns = count()
-        self._key: Callable[[str], Key] = path_key if ordered else lambda _: (next(turns),)
+        self._turns = count()
+        self._share = share
+        self._key: Callable[[str], Key] = path_key if ordered else self._turn
         self._ready: list[tuple[Key, str]] = []
         self._waiting: set[str] = set()  # what is in _ready
         self._refused: dict[str, Refusal] = {}
@@ -139,6 +153,10 @@ class Candidates:
     def first_key(self) -> Key:
         """By which the file sorts that take() would return. Only when there is one."""
         return self._ready[0][0]
+
+    def _turn(self, path: str) -> Key:
+        another = crc32(os.fsencode(path)) % self._share.of != self._share.number
+        return another, next(self._turns)
 
     def _make_ready(self, path: str) -> None:
         if path not in self._waiting and path not in self._held:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import islice
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.spooler.candidates import Candidates
+from qworker.spooler.candidates import WHOLE, Candidates, Share
 from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal
 from qworker.spooler.locks import FileLock, best_lock
 from qworker.spooler.names import path_key
@@ -44,7 +44,8 @@ CLAIMS_BETWEEN = 32
 class SpoolDirectory:
     """path: made when it is missing. ordered: work off in natural order, with priorities. frequency: seconds
     between two scans. lock: None for the best that the system has. owners: user ids whose jobs are run; None
-    for our own and root. shared: everybody may write there."""
+    for our own and root. shared: everybody may write there. share: which files are tried first, without an
+    order."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class SpoolDirectory:
         lock: FileLock | None = None,
         owners: Collection[int] | None = None,
         shared: bool = False,
+        share: Share = WHOLE,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.path = prepared(path, shared=shared)
@@ -72,7 +74,7 @@ class SpoolDirectory:
             clock=clock,
             ended=self._end,
         )
-        self._candidates = Candidates(clock, ordered=ordered)
+        self._candidates = Candidates(clock, ordered=ordered, share=share)
         self._wakeup = WakeupPipe()
         self._wakeup.open()
         self._watcher = Watcher(self.path, ordered=ordered)
@@ -186,7 +188,8 @@ class SpoolDirectory:
             return False
         if not self._candidates:
             return True
-        return self._ordered and self._candidates.first_key() > path_key(self._scanned_to)
+        first = self._candidates.first_key()
+        return first > path_key(self._scanned_to) if self._ordered else bool(first[0])
 
     def _scan_on(self) -> None:
         assert self._scanning is not None

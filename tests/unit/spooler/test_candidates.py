@@ -7,7 +7,7 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qworker.spooler.candidates import LONGEST_DELAY, Candidates
+from qworker.spooler.candidates import LONGEST_DELAY, Candidates, Share
 from qworker.spooler.claiming import GONE, Reason, Refusal
 from qworker.testing import FakeClock
 
@@ -35,6 +35,18 @@ def test_in_order() -> None:
         candidates.offer(path)
     assert candidates.first_key() < (b"u",)
     assert taken(candidates) == ["2/u1", "10/u1", "u9", "u10"]
+
+
+def test_each_begins_with_its_share_and_takes_the_rest() -> None:
+    paths = [f"u{number}" for number in range(100)]
+    tried = []
+    for number in range(3):
+        candidates = Candidates(FakeClock(), share=Share(number, 3))
+        for path in paths:
+            candidates.offer(path)
+        tried.append(taken(candidates))
+    assert all(sorted(one) == sorted(paths) for one in tried)
+    assert len({path for one in tried for path in one[:25]}) == 75
 
 
 def test_what_is_held_is_not_offered() -> None:
