@@ -187,9 +187,9 @@ class Spool(RuleBasedStateMachine):
 
     @invariant()
     def what_rests_has_a_time(self) -> None:
-        resting = [path for path, due in self.files.items() if due > self.clock.now()]
-        known = [path for path in resting if self.candidates.refused(path) is not None]
-        assert not known or self.candidates.next_time() < math.inf
+        refusals = map(self.candidates.refused, self.files.keys() - self.held)
+        resting = [found for found in refusals if found is not None and found.reason is Reason.NOT_DUE]
+        assert not resting or self.candidates or self.candidates.next_time() < math.inf
 
 
 TestSpool = Spool.TestCase
