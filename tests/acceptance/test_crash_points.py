@@ -1,8 +1,7 @@
 """F-20: a kill at each step between claim and ack, and afterwards every promise holds.
 
 The points are read from the source, so that a new one is tested as soon as it is written. Each kills one
-process,
-once: a child, which the worker replaces, or the worker itself, which is started again here.
+process, once: a child, which the worker replaces, or the worker itself, which is started again here.
 """
 
 from __future__ import annotations
@@ -22,24 +21,33 @@ from tests.acceptance.ledger import ENDED
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
+EVERYTHING = [
+    path for path in sorted((REPOSITORY / "qworker").rglob("*.py")) if path.name != "crash_points.py"
+]
 SOURCES = [
     path
-    for path in sorted((REPOSITORY / "qworker").rglob("*.py"))
-    if path.name not in ("crash_points.py", "join_rows.py", "joiner.py", "replacement.py", "workflows.py")
+    for path in EVERYTHING
+    if path.name not in ("join_rows.py", "joiner.py", "replacement.py", "workflows.py")
     and not path.name.endswith("_joins.py")
-    and "beat" not in path.parts
-    and "spooler" not in path.parts
+    and not {"beat", "django", "spooler"} & set(path.parts)
     and ("transports" not in path.parts or path.parent.name == "sqlite")
 ]
 """Other brokers pass by points of the same names, at the same steps; the nemesis kills their workers. Those
 of workflows, joins and replacements are for test_faults_joins.py, those of joins also for
-tests/contract/test_joins.py with every store, those of schedules for test_faults_schedules.py,
-those of spool files for test_spool_crashes.py."""
+tests/contract/test_joins.py with every store, those of schedules for test_faults_schedules.py and
+test_django_schedules.py, those of spool files for test_spool_crashes.py."""
 POINTS = sorted(name for path in SOURCES for name in CALL.findall(path.read_text(encoding="utf-8")))
 
 
 def test_the_points_have_names_of_their_own() -> None:
     assert len(POINTS) == len(set(POINTS)) > 20
+
+
+def test_a_point_that_is_not_for_here_is_for_another_test() -> None:
+    there = {name for path in EVERYTHING for name in CALL.findall(path.read_text(encoding="utf-8"))}
+    others = [path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__)]
+    named = "".join(path.read_text(encoding="utf-8") for path in others)
+    assert {name for name in there - set(POINTS) if not re.search(rf'"{name}["@]', named)} == set()
 
 
 def leave_a_dead_worker(site: Site) -> None:

@@ -93,7 +93,10 @@ class InTerminal:
             assert self.process.poll() is None, self.shown
             assert time.monotonic() < until, self.shown
             if select.select([self._ours], [], [], 0.1)[0]:
-                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+                came = os.read(self._ours, 65536).decode(errors="replace")
+                self.shown += came
+                # Every terminal tells where its cursor is; blessed waits for that.
+                os.write(self._ours, b"\x1b[1;1R" * came.count("\x1b[6n"))
 
     def press(self, key: str) -> int:
         """Press a key that ends the command; return its exit code."""

@@ -52,6 +52,7 @@ def test_idle_processes_are_killed(django_site: DjangoSite) -> None:
         site.until(lambda before=before: not before & set(cluster.pool()), "others in their place")
         site.send("work", f"after-{number}")
         site.until(lambda number=number: site.ends(f"after-{number}"), "a task after the kill")
+        site.drained()  # else its process has not told of its end yet
     site.check(once=True)
     cluster.stop()
 

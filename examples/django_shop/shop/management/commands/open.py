@@ -32,7 +32,8 @@ class Command(BaseCommand):
         if not users.filter(username=OWNER).exists():
             users.create_superuser(OWNER, f"{OWNER}@example.com", OWNER)
         address = options["address"]
-        self.stdout.write(f"The shop is at http://{address}/, the admin at http://{address}/admin/")
+        self.stdout.write(f"The shop is at http://{address}/")
+        self.stdout.write(f"The admin is at http://{address}/admin/")
         self.stdout.write(f"(name {OWNER}, password {OWNER}). Ctrl-C closes both.\n")
         # A session of its own: Ctrl-C is for the web server, and the cluster ends after what runs.
         cluster = subprocess.Popen([sys.executable, sys.argv[0], "qcluster"], start_new_session=True)
