@@ -7,7 +7,8 @@ Thread:      see each module.
 Modules, in reading order. A file: ``packet`` (its bytes), ``names``. Writing: ``place`` (the directory),
 ``disk`` (what has reached it), ``writing``. Claiming: ``locks``, ``attempts``, ``aside`` (what nobody can
 run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candidates`` (what to try next),
-and ``directory``, which has all of them.
+and ``directory``, which has all of them. People: ``listing``, ``examining``, ``copying`` and
+``administration``, which sees, removes, retries and moves.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ from qworker.spooler.packet import Packet, decode, encode
 from qworker.spooler.writing import NewJob, Sync, Writer, sweep
 
 if TYPE_CHECKING:
+    from qworker.spooler.administration import SpoolAdmin
     from qworker.spooler.claiming import Claim
     from qworker.spooler.directory import SpoolDirectory
 
-_MODULE_OF = {"Claim": "claiming", "SpoolDirectory": "directory"}
+_MODULE_OF = {"Claim": "claiming", "SpoolAdmin": "administration", "SpoolDirectory": "directory"}
 """Who only writes does without what claiming and waking need."""
-__all__ = ["Claim", "NewJob", "Packet", "SpoolDirectory", "Sync", "Writer", "decode", "encode", "sweep"]
+__all__ = [
+    "Claim",
+    "NewJob",
+    "Packet",
+    "SpoolAdmin",
+    "SpoolDirectory",
+    "Sync",
+    "Writer",
+    "decode",
+    "encode",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Attempts: how often a job was begun, kept with its file so that no crash forgets it.
 
-Comes from:  ``claiming``, under the job's lock.
+Comes from:  ``claiming`` and ``administration``, under the job's lock.
 Goes to:     an extended attribute of the file, which goes with it wherever it is moved; a file of its own
              below ``.qw-attempts`` where the file system has no attributes.
 Thread:      the one that has the claim.
@@ -27,8 +27,8 @@ class Attempts:
         self._directory = directory
         self._attributes = attributes
 
-    def read(self, file: int, name: str) -> int:
-        """How often the job was begun; 0 when nothing is known."""
+    def read(self, file: int | str, name: str) -> int:
+        """How often the job was begun; 0 when nothing is known. file: its descriptor, or its whole path."""
         if self._attributes:
             try:
                 return _number(os.getxattr(file, ATTRIBUTE))
@@ -51,10 +51,10 @@ class Attempts:
                 os.setxattr(file, ATTRIBUTE, b"1", os.XATTR_CREATE)
                 return 1
         number = self.read(file, name) + 1
-        self._write(file, name, number)
+        self.write(file, name, number)
         return number
 
-    def _write(self, file: int, name: str, attempts: int) -> None:
+    def write(self, file: int, name: str, attempts: int) -> None:
         """Note it. What cannot be noted, on a full disk, keeps no job from running."""
         try:
             if self._attributes:
@@ -75,6 +75,12 @@ class Attempts:
                 os.close(noted)
         except OSError as error:
             logger.warning("attempt %d of %s cannot be noted: %s", attempts, name, error.strerror)
+
+    def reset(self, file: int, name: str) -> None:
+        """The job counts as one that was never begun. OSError when that cannot be noted."""
+        if self.read(file, name) and self._attributes:
+            os.removexattr(file, ATTRIBUTE)
+        self.forget(name)
 
     def forget(self, name: str) -> None:
         """The job is no more; an attribute has gone with its file."""

@@ -70,6 +70,22 @@ def is_priority(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
+def job_path(name: str) -> str:
+    """The path of a job within its spool directory, as a person names it: the name of its file, with its
+    priority and a slash before it when it has one. It leads nowhere else.
+
+    SpoolError when it is no such name.
+    """
+    *folders, own = name.split("/")
+    fits = own.startswith(PREFIX) and all(map(is_priority, folders)) and "\0" not in name
+    if not fits or any(len(os.fsencode(part)) > LONGEST for part in (*folders, own)):
+        raise SpoolError(
+            f"{safe_repr(name)} is no name of a job, such as {PREFIX}HOST_1_2 or, with its priority, "
+            f"10/{PREFIX}HOST_1_2: take what `qworker spool ls` shows"
+        )
+    return name
+
+
 def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
     """The directory for jobs of *priority*; '' for none. words: a name that is no number is allowed, too.
 

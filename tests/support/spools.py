@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
 
 from qworker.spooler.directory import SpoolDirectory
 from qworker.testing import FakeClock
+
+ANOTHER_FILE_SYSTEM = Path("/dev/shm")
 
 
 def clock_of_files() -> FakeClock:
@@ -31,3 +38,17 @@ def files(place: Path | str) -> list[str]:
         for folder, _, names in os.walk(place)
         for name in names
     )
+
+
+@contextmanager
+def beside_or_far(where: str, beside: Path) -> Iterator[Path]:
+    """A new directory in *beside* when *where* says "beside", else one on another file system."""
+    if where == "beside":
+        path = beside / "elsewhere"
+        path.mkdir()
+        yield path
+        return
+    if not ANOTHER_FILE_SYSTEM.is_dir() or os.stat(ANOTHER_FILE_SYSTEM).st_dev == os.stat(beside).st_dev:
+        pytest.skip(f"{ANOTHER_FILE_SYSTEM} is no file system of its own: mount a tmpfs there")
+    with TemporaryDirectory(dir=ANOTHER_FILE_SYSTEM) as name:
+        yield Path(name)

@@ -1,0 +1,250 @@
+"""SpoolAdmin: a spool directory for people who look after it: see, remove, retry, move.
+
+Comes from:  the command line.
+Goes to:     the files, each changed under its lock, so that none is touched that somebody runs.
+Thread:      any; one at a time.
+
+A job is named by its path in the directory: the name of its file, and its priority before it when it has one.
+No link is followed on the way to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from qworker.errors import SpoolError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.aside import Note, note_name, read_note
+from qworker.spooler.attempts import Attempts
+from qworker.spooler.copying import copy
+from qworker.spooler.examining import Content, content
+from qworker.spooler.listing import Aside, Waiting, aside, aside_names, look, waiting
+from qworker.spooler.locks import FileLock, Locked, best_lock
+from qworker.spooler.names import DEAD, job_path, priority_name
+from qworker.spooler.place import existing
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Examined(NamedTuple):
+    """A job with what its file says. note: why it was set aside; None when it was not."""
+
+    job: Waiting
+    content: Content
+    note: Note | None
+
+
+class _Held(NamedTuple):
+    """A file that is locked: its descriptor, that of its folder, and its name there."""
+
+    file: int
+    folder: int
+    name: str
+
+
+class SpoolAdmin:
+    """path: a directory that is there, ConfigurationError otherwise. writable: whether it is to be changed.
+    lock: None for the best that the system has.
+
+    Whatever cannot be done with a job is a SpoolError, and then nothing of the job has changed.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, writable: bool = True, lock: FileLock | None = None
+    ) -> None:
+        self.path = existing(path, writable=writable)
+        self._directory = os.open(self.path, _DIRECTORY)
+        self._lock = best_lock() if lock is None else lock
+        self._attempts = Attempts(self._directory)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def waiting(self) -> Iterator[Waiting]:
+        """The jobs that wait or are run, in the order in which a spooler that keeps one would run them."""
+        try:
+            yield from waiting(self.path, self._directory, self._attempts, self._lock)
+        except OSError as error:
+            raise self._failed(self.path, error) from error
+
+    def set_aside(self) -> Iterator[Aside]:
+        """The jobs that were set aside."""
+        try:
+            yield from aside(self.path, self._directory)
+        except OSError as error:
+            raise self._failed(DEAD, error) from error
+
+    def set_aside_names(self) -> list[str]:
+        """The names of those; none of the files is looked at."""
+        try:
+            return aside_names(self.path)
+        except OSError as error:
+            raise self._failed(DEAD, error) from error
+
+    def examine(self, name: str) -> Examined:
+        """What one job is and says, whether it waits, is run, or was set aside."""
+        path = job_path(name)
+        own = _own(path)
+        note = None
+        if not self._is_there(path) and self._is_there(f"{DEAD}/{own}"):
+            path, note = f"{DEAD}/{own}", read_note(self._directory, own)
+        try:
+            job = look(self.path, path, self._directory, self._attempts, self._lock)
+            with self._folder(path) as folder:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.open(own, flags, dir_fd=folder)
+            try:
+                found = content(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise self._failed(path, error) from error
+        if note is not None:
+            job = job._replace(path=own, attempts=note.attempts)
+        return Examined(job, found, note)
+
+    def remove(self, name: str, *, dead: bool = False) -> None:
+        """Remove a job that waits. dead: one that was set aside, with its note."""
+        path = job_path(name)
+        own = _own(path)
+        if dead:
+            path = f"{DEAD}/{own}"
+        with self._held(path) as held:
+            os.unlink(own, dir_fd=held.folder)
+            if dead:
+                self._remove_note(own)
+            else:
+                self._attempts.reset(held.file, own)
+
+    def retry(self, name: str) -> str:
+        """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
+        was set aside, which goes back to where it was."""
+        path = job_path(name)
+        own = _own(path)
+        if self._is_there(path):
+            with self._held(path) as held:
+                self._attempts.reset(held.file, own)
+                os.utime(held.file)
+            return path
+        if not self._is_there(f"{DEAD}/{own}"):
+            raise self._failed(path, FileNotFoundError())
+        with self._held(f"{DEAD}/{own}") as held:
+            path = read_note(self._directory, own).path
+            with self._room_for(path) as folder:
+                self._attempts.reset(held.file, own)
+                os.utime(held.file)
+                os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
+            self._remove_note(own)
+        return path
+
+    def move(self, name: str, to: SpoolAdmin, priority: str | None = None) -> str:
+        """Move a job that waits to another spool directory, or to another priority, and return its path.
+        priority: '' for none, None for the one that it has.
+
+        Within one file system that is one step. From one to another the job is complete there before it is
+        removed here, and here nobody runs it meanwhile; who loses power between has it in both.
+        """
+        path = job_path(name)
+        own = _own(path)
+        folder_name = path.rpartition("/")[0] if priority is None else priority_name(priority)
+        target = f"{folder_name}/{own}" if folder_name else own
+        with self._held(path) as held, to._room_for(target) as folder:
+            begun = self._attempts.read(held.file, own)
+            try:
+                os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                copy(held.file, folder, own, to._attempts, begun)
+                os.unlink(own, dir_fd=held.folder)
+            else:
+                if begun and to.path != self.path:
+                    to._attempts.write(held.file, own, begun)
+            if to.path != self.path:
+                self._attempts.forget(own)
+        return target
+
+    @contextmanager
+    def _held(self, path: str) -> Iterator[_Held]:
+        """The file *path* under its lock: nobody runs it meanwhile."""
+        called = path.removeprefix(f"{DEAD}/")
+        name = _own(path)
+        try:
+            with self._folder(path) as folder:
+                file = self._lock.acquire(name, folder)
+                try:
+                    status = os.fstat(file)
+                    if not os.path.samestat(status, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                    if not stat.S_ISREG(status.st_mode):
+                        raise SpoolError(f"{safe_repr(called)} is no plain file, and is left alone")
+                    yield _Held(file, folder, name)
+                finally:
+                    self._lock.release(file)
+        except Locked:
+            raise SpoolError(
+                f"{safe_repr(called)} is being run, and is left alone: wait until it has ended"
+            ) from None
+        except OSError as error:
+            raise self._failed(path, error) from error
+
+    @contextmanager
+    def _folder(self, path: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder in which *path* lies. make: with what is missing of it."""
+        folder = os.dup(self._directory)
+        try:
+            for part in path.split("/")[:-1]:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
+                inner = os.open(part, _DIRECTORY, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _room_for(self, path: str) -> Iterator[int]:
+        """A descriptor of the folder that *path* will lie in, made when it is missing; the name is free."""
+        with self._folder(path, make=True) as folder:
+            # Names hold a random number: that somebody makes the same one now is not to be feared.
+            with suppress(FileNotFoundError):
+                os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
+                raise SpoolError(f"{safe_repr(path)} is in {safe_repr(self.path)} already")
+            yield folder
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            with self._folder(path) as folder:
+                os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _remove_note(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(note_name(name), dir_fd=self._directory)
+
+    def _failed(self, path: str, error: OSError) -> SpoolError:
+        called = safe_repr(path.removeprefix(f"{DEAD}/"))
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            return SpoolError(f"{called} in {safe_repr(self.path)} is left alone: {error.strerror}")
+        if path.startswith(DEAD):
+            return SpoolError(f"no job {called} was set aside: see `qworker spool ls --all`")
+        if self._is_there(f"{DEAD}/{_own(path)}"):
+            return SpoolError(f"{called} does not wait, it was set aside: retry it, or remove it with --dead")
+        return SpoolError(f"there is no job {called}: see `qworker spool ls`")
+
+
+def _own(path: str) -> str:
+    """The name of a file without its folders."""
+    return path.rpartition("/")[2]

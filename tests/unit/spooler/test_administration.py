@@ -1,0 +1,126 @@
+"""SpoolAdmin: what is changed under the lock, whatever others do between a look and an act."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import SpoolError
+from qworker.spooler.administration import SpoolAdmin
+from qworker.spooler.attempts import Attempts
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.locks import RecordLock, best_lock
+from qworker.spooler.writing import Writer
+from tests.support.spools import beside_or_far, files
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(params=["beside", "on another file system"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with beside_or_far(request.param, tmp_path) as path:
+        yield path
+
+
+def add(place: Path) -> str:
+    return os.path.basename(Writer(place).write({"k": "v"}))
+
+
+def test_one_that_is_removed_or_claimed_between_list_and_act(place: Path) -> None:
+    removed, taken = add(place), add(place)
+    with closing(SpoolAdmin(place)) as admin, closing(SpoolDirectory(place)) as directory:
+        assert {job.path for job in admin.waiting()} == {removed, taken}
+        os.unlink(place / removed)
+        claim = directory.next()
+        assert claim is not None
+        for act in (admin.remove, admin.retry, lambda name: admin.move(name, admin, "3")):
+            with pytest.raises(SpoolError, match="there is no job"):
+                act(removed)
+            with pytest.raises(SpoolError, match="is being run"):
+                act(taken)
+        assert claim.finish()
+        with pytest.raises(SpoolError, match="there is no job"):
+            admin.remove(taken)
+
+
+def test_another_file_that_gets_the_name_is_not_the_one_that_is_locked(place: Path) -> None:
+    name = add(place)
+
+    class Late:
+        """A lock that is got when the file has just been replaced."""
+
+        def acquire(self, path: str, directory: int) -> int:
+            file = os.open(path, os.O_RDWR, dir_fd=directory)
+            os.unlink(place / name)
+            (place / name).write_text("another")
+            return file
+
+        def release(self, file: int) -> None:
+            os.close(file)
+
+        def is_held(self, path: str, directory: int) -> bool:
+            return False
+
+    with closing(SpoolAdmin(place, lock=Late())) as admin, pytest.raises(SpoolError):
+        admin.remove(name)
+    assert (place / name).read_text() == "another"
+
+
+def test_nobody_runs_it_here_until_it_is_gone(place: Path, elsewhere: Path) -> None:
+    name = add(place)
+    image = (place / name).read_bytes()
+    lock = best_lock()
+    seen = []
+
+    class Watched:
+        """The lock, with a look at both directories before it is let go."""
+
+        acquire = staticmethod(lock.acquire)
+        is_held = staticmethod(lock.is_held)
+
+        def release(self, file: int) -> None:
+            seen.append((files(place), (elsewhere / name).read_bytes()))
+            lock.release(file)
+
+    with closing(SpoolAdmin(place, lock=Watched())) as admin, closing(SpoolAdmin(elsewhere)) as target:
+        admin.move(name, target)
+    assert seen == [([], image)]
+
+
+def test_with_record_locks(place: Path, elsewhere: Path) -> None:
+    """A lock that is lost when the process closes the file anywhere."""
+    name, other = add(place), add(place)
+    with (
+        closing(SpoolAdmin(place, lock=RecordLock())) as admin,
+        closing(SpoolAdmin(elsewhere)) as target,
+    ):
+        assert [job.running for job in admin.waiting()] == [False, False]
+        admin.retry(name)
+        admin.move(name, target)
+        admin.remove(other)
+    assert files(place) == []
+    assert files(elsewhere) == [name]
+
+
+@pytest.mark.parametrize("attributes", [True, False])
+def test_attempts_are_forgotten(place: Path, attributes: bool) -> None:
+    name = add(place)
+    directory = os.open(place, os.O_RDONLY)
+    file = os.open(place / name, os.O_RDWR)
+    attempts = Attempts(directory, attributes=attributes)
+    assert (attempts.count(file, name), attempts.count(file, name)) == (1, 2)
+    attempts.reset(file, name)
+    assert attempts.read(file, name) == attempts.read(str(place / name), name) == 0
+    attempts.reset(file, name)
+    assert files(place) == [name]
+    os.close(file)
+    os.close(directory)
