@@ -34,6 +34,7 @@ COMMANDS = {
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),
     "delayed": ("delayed", "delayed", "Show messages that are due later; hand them back to plain queues."),
     "move": ("move", "move_", "Move messages from one broker to another."),
+    "spool": ("spool", "spool", "Look after spool directories, uWSGI's or ours."),
     "config": ("config", "config", "Show all settings with their sources; check them."),
     "health": ("health", "health", "Say whether a worker runs and consumes; for probes."),
     "doctor": ("doctor", "doctor", "Look for what is wrong, and say what to do."),
