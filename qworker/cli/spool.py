@@ -167,7 +167,7 @@ def remove(directory: str, names: tuple[str, ...], dead: bool) -> int:
 
 @spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are retried.")
 @directory_argument
-@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All jobs that were set aside.")
 def retry(directory: str, names: tuple[str, ...], everything: bool) -> int:
     """Have jobs run now, as if they had never been tried: those that were set aside, and those that wait."""
@@ -178,18 +178,16 @@ def retry(directory: str, names: tuple[str, ...], everything: bool) -> int:
         return _each(chosen, "Put back", admin.retry)
 
 
-@spool.command(
-    epilog="DEST is a spool directory, in which a job keeps its priority; a number: another priority in DIR "
-    "(./10 is a directory); or DIR itself: no priority any more. "
-    "Exit code 1: one of them is being run or is not there; the others are moved."
-)
+@spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are moved.")
 @directory_argument
 @names_argument
 @click.argument("destination", metavar="DEST")
 def move(directory: str, names: tuple[str, ...], destination: str) -> int:
     """Move jobs that wait to another spool directory, or to another priority, with due times and attempts.
 
-    From one file system to another a job is complete there before it is removed here.
+    DEST is a spool directory, in which a job keeps its priority; or a number, another priority in DIR (./10
+    would be a directory); or DIR itself, where it has no priority any more. From one file system to another a
+    job is complete there before it is removed here.
     """
     with closing(SpoolAdmin(directory)) as admin:
         if is_priority(destination):

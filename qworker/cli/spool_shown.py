@@ -98,12 +98,13 @@ def print_examined(found: Examined, now: float) -> None:
     for name, value in fields.items():
         if name in ("due", "set_aside_at") and value is not None:
             value = moment(value)
-        click.echo(f"{name.replace('_', ' ')}: {visible(str(value))}")
+        shown = "" if value is None else visible(str(value))
+        click.echo(f"{name.replace('_', ' ')}: {shown}" if shown else f"{name.replace('_', ' ')}:")
     click.echo("pairs:")
     for key, value in pairs.items():
         click.echo(f"  {visible(key)}: {_beginning(value)}")
     more = "…" if length > len(found.content.beginning) else ""
-    click.echo(f"body ({length} bytes): {visible(body)}{more}")
+    click.echo(f"body ({length} bytes):" + (f" {visible(body)}{more}" if body else ""))
 
 
 def _beginning(value: str) -> str:
