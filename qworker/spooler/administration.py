@@ -27,6 +27,7 @@ from qworker.spooler.listing import Aside, Waiting, aside, aside_names, look, wa
 from qworker.spooler.locks import FileLock, Locked, best_lock
 from qworker.spooler.names import DEAD, job_path, priority_name
 from qworker.spooler.place import existing
+from qworker.transports.crash_points import CRASHING, crash_point
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -142,6 +143,8 @@ class SpoolAdmin:
                 self._attempts.reset(held.file, own)
                 os.utime(held.file)
                 os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
+            if CRASHING:
+                crash_point("spool job put back")
             self._remove_note(own)
         return path
 
@@ -219,7 +222,9 @@ class SpoolAdmin:
             # Names hold a random number: that somebody makes the same one now is not to be feared.
             with suppress(FileNotFoundError):
                 os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
-                raise SpoolError(f"{safe_repr(path)} is in {safe_repr(self.path)} already")
+                raise SpoolError(
+                    f"{safe_repr(path)} is in {safe_repr(self.path)} already: remove one of them"
+                )
             yield folder
 
     def _is_there(self, path: str) -> bool:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from qworker.spooler.attempts import Attempts
 from qworker.spooler.names import TEMPORARY, job_name
+from qworker.transports.crash_points import CRASHING, crash_point
 
 
 def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> None:
@@ -35,6 +36,8 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
             attempts.write(written, name, begun)
         os.utime(written, ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(written)
+        if CRASHING:
+            crash_point("spool copy written")
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(temporary, dir_fd=folder)
@@ -42,3 +45,5 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
     finally:
         os.close(written)
     os.fsync(folder)
+    if CRASHING:
+        crash_point("spool copy named")

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from qworker.spooler.administration import SpoolAdmin
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.names import DEAD, PREFIX, TEMPORARY
 from qworker.spooler.writing import Writer, sweep
 from tests.acceptance.harness import REPOSITORY
-from tests.support.spools import files
+from tests.support.spools import beside_or_far, files
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
@@ -56,6 +58,18 @@ while True:
         os.write(1, claim.pairs[b"n"] + b"\\n")
         claim.finish()
 """
+MOVE = """
+import sys
+from qworker.spooler import SpoolAdmin
+admin = SpoolAdmin(sys.argv[1])
+admin.move(next(admin.waiting()).path, SpoolAdmin(sys.argv[2]))
+"""
+RETRY = """
+import sys
+from qworker.spooler import SpoolAdmin
+admin = SpoolAdmin(sys.argv[1])
+admin.retry(next(admin.set_aside()).name)
+"""
 BEFORE = ["spool file opened", "spool file written", "spool file ready"]
 HELD = ["spool file claimed", "spool job begun"]
 CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
@@ -71,6 +85,7 @@ ENDS = [
     ("spool note written", "set aside", True),
 ]
 """Where it dies, how it would have ended, and whether the job is to run again."""
+COPIED = ["spool copy written", "spool copy named"]
 
 
 def run(tmp_path: Path, point: str, script: str, *arguments: str) -> str:
@@ -88,7 +103,8 @@ def run(tmp_path: Path, point: str, script: str, *arguments: str) -> str:
 
 
 def test_every_point_has_its_test() -> None:
-    assert {*BEFORE, "spool file named", *(point for point, _, _ in ENDS)} == POINTS
+    ends = {point for point, _, _ in ENDS}
+    assert {*BEFORE, "spool file named", *ends, *COPIED, "spool job put back"} == POINTS
 
 
 @pytest.mark.parametrize("point", [*BEFORE, "spool file named"])
@@ -125,6 +141,35 @@ def test_who_holds_a_job_dies(tmp_path: Path, point: str, end: str, again: bool)
         assert directory.next() is None
         assert files(writer.path) == []
     directory.close()
+
+
+@pytest.mark.parametrize("point", COPIED)
+def test_who_moves_a_job_to_another_file_system_dies(tmp_path: Path, point: str) -> None:
+    path = Path(Writer(tmp_path / "spool").write({"k": "v"}, b"body"))
+    image = path.read_bytes()
+    with beside_or_far("far", tmp_path) as far:
+        run(tmp_path, point, MOVE, str(far))
+        assert path.read_bytes() == image, "it is here until it is done"
+        (copy,) = files(far)
+        assert copy.startswith(TEMPORARY if point == "spool copy written" else path.name)
+        assert (far / copy).read_bytes() == image
+
+
+def test_who_puts_a_job_back_dies(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "spool")
+    writer.write({"k": "v"})
+    directory = SpoolDirectory(writer.path)
+    claim = directory.next()
+    assert claim is not None
+    claim.begin()
+    claim.set_aside("it failed")
+    run(tmp_path, "spool job put back", RETRY)
+    claim = until(directory.next)
+    assert claim.attempts == 0
+    claim.finish()
+    directory.close()
+    with closing(SpoolAdmin(writer.path)) as admin:
+        assert list(admin.set_aside()) == [], "the note that is left is no job"
 
 
 def test_processes_and_threads_run_each_job_once(tmp_path: Path) -> None:
