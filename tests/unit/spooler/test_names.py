@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import SpoolError
-from qworker.spooler.names import PREFIX, job_name, natural_key, path_key, priority_name
+from qworker.spooler.names import PREFIX, job_name, job_path, natural_key, path_key, priority_name
 from tests.support.uwsgi_files import MANIFEST
 
 ORDER = MANIFEST["order"]["uwsgi_order"]
@@ -81,3 +81,23 @@ def test_words_are_when_they_are_allowed() -> None:
     for name in ("..", ".", "a/b", "a\0", ".qw-dead", f"{PREFIX}x", "é" * 200, "9" * 256):
         with pytest.raises(SpoolError, match="plain name"):
             priority_name(name, words=True)
+
+
+PARTS = st.one_of(st.sampled_from(["", ".", "..", "1", "02", "high", PREFIX, f"{PREFIX}a", "\0"]), st.text())
+
+
+@given(st.lists(PARTS).map("/".join))
+def test_the_name_of_a_job_leads_nowhere_else(name: str) -> None:
+    try:
+        path = job_path(name)
+    except SpoolError:
+        return
+    assert os.path.normpath(path) == path == name
+    *folders, own = path.split("/")
+    assert own.startswith(PREFIX)
+    assert all(folder.isdigit() for folder in folders)
+
+
+@pytest.mark.parametrize("name", [f"{PREFIX}a", f"10/{PREFIX}a", f"1/02/{PREFIX}a"])
+def test_the_names_of_jobs(name: str) -> None:
+    assert job_path(name) == name
