@@ -159,6 +159,8 @@ class _Rule:
         self._horizon = max(HORIZONS.get(self._frequency, FAR), 2 * self._step)
         self._counted: list[datetime] | None = None
         if rule._count is not None:
+            if self._frequency in FINE:  # one time a step
+                self._horizon = max(self._horizon, rule._count * self._step)
             begin = _naive(self.start)
             self._counted = list(islice(self._walk(begin, _plus(begin, self._horizon)), rule._count))
 
@@ -256,6 +258,11 @@ def _check(rule: Any) -> None:
                 "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
             )
         return
+    if rule._byweekday and rule._bynweekday:  # dateutil wants a day that is one of either kind at once
+        raise InvalidSchedule(
+            "BYDAY takes days with a number, as 1TU, or without one, as MO, but not both: write two rules, "
+            "each in a line of its own, with RRULE: before it"
+        )
     name, times = SETS[rule._freq], _days(rule) * len(rule._byminute) * len(rule._bysecond)
     if rule._freq != HOURLY:
         times *= len(rule._byhour)

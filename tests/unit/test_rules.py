@@ -91,6 +91,7 @@ def test_frequencies_are_numbered_as_dateutil_does() -> None:
         ("FREQ=YEARLY;BYWEEKNO=53;BYMONTH=6", "never comes: in the 60 years"),
         ("FREQ=DAILY;BYYEARDAY=366;BYMONTHDAY=30", "never comes: in the 60 years"),
         ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30;COUNT=3", "never comes: in the 60 years"),
+        ("FREQ=MONTHLY;BYDAY=MO,1TU", "but not both: write two rules"),
         (f"FREQ=DAILY;INTERVAL={10**9}", "INTERVAL=1,000,000,000 is too much"),
         (f"FREQ=MINUTELY;INTERVAL={10**12}", "is too much"),
         (f"FREQ=SECONDLY;INTERVAL={10**15}", "is too much"),
@@ -182,6 +183,13 @@ def test_dates_that_are_left_out_are_passed_in_one_go() -> None:
     assert found == datetime(2084, 2, 29, tzinfo=UTC)
     assert before is None
     assert work.steps < 2 * MOST_STEPS
+
+
+def test_a_rule_by_the_minute_comes_as_often_as_its_count_says() -> None:
+    rule = rrule("FREQ=MINUTELY;COUNT=2000", datetime(2026, 1, 1, tzinfo=UTC))
+    last = datetime(2026, 1, 2, 9, 19, tzinfo=UTC)
+    assert rule.previous(datetime(2030, 1, 1, tzinfo=UTC)) == last
+    assert rule.next(last) is None
 
 
 def test_a_rule_may_begin_on_the_last_day_of_the_calendar() -> None:
