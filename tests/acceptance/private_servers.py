@@ -278,15 +278,19 @@ class MariaDB(Server):
 
     def prepare(self) -> None:
         data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
+        # A server that starts removes the temporary tables of all others that keep theirs in its directory.
+        temporary = self.directory / "temporary"
+        temporary.mkdir()
         install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
         subprocess.run(
-            [*install, "--skip-test-db", "--auth-root-authentication-method=normal"],
+            [*install, f"--tmpdir={temporary}", "--skip-test-db", "--auth-root-authentication-method=normal"],
             check=True,
             stdout=subprocess.DEVNULL,
             cwd=self.directory,
         )
         self.options = {
             "datadir": data,
+            "tmpdir": str(temporary),
             "user": user,
             "bind-address": "127.0.0.1",
             "port": str(self.port),
