@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import __version__
-from qworker.beat.entry import FIELDS, Entry, read_entry
+from qworker.beat.entry import FIELDS, USUAL, Entry, read_entry
 from qworker.beat.kinds import write_schedule
 from qworker.beat.store import Row, State
 from qworker.beat.written import from_json, read_fields
@@ -147,18 +147,23 @@ def about(plain: Mapping[str, Listed]) -> str:
     return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
 
 
-_FIELDS = attrgetter("task", *sorted(FIELDS - {"schedule", "task"}))
+_OPTIONAL = sorted(FIELDS - {"task", "schedule", "args"})
+_VALUES = attrgetter(*_OPTIONAL)
+_USUAL_VALUES = tuple(USUAL[name] for name in _OPTIONAL)
 
 
 def _told(found: Listed) -> tuple[Any, ...]:
     """What is another when an entry is, and the same in each process that has it; its task first."""
     if found.entry is None:
         return ("wrong",)
-    schedule = found.entry.schedule
+    entry, values = found.entry, _VALUES(found.entry)
     try:
-        return (*_FIELDS(found.entry), write_schedule(schedule))
+        when: Any = write_schedule(entry.schedule)
     except InvalidSchedule:  # one of their own, whose repr() may be another in each process
-        return (*_FIELDS(found.entry), type(schedule).__qualname__)
+        when = type(entry.schedule).__qualname__
+    if values == _USUAL_VALUES:  # as of most: to write them takes longer than all else
+        return entry.task, entry.args, when
+    return entry.task, entry.args, when, values
 
 
 def _as_text(value: Any) -> str:

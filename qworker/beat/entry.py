@@ -253,6 +253,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "catch_up": _catch_up,
     "overlap": _overlap,
 }
-_USUAL = {each.name: each.default for each in fields(Entry)} | {"kwargs": NOTHING, "options": NOTHING}
-_CHECKED = tuple((name, check, _USUAL[name]) for name, check in _CHECKS.items())
+USUAL = {each.name: each.default for each in fields(Entry)} | {"kwargs": NOTHING, "options": NOTHING}
+_CHECKED = tuple((name, check, USUAL[name]) for name, check in _CHECKS.items())
 """Each field with its check, and a value of it that need not be checked."""

@@ -81,7 +81,7 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 
 @lru_cache(1000)
 def _rule(text: str, start: Any, tz: Any) -> rrule | str:
-    """Return the rule, or what is wrong about it: to find that one never comes takes seconds, for which
+    """Return the rule, or what is wrong about it: to find that one never comes takes a while, for which
     whoever leads does nothing else, and it is read again by each who leads anew."""
     try:
         return rrule(text, _instant(start) if start else None, tz=tz)

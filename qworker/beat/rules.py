@@ -5,17 +5,20 @@ Goes to:     dateutil, which reckons with times on the wall; ``wall_clock`` make
 Thread:      any; a rule does not change.
 
 dateutil counts from the beginning of a rule at each question, and on to the year 9999 when nothing matches.
-So a rule is asked from a beginning near to what is asked about, and no farther than its horizon.
+So a rule is asked from a beginning near to what is asked about, and its steps are counted: to its horizon,
+and no farther. The last times of a rule may be forgotten so, and whoever looks after schedules goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
+from math import gcd
 from typing import Any
 
 from qworker.beat.schedule import Schedule, aware
-from qworker.beat.wall_clock import FARTHEST, instant_of, wall_before
+from qworker.beat.wall_clock import instant_of, wall_before
 from qworker.errors import InvalidSchedule
 
 YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
@@ -23,30 +26,33 @@ YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
 MICROSECOND = timedelta(microseconds=1)
 MOST_CHARACTERS = 4000
 MOST_RULES = 4
-"""In one text. To find that a rule never comes takes up to a second."""
+"""In one text. To find that one never comes may take a third of a second."""
 MOST_COUNTED = 10_000
 """Times of a rule with COUNT, which has to be gone through from its beginning."""
+MOST_TIMES = 50_000
+"""In one year, month, week, day or hour, as the rule's frequency is: all may have to be gone through."""
+MOST_POSITIONS = 60
+"""In BYSETPOS: dateutil makes a list for each at each step."""
 STEPS = {
+    YEARLY: timedelta(days=365),
+    MONTHLY: timedelta(days=28),
     WEEKLY: timedelta(weeks=1),
     DAILY: timedelta(days=1),
     HOURLY: timedelta(hours=1),
     MINUTELY: timedelta(minutes=1),
     SECONDLY: timedelta(seconds=1),
 }
-"""By how much a rule's beginning can be moved without a change to what follows."""
+"""How long a step is at least, without INTERVAL."""
+SETS = {YEARLY: "year", MONTHLY: "month", WEEKLY: "week", DAILY: "day", HOURLY: "hour"}
+"""Of what BYSETPOS chooses."""
 HORIZONS = {
     HOURLY: timedelta(days=5 * 366),
     MINUTELY: timedelta(days=1),
     SECONDLY: timedelta(days=1),
 }
 FAR = timedelta(days=60 * 366)
+CALENDAR = datetime.max - datetime.min
 FINE = (MINUTELY, SECONDLY)
-BY_DAY = ("bymonth", "bymonthday", "byyearday", "byweekno", "byweekday", "byeaster")
-"""What a rule may say of the days on which it comes."""
-FILTERS = (
-    *("_bymonth", "_bymonthday", "_bynmonthday", "_byyearday", "_byweekno", "_byweekday", "_bynweekday"),
-    *("_byeaster", "_bysetpos"),
-)
 
 
 class rrule(Schedule):
@@ -60,7 +66,7 @@ class rrule(Schedule):
 
     A time that is left out when the clock is set forward comes at the end of the gap; one that comes twice
     counts once. Raises InvalidSchedule for what is no rule, and for one that has no time within its horizon
-    of 60 years (5 for FREQ=HOURLY).
+    of 60 years (5 for FREQ=HOURLY), or of two intervals where these are longer.
     """
 
     __module__ = "qworker.beat"
@@ -86,13 +92,16 @@ class rrule(Schedule):
         if len(found._rrule) > MOST_RULES:
             raise InvalidSchedule(f"{len(found._rrule)} rules in one are too many: {MOST_RULES} at most")
         self._rules = [_Rule(each) for each in found._rrule]
-        self._dates, self._except = list(found._rdate), list(found._exdate)
+        self._except = frozenset(map(_naive, found._exdate))
+        self._dates = sorted({_naive(each) for each in found._rdate} - self._except)
         if found._exrule:
             raise InvalidSchedule("EXRULE is not taken, as RFC 5545 has abolished it: use EXDATE")
         self._home = next((each.start.tzinfo for each in self._rules if each.start.tzinfo), None)
-        first = self._rules[0].start if self._rules else self._dates[0] if self._dates else None
-        if first is None or self.next(first.replace(tzinfo=first.tzinfo or UTC) - FARTHEST) is None:
-            raise InvalidSchedule(f"the rule {rule!r:.200} never comes")
+        if self._first(datetime.min) is None:
+            raise InvalidSchedule(
+                f"the rule {rule!r:.200} never comes: in the 60 years from its beginning (5 for FREQ=HOURLY) "
+                "there is no time for which all of it holds"
+            )
 
     def zone(self, instant: datetime) -> tzinfo:
         aware(instant)
@@ -113,22 +122,14 @@ class rrule(Schedule):
 
     def _first(self, after: datetime) -> datetime | None:
         """The first time on the wall after *after* (naive)."""
-        while True:
-            times = [each.first(after) for each in self._rules]
-            times += [_naive(each) for each in self._dates if _naive(each) > after]
-            found = min((each for each in times if each is not None), default=None)
-            if found is None or found not in map(_naive, self._except):
-                return found
-            after = found
+        times = [each.first(after, self._except) for each in self._rules]
+        times += [each for each in self._dates if each > after]
+        return min((each for each in times if each is not None), default=None)
 
     def _last(self, before: datetime) -> datetime | None:
-        while True:
-            times = [each.last(before) for each in self._rules]
-            times += [_naive(each) for each in self._dates if _naive(each) < before]
-            found = max((each for each in times if each is not None), default=None)
-            if found is None or found not in map(_naive, self._except):
-                return found
-            before = found
+        times = [each.last(before, self._except) for each in self._rules]
+        times += [each for each in self._dates if each < before]
+        return max((each for each in times if each is not None), default=None)
 
     def words(self) -> str:
         return f"by the rule {self.text}".replace("\n", " ")
@@ -148,73 +149,145 @@ class _Rule:
 
     def __init__(self, rule: Any) -> None:
         self.start: datetime = rule._dtstart
-        frequency, given = rule._freq, rule._original_rule
-        if rule._interval < 1:
-            raise InvalidSchedule(f"INTERVAL={rule._interval} is none: it takes a number from 1 on")
-        if frequency in FINE and any(value for name, value in given.items() if name.startswith("by")):
-            raise InvalidSchedule(
-                "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
-            )
+        self._frequency, self._interval = rule._freq, rule._interval
+        _check(rule)
         until = rule._until and (
             rule._until.astimezone(self.start.tzinfo) if self.start.tzinfo else rule._until
         )
-        self._rule = rule.replace(dtstart=_naive(self.start), until=until and _naive(until))
-        self._horizon = HORIZONS.get(frequency, FAR)
-        step = STEPS.get(frequency)
-        self._step = step and step * rule._interval
+        self._rule = rule.replace(dtstart=_naive(self.start), until=until and _naive(until), count=None)
+        self._step: timedelta = STEPS[self._frequency] * self._interval
+        self._horizon = max(HORIZONS.get(self._frequency, FAR), 2 * self._step)
         self._counted: list[datetime] | None = None
         if rule._count is not None:
-            if rule._count > MOST_COUNTED:
-                raise InvalidSchedule(f"COUNT={rule._count:,} is too much: {MOST_COUNTED:,} at most")
-            bounded = self._rule.replace(count=None, until=_plus(_naive(self.start), self._horizon))
-            self._counted = list(islice(bounded, rule._count))
-        elif frequency in STEPS and not _has_days(rule):
-            self._counted = []
+            if self._frequency in FINE:  # one time a step
+                self._horizon = max(self._horizon, rule._count * self._step)
+            begin = _naive(self.start)
+            self._counted = list(islice(self._walk(begin, _plus(begin, self._horizon)), rule._count))
 
-    def _from(self, begin: datetime, end: datetime) -> Any:
-        """The same rule, that begins not long before *begin* and ends by *end*."""
-        start = self._rule._dtstart
-        if self._step and begin > start:
-            # Two steps before: the week of the beginning counts as a whole.
-            start += max(0, (begin - start) // self._step - 2) * self._step
+    def _walk(self, begin: datetime, end: datetime) -> Iterator[datetime]:
+        """The rule's times, from not long before *begin* to *end*."""
+        start = self._beginning(begin)
         until = min(end, self._rule._until) if self._rule._until else end
-        return self._rule.replace(dtstart=start, until=until)
+        rule = self._rule.replace(dtstart=start, until=until)
+        # The first and the last step are in part outside, and a week may begin before the rule does.
+        rule._interval = _Interval(self._interval, max(0, (until - start) // self._step) + 3)
+        try:
+            yield from rule
+        except (_Ended, ValueError):  # dateutil raises ValueError for the days after the year 9999
+            return
 
-    def first(self, after: datetime) -> datetime | None:
-        if self._counted is not None:
-            return next((each for each in self._counted if each > after), None)
-        begin = max(after, self._rule._dtstart)
-        found: datetime | None = self._from(after, _plus(begin, self._horizon)).after(after)
-        return found
+    def _beginning(self, begin: datetime) -> datetime:
+        """Where the rule may begin as well, for what comes from *begin* on."""
+        start: datetime = self._rule._dtstart
+        if begin <= start:
+            return start
+        if self._frequency not in (YEARLY, MONTHLY):
+            # Two steps before: the week of the beginning counts as a whole.
+            return start + max(0, (begin - start) // self._step - 2) * self._step
+        years = self._interval // (gcd(self._interval, 12) if self._frequency == MONTHLY else 1)
+        for turns in range((begin.year - start.year) // years - 1, 0, -1):
+            try:
+                moved: datetime = start.replace(year=start.year + turns * years)
+            except ValueError:  # it begins on a 29 February
+                continue
+            return moved
+        return start
 
-    def last(self, before: datetime) -> datetime | None:
-        if self._counted is not None:
-            return next((each for each in reversed(self._counted) if each < before), None)
-        width = max(self._step or timedelta(days=32), timedelta(minutes=5))
+    def first(self, after: datetime, excepted: Collection[datetime]) -> datetime | None:
+        end = _plus(max(after, self._rule._dtstart), self._horizon)
+        times = self._walk(after, end) if self._counted is None else self._counted
+        return next((each for each in times if each > after and each not in excepted), None)
+
+    def last(self, before: datetime, excepted: Collection[datetime]) -> datetime | None:
+        width = max(self._step, timedelta(minutes=5))
         while True:
             begin = max(self._rule._dtstart, _plus(before, -width))
-            found: datetime | None = self._from(begin, before).before(before)
+            times = self._walk(begin, before) if self._counted is None else self._counted
+            found = None
+            for each in times:
+                if each >= before:
+                    break
+                if each not in excepted:
+                    found = each
             if found is not None or begin == self._rule._dtstart or width > self._horizon:
                 return found
             width *= 8
 
 
-def _has_days(rule: Any) -> bool:
-    """Whether there is any day for all that *rule* says of days. dateutil goes through a year at a time much
-    faster than by the steps of rules that step by the week, the day or the hour."""
-    given: dict[str, Any] = {
-        name: value for name in BY_DAY if (value := rule._original_rule.get(name)) is not None
-    }
-    if not given:
-        return True
-    if "byweekday" in given:
-        given["byweekday"] = rule._byweekday  # the number in 1MO is for months and years
-    if given.keys() == {"bymonth"}:
-        return True
-    given |= {"byhour": 0, "byminute": 0, "bysecond": 0}
-    midnight = _naive(rule._dtstart).replace(hour=0, minute=0, second=0, microsecond=0)
-    by_the_year = type(rule)(YEARLY, midnight, **given)
-    return next(iter(by_the_year), None) is not None
+class _Ended(Exception):
+    """A walk has gone as far as it is to go."""
+
+
+class _Interval(int):
+    """The INTERVAL of one walk, so many *steps* long. dateutil adds it at each step (of weeks, seven times
+    it), and looks for its end only where the rule has a time."""
+
+    _left: int
+
+    def __new__(cls, value: int, steps: int) -> _Interval:
+        made = super().__new__(cls, value)
+        made._left = steps
+        return made
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _Ended
+
+    def __radd__(self, other: int) -> int:
+        self._count()
+        return other + int(self)
+
+    def __mul__(self, other: int) -> int:
+        self._count()
+        return int(self) * other
+
+
+def _check(rule: Any) -> None:
+    """Raises InvalidSchedule for what asks for too much, or for what there cannot be."""
+    if rule._interval < 1:
+        raise InvalidSchedule(f"INTERVAL={rule._interval} is none: it takes a number from 1 on")
+    if rule._interval > CALENDAR // STEPS[rule._freq]:
+        raise InvalidSchedule(f"INTERVAL={rule._interval:,} is too much: the calendar ends in the year 9999")
+    if rule._count is not None and rule._count > MOST_COUNTED:
+        raise InvalidSchedule(f"COUNT={rule._count:,} is too much: {MOST_COUNTED:,} at most")
+    given = rule._original_rule
+    if rule._freq in FINE:
+        if any(value for name, value in given.items() if name.startswith("by")):
+            raise InvalidSchedule(
+                "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
+            )
+        return
+    if rule._byweekday and rule._bynweekday:  # dateutil wants a day that is one of either kind at once
+        raise InvalidSchedule(
+            "BYDAY takes days with a number, as 1TU, or without one, as MO, but not both: write two rules, "
+            "each in a line of its own, with RRULE: before it"
+        )
+    name, times = SETS[rule._freq], _days(rule) * len(rule._byminute) * len(rule._bysecond)
+    if rule._freq != HOURLY:
+        times *= len(rule._byhour)
+    if times > MOST_TIMES:
+        raise InvalidSchedule(
+            f"{times:,} times in one {name} are too many for a rule: {MOST_TIMES:,} at most"
+        )
+    positions = rule._bysetpos or ()
+    if len(positions) > MOST_POSITIONS:
+        raise InvalidSchedule(f"{len(positions)} values of BYSETPOS are too many: {MOST_POSITIONS} at most")
+    if positions and min(map(abs, positions)) > times:
+        raise InvalidSchedule(
+            f"BYSETPOS={','.join(map(str, positions))} never comes: it chooses of the times in one {name}, "
+            f"of which this rule has {times:,} at most"
+        )
+
+
+def _days(rule: Any) -> int:
+    """Return how many days one step of *rule* has at most."""
+    if rule._freq >= DAILY:
+        return 1
+    if rule._freq == WEEKLY:
+        return len(rule._byweekday or range(7))
+    months = 1 if rule._freq == MONTHLY else len(rule._bymonth or range(12))
+    return months * (len(rule._bymonthday) + len(rule._bynmonthday) or 31)
 
 
 def _naive(instant: datetime) -> datetime:

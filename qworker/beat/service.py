@@ -78,8 +78,9 @@ class Beat(ThreadComponent):
         self._base = base_of(app)
         with _much_is_kept():
             self._plain = catalog(self._base, ())
+            ours = about(self._plain)
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.leadership = Leadership(self.store, holder[-255:], about(self._plain))
+        self.leadership = Leadership(self.store, holder[-255:], ours)
         timezone = app.conf.timezone
         self._zone = UTC if timezone == "UTC" else ZoneInfo(timezone)
         self._agenda: Agenda | None = None  # while we lead, as all below

@@ -20,7 +20,7 @@ from qworker import QWorker
 from qworker.errors import QWorkerError
 from qworker.naming import task_id
 from tests.acceptance.harness import Site
-from tests.acceptance.private_servers import PostgreSQL, RabbitMQ, Redis, Server
+from tests.acceptance.private_servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server
 from tests.acceptance.proxy import Proxy
 
 FINAL = ("SUCCESS", "FAILURE", "REVOKED")
@@ -206,6 +206,9 @@ class Broken:
         elif isinstance(server, PostgreSQL):
             server.do("DROP SCHEMA public CASCADE")
             server.do("CREATE SCHEMA public")
+        elif isinstance(server, MariaDB):
+            server.do("DROP DATABASE test")
+            server.do("CREATE DATABASE test", database=None)
         elif isinstance(server, RabbitMQ):
             name = f"test{self._uses}"
             server.do("eval", _NEW_VHOST % (name, name))  # rabbitmqctl takes most of a second each time

@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.django_site import DjangoSite, migrated, site_on
 from tests.acceptance.harness import Site, opened
-from tests.acceptance.private_servers import SERVERS, serving
+from tests.acceptance.private_servers import BROKERS, serving
 from tests.servers import require
 from tests.support.django_databases import KINDS, ProjectDatabase
 
@@ -39,7 +39,7 @@ def _private_servers() -> Iterator[Callable[[str, str], Broken]]:
         yield get
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=BROKERS)
 def broken(request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken]) -> Broken:
     """A broker that may be broken, of each kind; name the kinds with
     ``parametrize("broken", [...], indirect=True)``."""

@@ -28,7 +28,7 @@ from tests.acceptance.brokers import FINAL, Broken, RemoteSite, Stream
 from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
-from tests.acceptance.private_servers import SERVERS, serving
+from tests.acceptance.private_servers import BROKERS, serving
 from tests.acceptance.processes import kill
 from tests.acceptance.proxy import BLACK_HOLE, REFUSE
 
@@ -329,7 +329,7 @@ def unleash(broken: Broken, path: Path, seconds: float, seed: int) -> Reckoning:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__ and __doc__.partition("\n")[0])
-    parser.add_argument("--broker", choices=SERVERS, default="redis")
+    parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()

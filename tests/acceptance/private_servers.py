@@ -278,15 +278,19 @@ class MariaDB(Server):
 
     def prepare(self) -> None:
         data, user = str(self.directory / "data"), pwd.getpwuid(os.geteuid()).pw_name
+        # A server that starts removes the temporary tables of all others that keep theirs in its directory.
+        temporary = self.directory / "temporary"
+        temporary.mkdir()
         install = [binary("mariadb-install-db"), "--no-defaults", f"--datadir={data}", f"--user={user}"]
         subprocess.run(
-            [*install, "--skip-test-db", "--auth-root-authentication-method=normal"],
+            [*install, f"--tmpdir={temporary}", "--skip-test-db", "--auth-root-authentication-method=normal"],
             check=True,
             stdout=subprocess.DEVNULL,
             cwd=self.directory,
         )
         self.options = {
             "datadir": data,
+            "tmpdir": str(temporary),
             "user": user,
             "bind-address": "127.0.0.1",
             "port": str(self.port),
@@ -308,13 +312,24 @@ class MariaDB(Server):
         import pymysql
 
         try:
-            with pymysql.connect(
-                host="127.0.0.1", port=self.port, user="root", connect_timeout=5
-            ) as connection:
-                connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
+            self.do("CREATE DATABASE IF NOT EXISTS test", database=None)
         except pymysql.err.OperationalError:
             return False
         return True
+
+    def do(self, statement: str, database: str | None = "test") -> list[Any]:
+        """One statement, committed at once; the rows it returns."""
+        import pymysql
+
+        with (
+            pymysql.connect(
+                host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True,
+                connect_timeout=5
+            ) as connection,
+            connection.cursor() as cursor,
+        ):  # fmt: skip
+            cursor.execute(statement)
+            return list(cursor.fetchall())
 
 
 class RabbitMQ(Server):
@@ -398,7 +413,14 @@ class RabbitMQ(Server):
         self._epmd.wait(PATIENCE)
 
 
-SERVERS: dict[str, type[Server]] = {"redis": Redis, "postgresql": PostgreSQL, "rabbitmq": RabbitMQ}
+SERVERS: dict[str, type[Server]] = {
+    "redis": Redis,
+    "postgresql": PostgreSQL,
+    "mariadb": MariaDB,
+    "rabbitmq": RabbitMQ,
+}
+BROKERS = ("redis", "postgresql", "rabbitmq")
+"""Those that tests of faults of brokers break."""
 
 
 def missing(kind: str) -> str | None:

@@ -35,9 +35,15 @@ PLACES: dict[str, tuple[str, ...]] = {
     "sqlite": (),
     "redis": ("redis",),
     "postgresql": ("postgresql",),
+    "mariadb": ("mariadb",),
     "rabbitmq, redis": ("rabbitmq", "redis"),
 }
 """The servers: of the messages, and of all else."""
+APART_PLACES: dict[str, tuple[str, ...]] = {
+    "rabbitmq, postgresql": ("rabbitmq", "postgresql"),
+    "rabbitmq, mariadb": ("rabbitmq", "mariadb"),
+}
+"""More, where the steps of a call are others than with messages in the same store."""
 EVERY = {"often": 0.2, "sometimes": 0.5, "seldom": 1.3}
 SCHEDULE = {
     name: {"task": "periodic", "schedule": seconds, "catch_up": 1000} for name, seconds in EVERY.items()
@@ -58,11 +64,17 @@ benchmarks for what it takes."""
 def servers(
     request: pytest.FixtureRequest, _private_servers: Callable[[str, str], Broken]
 ) -> Iterator[list[Broken]]:
+    kinds = (PLACES | APART_PLACES)[request.param]
     with ExitStack() as stack:
-        found = [_private_servers(kind, "schedules") for kind in PLACES[request.param]]
+        found = [_private_servers(kind, "schedules") for kind in kinds]
         for each in found:
             stack.enter_context(each.exposed())
         yield found
+
+
+def results_at(store: str) -> str:
+    """The URL of the result store that is with the schedules."""
+    return f"db+{store}" if store.startswith(("postgresql", "mysql")) else store
 
 
 @pytest.fixture
@@ -70,7 +82,7 @@ def site(tmp_path: Path, servers: list[Broken]) -> Iterator[RemoteSite]:
     file = f"sqlite:///{tmp_path}/broker.db"
     broker = servers[0].direct if servers else file
     store = servers[-1].direct if servers else file
-    results = f"db+{store}" if store.startswith("postgresql") else store
+    results = results_at(store)
     settings = {"beat_schedule": json.dumps(SCHEDULE), "worker_lease_seconds": 2, "task_max_deliveries": 50}
     with RemoteSite(tmp_path, broker, broker, results, **settings) as site:
         yield site
@@ -106,8 +118,7 @@ def through(servers: Sequence[Broken]) -> dict[str, str]:
     if not servers:
         return {}
     store = servers[-1].url
-    results = f"db+{store}" if store.startswith("postgresql") else store
-    return {"broker_url": servers[0].url, "result_backend": results}
+    return {"broker_url": servers[0].url, "result_backend": results_at(store)}
 
 
 @contextmanager
@@ -190,6 +201,7 @@ def test_there_are_points() -> None:
     assert found == {"slots-taken", *TOGETHER, *APART}
 
 
+@pytest.mark.parametrize("servers", [*PLACES, *APART_PLACES], indirect=True)
 def test_a_crash_at_each_step_leaves_each_due_time_called_once(
     site: RemoteSite, servers: list[Broken], beats: Beats
 ) -> None:

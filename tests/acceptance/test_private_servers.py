@@ -19,6 +19,9 @@ from tests.acceptance.processes import gone, state
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
+SQL = ("postgres", "mariadbd")
+"""The binaries that take SQL."""
+
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Any]:
@@ -102,7 +105,7 @@ def _listens(server: Server) -> bool:
 def _write(server: Any) -> None:
     if server.binary == "redis-server":
         server.do("SET", "name", "kept")
-    elif server.binary == "postgres":
+    elif server.binary in SQL:
         server.do("CREATE TABLE name AS SELECT 'kept' AS value")
     else:
         server.do("add_vhost", "kept")
@@ -111,6 +114,6 @@ def _write(server: Any) -> None:
 def _read(server: Any) -> str:
     if server.binary == "redis-server":
         return str(server.do("GET", "name").decode())
-    if server.binary == "postgres":
+    if server.binary in SQL:
         return str(server.do("SELECT value FROM name")[0][0])
     return "kept" if "kept" in server.do("list_vhosts").split() else ""

@@ -60,5 +60,12 @@ def test_other_entries_say_something_else() -> None:
         said(start=datetime(2026, 1, 1, tzinfo=UTC)),
         said(start=datetime(2027, 1, 1, tzinfo=UTC)),
         said(enabled=False),
+        said(kwargs={"a": 1}),
+        said(options={"queue": "a"}),
+        said(options={"queue": "b"}),
+        said(jitter=1),
+        said(expires=1),
+        said(enabled=False, schedule=Own()),
+        said(schedule=Own()),
     ]
     assert len(set(others)) == len(others)

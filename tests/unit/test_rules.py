@@ -1,12 +1,247 @@
-"""What the rules of calendars take from dateutil without loading it."""
+"""The rules of calendars: what they take from dateutil without loading it, and how far they go with it."""
 
 from __future__ import annotations
 
-from dateutil import rrule as theirs
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from qworker.beat import rules
+import pytest
+from dateutil import rrule as theirs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.beat import rrule, rules
+from qworker.errors import InvalidSchedule
+
+START = datetime(2026, 1, 1)
+NOW = datetime(2026, 11, 24, 7, 30, tzinfo=UTC)
+STEPS = {"ydayset", "mdayset", "wdayset", "ddayset"}
+"""What dateutil calls once at each step of a rule."""
+MOST_STEPS = 50_000
+"""Days of the 60 years that a rule is followed by, twice; or hours of the five. Up to the year 9999 there are
+three million days."""
+MOST_FOUND = 200_000
+"""Times that are made to find one: MOST_TIMES of rules, in this step, and in those before it."""
+
+
+class Work:
+    steps = 0
+    found = 0
+
+
+@contextmanager
+def counted() -> Iterator[Work]:
+    """Counts what dateutil does meanwhile."""
+    work = Work()
+
+    def look(frame: Any, event: str, what: Any) -> None:
+        if event == "call":
+            work.steps += frame.f_code.co_name in STEPS
+        elif event == "c_call":
+            work.found += what.__name__ == "combine"
+
+    sys.setprofile(look)
+    try:
+        yield work
+    finally:
+        sys.setprofile(None)
 
 
 def test_frequencies_are_numbered_as_dateutil_does() -> None:
-    for name in ("WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"):
+    for name in ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"):
         assert getattr(rules, name) == getattr(theirs, name)
+
+
+# -- rules that never come --
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "FREQ=DAILY;BYMONTH=1,2,3;BYHOUR=1;BYSETPOS=3",
+            "BYSETPOS=3 never comes.* one day, .* has 1 at most",
+        ),
+        ("FREQ=DAILY;BYHOUR=1,2;BYMINUTE=0,30;BYSETPOS=5,-6", "one day, of which this rule has 4 at most"),
+        ("FREQ=HOURLY;BYMINUTE=0,30;BYSETPOS=3", "one hour, of which this rule has 2 at most"),
+        ("FREQ=HOURLY;BYHOUR=1,2,3;BYSETPOS=-2", "one hour, of which this rule has 1 at most"),
+        ("FREQ=WEEKLY;BYSETPOS=8", "one week, of which this rule has 1 at most"),
+        ("FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=32", "one month, of which this rule has 31 at most"),
+        ("FREQ=WEEKLY;BYDAY=MO,TU;BYSETPOS=3", "one week, of which this rule has 2 at most"),
+        ("FREQ=WEEKLY;BYDAY=MO,TU;BYMONTHDAY=1;BYSETPOS=2", "never comes: in the 60 years"),
+        ("FREQ=YEARLY;BYMONTH=2;BYDAY=MO;BYSETPOS=32", "one year, of which this rule has 31 at most"),
+        ("FREQ=MONTHLY;BYMONTHDAY=1,2,-1;BYSETPOS=4", "one month, of which this rule has 3 at most"),
+        ("FREQ=MONTHLY;BYDAY=MO;BYSETPOS=6", "never comes: in the 60 years"),
+        ("FREQ=MONTHLY;BYDAY=1MO;BYSETPOS=2", "never comes: in the 60 years"),
+        ("FREQ=YEARLY;BYMONTH=1;BYDAY=1MO;BYSETPOS=-2", "never comes: in the 60 years"),
+        ("FREQ=YEARLY;BYEASTER=0;BYSETPOS=2", "never comes: in the 60 years"),
+        *(
+            (f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30", "never comes: in the 60 years")
+            for frequency in ("HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY")
+        ),
+        ("FREQ=DAILY;INTERVAL=7;BYDAY=MO", "never comes: in the 60 years"),
+        ("FREQ=HOURLY;INTERVAL=168;BYDAY=MO", "never comes: in the 60 years"),
+        ("FREQ=WEEKLY;INTERVAL=5000;BYMONTH=2;BYMONTHDAY=29", "never comes: in the 60 years"),
+        ("FREQ=WEEKLY;BYMONTH=1;BYMONTHDAY=1;UNTIL=20251231T000000", "never comes: in the 60 years"),
+        ("FREQ=MONTHLY;INTERVAL=12;BYMONTH=2", "never comes: in the 60 years"),
+        ("FREQ=YEARLY;INTERVAL=4;BYMONTH=2;BYMONTHDAY=29", "never comes: in the 60 years"),
+        ("FREQ=YEARLY;BYWEEKNO=53;BYMONTH=6", "never comes: in the 60 years"),
+        ("FREQ=DAILY;BYYEARDAY=366;BYMONTHDAY=30", "never comes: in the 60 years"),
+        ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30;COUNT=3", "never comes: in the 60 years"),
+        ("FREQ=MONTHLY;BYDAY=MO,1TU", "but not both: write two rules"),
+        (f"FREQ=DAILY;INTERVAL={10**9}", "INTERVAL=1,000,000,000 is too much"),
+        (f"FREQ=MINUTELY;INTERVAL={10**12}", "is too much"),
+        (f"FREQ=SECONDLY;INTERVAL={10**15}", "is too much"),
+        (f"FREQ=YEARLY;INTERVAL={10**30}", "is too much"),
+    ],
+)
+def test_that_a_rule_never_comes_is_found_in_time(text: str, why: str) -> None:
+    with counted() as work, pytest.raises(InvalidSchedule, match=why):
+        rrule(text, START)
+    assert work.steps < MOST_STEPS
+
+
+def _all(most: int) -> str:
+    return ",".join(map(str, range(most)))
+
+
+EVERY_MINUTE = f"BYHOUR={_all(24)};BYMINUTE={_all(60)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"FREQ=YEARLY;BYDAY=MO;{EVERY_MINUTE}", "535,680 times in one year are too many"),
+        (f"FREQ=DAILY;{EVERY_MINUTE};BYSECOND={_all(60)}", "86,400 times in one day are too many"),
+        (f"FREQ=MONTHLY;BYSETPOS={','.join(map(str, range(1, 62)))};BYHOUR=1,2,3", "61 values of BYSETPOS"),
+    ],
+)
+def test_more_times_than_can_be_gone_through_are_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidSchedule, match=why):
+        rrule(text, START)
+
+
+# -- those that come seldom --
+
+
+@pytest.mark.parametrize(
+    ("text", "following"),
+    [
+        ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO", datetime(2044, 2, 29)),
+        ("FREQ=MONTHLY;BYMONTH=2;BYMONTHDAY=29;BYHOUR=0,1;BYSETPOS=2", datetime(2028, 2, 29, 1)),
+        ("FREQ=MINUTELY;INTERVAL=2880", datetime(2026, 11, 25)),
+        ("FREQ=SECONDLY;INTERVAL=864000", datetime(2026, 11, 27)),
+        ("FREQ=HOURLY;INTERVAL=240000", datetime(2053, 5, 19)),
+        ("FREQ=YEARLY;INTERVAL=100", datetime(2126, 1, 1)),
+        ("FREQ=DAILY;INTERVAL=50000", datetime(2162, 11, 24)),
+        (f"FREQ=YEARLY;{EVERY_MINUTE}", datetime(2027, 1, 1)),
+        (f"FREQ=MONTHLY;BYDAY=MO;{EVERY_MINUTE}", datetime(2026, 11, 30)),
+    ],
+)
+def test_what_comes_seldom_is_found(text: str, following: datetime) -> None:
+    rule = rrule(text, START)
+    with counted() as work:
+        found = rule.next(NOW)
+        before = rule.previous(following.replace(tzinfo=UTC))
+    assert found == following.replace(tzinfo=UTC)
+    assert before is None or before < NOW
+    assert work.found < MOST_FOUND
+    assert work.steps < MOST_STEPS
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("FREQ=MONTHLY;BYDAY=-1FR", datetime(1, 1, 1)),
+        ("FREQ=MONTHLY;INTERVAL=5", datetime(1970, 1, 31)),
+        ("FREQ=MONTHLY;INTERVAL=18;BYDAY=TU;BYSETPOS=-1", datetime(1971, 7, 30)),
+        ("FREQ=YEARLY", datetime(1600, 2, 29)),
+        ("FREQ=YEARLY;INTERVAL=3", datetime(1972, 2, 29)),
+        ("FREQ=YEARLY;INTERVAL=3;BYWEEKNO=53;BYDAY=SU", datetime(1970, 12, 31)),
+    ],
+)
+def test_a_rule_that_began_long_ago_is_not_gone_through_from_there(text: str, start: datetime) -> None:
+    asked = NOW.replace(tzinfo=None)
+    rule, known = rrule(text, start), theirs.rrulestr(text, dtstart=start)
+    expected = known.after(asked), known.before(asked)
+    with counted() as work:
+        found = rule.next(NOW), rule.previous(NOW)
+    assert tuple(each and each.replace(tzinfo=None) for each in found) == expected
+    assert work.steps < 500
+
+
+def test_dates_that_are_left_out_are_passed_in_one_go() -> None:
+    leap = [f"{year}0229T000000" for year in range(2028, 2083, 4)]
+    text = f"DTSTART:20260101T000000\nRRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29\nEXDATE:{','.join(leap)}"
+    rule = rrule(text)
+    with counted() as work:
+        found = rule.next(NOW)
+        before = rule.previous(datetime(2081, 1, 1, tzinfo=UTC))
+    assert found == datetime(2084, 2, 29, tzinfo=UTC)
+    assert before is None
+    assert work.steps < 2 * MOST_STEPS
+
+
+def test_a_rule_by_the_minute_comes_as_often_as_its_count_says() -> None:
+    rule = rrule("FREQ=MINUTELY;COUNT=2000", datetime(2026, 1, 1, tzinfo=UTC))
+    last = datetime(2026, 1, 2, 9, 19, tzinfo=UTC)
+    assert rule.previous(datetime(2030, 1, 1, tzinfo=UTC)) == last
+    assert rule.next(last) is None
+
+
+def test_a_rule_may_begin_on_the_last_day_of_the_calendar() -> None:
+    rule = rrule("FREQ=WEEKLY;BYDAY=FR,SA,SU", datetime(9999, 12, 31))
+    assert rule.next(NOW) == datetime(9999, 12, 31, tzinfo=UTC)
+
+
+# -- any --
+
+numbers = {
+    "BYMONTH": st.integers(1, 12),
+    "BYMONTHDAY": st.sampled_from([1, 28, 29, 30, 31, -1, -31]),
+    "BYYEARDAY": st.sampled_from([1, 60, 366, -1, -366]),
+    "BYWEEKNO": st.sampled_from([1, 52, 53, -53]),
+    "BYDAY": st.sampled_from(["MO", "TU", "SU", "1MO", "-1FR", "5SA"]),
+    "BYHOUR": st.integers(0, 23),
+    "BYMINUTE": st.integers(0, 59),
+    "BYSETPOS": st.sampled_from([1, 2, 5, 32, 366, -1, -2, -366]),
+}
+texts = st.builds(
+    lambda frequency, interval, given: ";".join(
+        [
+            f"FREQ={frequency};INTERVAL={interval}",
+            *(f"{name}={','.join(map(str, values))}" for name, values in given.items()),
+        ]
+    ),
+    st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"]),
+    st.sampled_from([1, 1, 1, 2, 7, 12, 168, 1461, 10**6, 10**9, 10**12, 10**20]),
+    st.fixed_dictionaries(
+        {}, optional={name: st.lists(each, min_size=1, max_size=3) for name, each in numbers.items()}
+    ),
+)
+starts = st.sampled_from([START, datetime(1, 1, 1), datetime(2024, 2, 29, 7, 30), datetime(9999, 12, 31)])
+
+
+@given(text=texts, start=starts, days=st.integers(0, 20_000))
+def test_no_rule_is_followed_without_end(text: str, start: datetime, days: int) -> None:
+    """And what is found is what dateutil finds."""
+    asked = START + timedelta(days=days, hours=5)
+    found = before = None
+    with counted() as making:
+        try:
+            rule = rrule(text, start)
+        except InvalidSchedule:
+            rule = None
+    with counted() as asking:
+        if rule is not None:
+            found, before = rule.next(asked.replace(tzinfo=UTC)), rule.previous(asked.replace(tzinfo=UTC))
+    for work in (making, asking):
+        assert work.steps < MOST_STEPS
+        assert work.found < MOST_FOUND
+    known = theirs.rrulestr(text, dtstart=start) if rule is not None and start.year > 2000 else None
+    if known is not None and found is not None and "SECONDLY" not in text and "MINUTELY" not in text:
+        assert found.replace(tzinfo=None) == known.after(asked)
+        assert (before and before.replace(tzinfo=None)) == known.before(asked)

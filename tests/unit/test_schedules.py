@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, pairwise
@@ -200,19 +199,6 @@ def test_a_rule_that_was_refused_is_not_looked_through_again() -> None:
         said.add(str(told.value))
     assert len(said) == 1
     assert maybe_schedule({"rrule": "FREQ=DAILY"}) is maybe_schedule({"rrule": "FREQ=DAILY"})
-
-
-@pytest.mark.parametrize("frequency", ["HOURLY", "DAILY", "WEEKLY"])
-def test_that_a_rule_has_no_day_is_found_by_the_year(frequency: str) -> None:
-    """By its own steps that took seconds, for which nothing else was called."""
-    steps: set[str] = set()
-    sys.setprofile(lambda frame, event, arg: steps.add(frame.f_code.co_name))
-    try:
-        with pytest.raises(InvalidSchedule, match="never comes"):
-            rrule(f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30")
-    finally:
-        sys.setprofile(None)
-    assert steps & {"ydayset", "ddayset", "wdayset"} == {"ydayset"}
 
 
 @pytest.mark.parametrize(
