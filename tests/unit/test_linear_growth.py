@@ -87,6 +87,7 @@ BOUNDED: dict[str, str] = {
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",
+    "qworker.spooler.names:_digits": "names of files have at most 255 bytes",
     "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and "
     "arguments",
 }

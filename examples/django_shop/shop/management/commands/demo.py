@@ -58,7 +58,10 @@ class Command(BaseCommand):
         for each in Schedule.objects.order_by("name"):
             last = Task.objects.filter(group=each.name).latest("stopped")
             self.stdout.write(f"schedule {each.name}: {last.result}; next {each.next_run:%H:%M}")
-        self.stdout.write(f"mails: {len(list(settings.EMAIL_FILE_PATH.iterdir()))}")
+        # Processes may write into one file: Django names it by the second and an address in memory.
+        texts = (path.read_bytes() for path in settings.EMAIL_FILE_PATH.iterdir())
+        mails = sum(text.count(b"\nSubject: ") for text in texts)
+        self.stdout.write(f"mails: {mails}")
 
 
 def browse() -> str:
