@@ -25,7 +25,7 @@ QUEUE = "minutely"
 """Where the calls go that are due every minute."""
 MARKED = "marked"
 """Where those of the marker go."""
-MARKER_SECONDS = 0.1
+MARKER_SECONDS = 0.01
 FIELDS = ("minute", "hour", "day_of_month", "month_of_year")
 EVERY_MINUTE = dict.fromkeys(FIELDS, "*")
 
