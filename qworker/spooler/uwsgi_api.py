@@ -1,0 +1,18 @@
+"""The ``uwsgi`` API, outside uWSGI: what applications call, in the web process and in the spooler.
+
+Comes from:  application code, as ``uwsgi`` once install() was called.
+Goes to:     ``writing``, and the jobs, which ask for ``spooler``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+SPOOL_OK = -2
+SPOOL_RETRY = -1
+SPOOL_IGNORE = 0
+
+spooler: Callable[[dict[Any, Any]], object] | None = None
+"""The function that runs jobs; the application sets it. Looked up for each job."""
