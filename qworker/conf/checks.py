@@ -187,6 +187,17 @@ def _advice(conf: Values) -> Iterator[Finding]:
         yield "worker_shutdown_timeout", message, "note"
 
 
+def _spooler(conf: Values) -> Iterator[Finding]:
+    least, most = conf["spooler_backoff"], conf["spooler_backoff_max"]
+    if least > most:
+        yield (
+            "spooler_backoff",
+            f"spooler_backoff ({least:g} s) is longer than spooler_backoff_max ({most:g} s), so the wait "
+            "could not double",
+            "error",
+        )
+
+
 CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     _limits,
     _serializers,
@@ -194,6 +205,7 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     _security,
     _queues,
     _routes,
+    _spooler,
     _advice,
 )
 

@@ -8,6 +8,7 @@ A reader converts only what is unambiguous: "10" is ten and "false" is False, bu
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -157,6 +158,49 @@ def _names(value: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError("must be a list of names")
     return names
+
+
+def _path(value: Any) -> str:
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path.strip():
+        raise ValueError("must be a path")
+    if "\0" in path:
+        raise ValueError("must be a path, in which there is no NUL")
+    return path
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    """One path, or several in a list; in text with commas between them, or as JSON."""
+    return tuple(map(_path, [value] if isinstance(value, os.PathLike) else _list(value)))
+
+
+def _function(value: Any) -> str:
+    module, _, name = _text(value).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError('must be a function such as "project.jobs:bridge"')
+    return f"{module}:{name}"
+
+
+def _spool_addresses(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) and value.startswith("[") and not value.rstrip().endswith("]"):
+        value = [value]  # [::1]:3031
+    addresses = _paths(value)
+    for address in addresses:
+        if "/" not in address and ":" in address and not address.startswith("@"):
+            _address(address)
+    return addresses
+
+
+def _networks(value: Any) -> tuple[str, ...]:
+    from ipaddress import ip_network
+
+    networks = _names(value)
+    for network in networks:
+        try:
+            ip_network(network.strip(), strict=False)
+        except ValueError:
+            raise ValueError(f"has {network[:80]!r}, which is no address or network: 10.1.2.0/24") from None
+    return tuple(network.strip() for network in networks)
 
 
 def _secrets(value: Any) -> tuple[str, ...]:
@@ -373,6 +417,11 @@ BROKER_URL = Kind("URL or list of URLs", _broker_url)
 BACKEND_URL = Kind("URL", _backend_url)
 ADDRESS = Kind("address (host:port)", _address)
 NAMES = Kind("list of names", _names)
+PATH = Kind("path", _path)
+PATHS = Kind("path or list of paths", _paths)
+FUNCTION = Kind("function (module:function)", _function)
+SPOOL_ADDRESSES = Kind("address or list of addresses", _spool_addresses)
+NETWORKS = Kind("list of addresses and networks", _networks)
 SECRETS = Kind("key or list of keys", _secrets)
 OBJECTS = Kind("list of objects or dotted names", _objects)
 MAPPING = Kind("mapping", _mapping)

@@ -44,9 +44,10 @@ _SECTIONS = {
     "result": "Results",
     "database": "Results",
     "worker": "Worker",
+    "spooler": "Spooler",
 }
 _GENERAL = "General"
-_ORDER = (_GENERAL, "Broker and messages", "Tasks", "Results", "Worker")
+_ORDER = (_GENERAL, "Broker and messages", "Tasks", "Results", "Worker", "Spooler")
 
 
 def render() -> str:

@@ -29,6 +29,7 @@ from qworker.conf.sources import (
     from_object,
     from_pyproject,
 )
+from qworker.conf.spooler import SpoolerSettings
 from qworker.conf.tasks import TaskSettings
 from qworker.conf.workers import WorkerSettings
 from qworker.errors import ConfigurationError
@@ -53,7 +54,9 @@ class _Resolution(NamedTuple):
     problems: list[Problem]
 
 
-class Settings(BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings):
+class Settings(
+    BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings, SpoolerSettings
+):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
     Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells

@@ -10,6 +10,7 @@ from qworker.conf.broker import BrokerSettings
 from qworker.conf.results import ResultSettings
 from qworker.conf.schedules import ScheduleSettings
 from qworker.conf.setting import Setting
+from qworker.conf.spooler import SpoolerSettings
 from qworker.conf.tasks import TaskSettings
 from qworker.conf.workers import WorkerSettings
 
@@ -27,5 +28,5 @@ def _collect(*topics: type) -> dict[str, Setting]:
 
 
 SETTINGS: dict[str, Setting] = _collect(
-    BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings
+    BrokerSettings, TaskSettings, ResultSettings, WorkerSettings, ScheduleSettings, SpoolerSettings
 )

@@ -7,7 +7,10 @@ Thread:      any; never changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from qworker.spooler.directory import FREQUENCY_SECONDS
 
@@ -63,3 +66,46 @@ class SpoolerOptions:
     socket_timeout: float = 4.0
     buffer_size: int = 65_535
     body_max: int = 0
+
+
+_OTHERWISE = {"directories": "spooler", "imports": "spooler_python_import", "sockets": "spooler_socket"}
+
+SETTING_OF = {
+    field.name: _OTHERWISE.get(field.name, f"spooler_{field.name}") for field in fields(SpoolerOptions)
+}
+"""The setting that says each."""
+
+
+def is_file(module: str) -> bool:
+    """Whether something to import is the path of a file, and not the name of a module."""
+    return "/" in module or module.endswith(".py")
+
+
+def with_whole_paths(values: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
+    """The same fields of SpoolerOptions with absolute paths without links.
+
+    Spool directories are relative to the current directory, as uWSGI has it. folder: what all else is
+    relative to; None for the current directory as well.
+    """
+    base = os.getcwd() if folder is None else folder
+    whole = dict(values)
+    for name in ("directories", "external"):
+        if name in whole:
+            whole[name] = tuple(dict.fromkeys(map(os.path.realpath, whole[name])))
+    if whole.get("default"):
+        whole["default"] = os.path.realpath(whole["default"])
+    if whole.get("chdir"):
+        whole["chdir"] = os.path.realpath(os.path.join(base, whole["chdir"]))
+    if "imports" in whole:
+        whole["imports"] = tuple(
+            os.path.realpath(os.path.join(base, name)) if is_file(name) else name for name in whole["imports"]
+        )
+    if "sockets" in whole:
+        whole["sockets"] = tuple(
+            address
+            if address.startswith("@") or ("/" not in address and ":" in address)
+            # The file of the socket may be a link that is replaced; its folder is looked up now.
+            else os.path.abspath(os.path.join(base, address))
+            for address in whole["sockets"]
+        )
+    return whole

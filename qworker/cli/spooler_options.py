@@ -1,0 +1,139 @@
+"""What the commands that run a spooler take: uWSGI's options, and ours.
+
+Comes from:  the command line.
+Goes to:     ``SpoolerGiven``, which the settings of the app are merged with.
+Thread:      main.
+
+A key for sockets is taken from settings and ini files only: everybody sees the command line of a process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from qworker.cli.options import SettingValue
+from qworker.conf import Settings
+from qworker.spooler.ini import IniFile, read_ini
+from qworker.spooler.options import SETTING_OF, SpoolerOptions, with_whole_paths
+from qworker.spooler.settings import merge
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_PREFIX = "spooler_"
+_ORDER = "qworker.spooler.named"
+"""Where in the context it is kept which directory was named first."""
+
+
+class SpoolerGiven(NamedTuple):
+    """What the command line says. values: fields of SpoolerOptions. ini: None when none was named."""
+
+    values: Mapping[str, Any]
+    ini: IniFile | None
+
+    @property
+    def names_directories(self) -> bool:
+        """Whether there is something to work off, whatever the settings say."""
+        ini = {} if self.ini is None else self.ini.values
+        return bool(self.values.get("directories") or ini.get("directories"))
+
+    def options(self, conf: Settings) -> SpoolerOptions:
+        """All that is said, with what the settings say."""
+        return merge(conf, self.ini, self.values)
+
+
+def _named(context: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Remembers the first directory: click gives each option its values, and not the order of options."""
+    if value:
+        context.meta.setdefault(_ORDER, value[0][0])
+    return value
+
+
+def _value(option: str, field: str, text: str, **more: Any) -> Callable[[_F], _F]:
+    return click.option(option, _PREFIX + field, type=SettingValue(SETTING_OF[field]), help=text, **more)
+
+
+def _list(option: str, field: str, metavar: str, text: str) -> Callable[[_F], _F]:
+    """An option that can be repeated. Each of its values is one that the setting could have."""
+    kept = _named if field in ("directories", "external") else None
+    return click.option(
+        option,
+        _PREFIX + field,
+        type=_One(SETTING_OF[field]),
+        multiple=True,
+        metavar=metavar,
+        help=f"{text} Can be repeated.",
+        callback=kept,
+    )
+
+
+class _One(SettingValue):
+    """One value of a setting that is a list; commas and brackets mean nothing in it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert([value] if isinstance(value, str) else value, param, ctx)
+
+
+def _flag(option: str, field: str, text: str) -> Callable[[_F], _F]:
+    return click.option(f"--{option}/--no-{option}", _PREFIX + field, default=None, help=text)
+
+
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    _list("--spooler", "directories", "DIR", "Run the jobs of this spool directory."),
+    _list("--spooler-external", "external", "DIR", "Write jobs to this directory, which others work off."),
+    _flag("spooler-ordered", "ordered", "Natural order of names, with priorities."),
+    _value("--spooler-chdir", "chdir", "Directory to run jobs in.", metavar="DIR"),
+    _value("--spooler-processes", "processes", "Processes for jobs."),
+    _flag("spooler-quiet", "quiet", "No line in the log for each job."),
+    _value("--spooler-max-tasks", "max_tasks", "Replace a process after so many jobs."),
+    _flag("spooler-signal-as-task", "signal_as_task", "Signals count as jobs for --spooler-max-tasks."),
+    _value("--spooler-harakiri", "harakiri", "Kill a process whose job takes longer."),
+    _value("--spooler-frequency", "frequency", "How often to read a directory through."),
+    _list("--spooler-python-import", "imports", "MODULE", "Import this module or file in each process."),
+    _list("--spooler-socket", "sockets", "ADDRESS", "Take packets at host:port, or a UNIX socket."),
+    _list("--spooler-socket-allow", "socket_allow", "NETWORK", "Take packets of these peers, too."),
+    _value("--spooler-max-attempts", "max_attempts", "Set a job aside after so many attempts; 0: never."),
+    _value("--spooler-backoff", "backoff", "Wait so long for the second attempt, then twice as long."),
+    _value("--spooler-backoff-max", "backoff_max", "…but never longer."),
+    _flag("spooler-allow-pickle", "allow_pickle", "Unpickle arguments of uWSGI's decorators."),
+    _value("--spooler-bridge", "bridge", "Send the tasks that this function makes of jobs.", metavar="M:F"),
+    click.option(
+        "--ini",
+        _PREFIX + "ini",
+        multiple=True,
+        metavar="FILE[:SECTION]",
+        help="Take the spooler's options of a uWSGI ini file. Can be repeated.",
+    ),
+)
+
+
+def spooler_options(command: _F) -> _F:
+    """Add all of them. The function gets a SpoolerGiven as `spooler`."""
+
+    @functools.wraps(command)
+    def with_given(*args: Any, **kwargs: Any) -> Any:
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith(_PREFIX)}
+        return command(*args, spooler=_given(own), **kwargs)
+
+    decorated: Any = with_given
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    result: _F = decorated
+    return result
+
+
+def _given(own: dict[str, Any]) -> SpoolerGiven:
+    files = own.pop(_PREFIX + "ini")
+    values: dict[str, Any] = {}
+    for name, value in own.items():
+        if value is None or value == ():
+            continue
+        field = name.removeprefix(_PREFIX)
+        values[field] = tuple(one for part in value for one in part) if isinstance(value, tuple) else value
+    first = click.get_current_context().meta.get(_ORDER)
+    if first is not None:
+        values["default"] = first
+    return SpoolerGiven(with_whole_paths(values), read_ini(*files) if files else None)

@@ -1,0 +1,390 @@
+"""IniFile: what a uWSGI ini file says of the spooler, and of how the application is found.
+
+Comes from:  a file that uWSGI reads as well, and those it includes.
+Goes to:     ``settings``; the runner, which has to import the application.
+Thread:      any.
+
+It is read as uWSGI reads it: ``key = value``, a key alone for a flag, ``;`` and ``#`` at the beginning of a
+line for comments, keys that are repeated, sections that come again, ``%d`` and its like, ``%(key)``,
+``$(VARIABLE)``, ``set-placeholder``, and ``ini``, with a path relative to the current directory.
+
+Different on purpose: only what is used here is resolved, so all else may stand there. What cannot be resolved
+is told, where uWSGI leaves it as it is; so are a section that is missing, and values that are no numbers,
+which uWSGI takes for 0. Conditions (``if-env``), loops and ``@(file)`` are refused. ``ini = :section`` is of
+the file in which it stands, and not of the one that was read last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from qworker.conf import SETTINGS
+from qworker.conf.kinds import BOOLEAN
+from qworker.errors import ConfigurationError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.options import SETTING_OF, SpoolerOptions, is_file, with_whole_paths
+
+LONGEST_FILE = 1_048_576
+"""Bytes. A configuration is never so long; what is longer is another file."""
+LONGEST_VALUE = 65_536
+MOST_FILES = 64
+"""How many files and sections are read at most, with all that they include."""
+DEEPEST = 16
+
+_SECTION = "uwsgi"
+_FALSE = ("false", "off", "no", "0")
+"""What makes a flag not count, for uWSGI; everything else does."""
+
+_ALIASES = {
+    "spooler-freq": "spooler-frequency",
+    "spooler-import": "spooler-python-import",
+    "spooler-pyimport": "spooler-python-import",
+    "spooler-py-import": "spooler-python-import",
+    "python-path": "pythonpath",
+    "pp": "pythonpath",
+    "wsgi": "module",
+    "w": "module",
+    "file": "wsgi-file",
+    "pyimport": "import",
+    "py-import": "import",
+    "python-import": "import",
+    "shared-pyimport": "shared-import",
+    "shared-py-import": "shared-import",
+    "shared-python-import": "shared-import",
+    "home": "virtualenv",
+    "pyhome": "virtualenv",
+    "venv": "virtualenv",
+    "set-ph": "set-placeholder",
+    "include": "ini",
+}
+_FIELD_OF = {setting.replace("_", "-"): name for name, setting in SETTING_OF.items()}
+_LISTS = frozenset(option.name for option in fields(SpoolerOptions) if isinstance(option.default, tuple))
+_APPLICATION = frozenset({"chdir", "pythonpath", "env", "module", "wsgi-file", "import", "shared-import"})
+_LOGIC = re.compile(r"(end-?)?(if|for)(-.*)?", re.ASCII | re.DOTALL)
+_WITHOUT_EFFECT = {
+    "touch-spoolers-reload": "restart the worker instead, which lets its jobs end first",
+    "spooler-cheap": "the spooler's processes stay",
+    "virtualenv": "start qworker with the Python of that environment",
+}
+_REFERENCE = re.compile(r"([%$@])\(([^()]*)\)|%(.)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class IniFile:
+    """What was read. Paths are absolute.
+
+    - files: those that were read.
+    - values: fields of SpoolerOptions that were said.
+    - chdir: where the application is started. None: not said.
+    - pythonpath: directories to look for modules in, after those of the interpreter.
+    - env: variables to set before anything is imported.
+    - module: that of the application; wsgi_file: its file. At most one is used, the module first.
+    - imports, shared_imports: modules or files to import besides; the latter first.
+    - others: options that are not for a spooler, each once.
+    - without_effect: options of uWSGI's spooler that do nothing here, with what to do instead.
+    """
+
+    files: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    chdir: str | None = None
+    pythonpath: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    module: str | None = None
+    wsgi_file: str | None = None
+    imports: tuple[str, ...] = ()
+    shared_imports: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+
+
+class _Line(NamedTuple):
+    """One option. given: the file as it was named; section: as it was named, '' for the usual one."""
+
+    key: str
+    value: str
+    file: str
+    given: str
+    section: str
+    number: int
+
+    def wrong(self, why: str) -> ConfigurationError:
+        return _wrong(self.file, why, self.number)
+
+
+def _wrong(file: str, why: str, number: int = 0) -> ConfigurationError:
+    place = f"{safe_repr(file)}, line {number}" if number else safe_repr(file)
+    return ConfigurationError(f"{place}: {why}", source=file)
+
+
+def read_ini(*names: str, environ: Mapping[str, str] | None = None) -> IniFile:
+    """Read uWSGI ini files, ``file.ini`` or ``file.ini:section``, as if they were one.
+
+    environ: what ``$(VARIABLE)`` stands for; None for the process's environment. ConfigurationError says what
+    is wrong in which line.
+    """
+    files: list[str] = []
+    values = _Values(os.environ if environ is None else environ)
+    for name in names:
+        for line in _lines(name, values, files, ()):
+            values.add(line)
+    return _understood(values, tuple(dict.fromkeys(files)))
+
+
+def _lines(
+    name: str, values: _Values, files: list[str], within: tuple[tuple[str, str], ...], by: _Line | None = None
+) -> Iterator[_Line]:
+    """The lines of a file's section with those of what it includes, where it includes them."""
+    given, section = _split(name)
+    if not given and by is not None:
+        given = by.given  # :section, of the same file
+
+    def refuse(why: str) -> ConfigurationError:
+        return by.wrong(f"{safe_repr(name)} {why}") if by else _wrong(name, f"it {why}")
+
+    if "://" in given or given in ("", "-"):
+        raise refuse("is no file: only files are read here")
+    if "\0" in name:
+        raise refuse("is no file: there is a NUL")
+    path = os.path.realpath(given)
+    if (path, section) in within:
+        raise refuse("includes itself")
+    if len(within) >= DEEPEST:
+        raise refuse(f"is included {DEEPEST} files deep, which is too deep")
+    if len(files) >= MOST_FILES:
+        raise refuse(f"is one file more than the {MOST_FILES} that are read")
+    files.append(path)
+    try:
+        content = _content(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise refuse(f"cannot be read: {reason}") from None
+    found = False
+    for line in _split_lines(content, path, given, section):
+        if line is None:
+            found = True
+        elif _ALIASES.get(line.key, line.key) == "ini":
+            values.add(line)
+            yield from _lines(values.resolved(line), values, files, (*within, (path, section)), line)
+        else:
+            yield line
+    if not found:
+        raise refuse(f"has no section [{section or _SECTION}]")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The file and the section of file.ini:section."""
+    file, colon, section = name.rpartition(":")
+    return (file, section) if colon and "/" not in section else (name, "")
+
+
+def _content(path: str) -> str:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("it is no plain file")
+        content = b""
+        while part := os.read(file, LONGEST_FILE + 1 - len(content)):
+            content += part
+    finally:
+        os.close(file)
+    if len(content) > LONGEST_FILE:
+        raise ValueError(f"it has more than {LONGEST_FILE:,} bytes, so it is no configuration")
+    return os.fsdecode(content)
+
+
+def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[_Line | None]:
+    """The options of a section, and None for its heading."""
+    here = ""
+    wanted = section or _SECTION
+    for number, text in enumerate(content.split("\n"), 1):
+        text = text.strip()
+        if "\0" in text:
+            raise _wrong(file, "there is a NUL, so this is no text", number)
+        if text.startswith("["):
+            here = text[1:].partition("]")[0]
+            if here == wanted:
+                yield None
+        elif text and text[0] not in ";#" and here == wanted:
+            key, _, value = text.partition("=")
+            yield _Line(key.rstrip(), value.strip(), file, given, section, number)
+
+
+class _Values:
+    """All options so far, and what the placeholders in them stand for."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.lines: list[_Line] = []
+        self._environ = environ
+        self._first: dict[str, _Line] = {}
+        self._done: dict[_Line, str] = {}
+
+    def add(self, line: _Line) -> None:
+        key = _ALIASES.get(line.key, line.key)
+        if _LOGIC.fullmatch(key):
+            raise line.wrong(
+                f"{key} is not understood here: put the spooler's options into a section of their own, "
+                "without conditions and loops, and name it as file.ini:section"
+            )
+        self.lines.append(line)
+        self._first.setdefault(line.key, line)  # of a key that is there twice %(key) is the first
+        if key in ("set-placeholder", "set"):
+            name, equals, value = line.value.partition("=")
+            if not equals:
+                raise line.wrong(f"{line.key} needs NAME=VALUE")
+            self._first.setdefault(name, line._replace(key=name, value=value))
+
+    def resolved(self, line: _Line, depth: int = 0) -> str:
+        """The value of an option, with what its placeholders stand for."""
+        if line not in self._done:
+            if depth > DEEPEST:
+                raise line.wrong(f"its placeholders lead {DEEPEST} options far, or in a circle")
+            self._done[line] = self._replaced(line, depth)
+        return self._done[line]
+
+    def _replaced(self, line: _Line, depth: int) -> str:
+        parts: list[str] = []
+        length = done = 0
+        for match in _REFERENCE.finditer(line.value):
+            parts += [line.value[done : match.start()], self._meaning(match, line, depth)]
+            length += len(parts[-2]) + len(parts[-1])
+            done = match.end()
+            if length > LONGEST_VALUE:
+                break
+        parts.append(line.value[done:])
+        if length + len(parts[-1]) > LONGEST_VALUE:
+            raise line.wrong(f"the value has more than {LONGEST_VALUE:,} characters")
+        return "".join(parts)
+
+    def _meaning(self, match: re.Match[str], line: _Line, depth: int) -> str:
+        sign, name, letter = match.groups()
+        if letter is not None:
+            return self._magic(letter, line)
+        if sign == "@":
+            raise line.wrong(f"@({safe_repr(name)}) is not understood here: write the value itself")
+        if sign == "$":
+            if name not in self._environ:
+                raise line.wrong(f"there is no environment variable {safe_repr(name)}")
+            return self._environ[name]
+        if name not in self._first:
+            raise line.wrong(f"%({name[:80]}) stands for nothing: no option of that name is in the file")
+        return self.resolved(self._first[name], depth + 1)
+
+    def _magic(self, letter: str, line: _Line) -> str:
+        if letter not in _MAGIC:
+            raise line.wrong(
+                f"{safe_repr('%' + letter)} is not understood here; these are: %{', %'.join(_MAGIC)}"
+            )
+        return _MAGIC[letter](line)
+
+
+def _user(of: str) -> str:
+    import pwd  # not needed by others
+
+    return pwd.getpwuid(os.geteuid()).pw_name if of == "name" else str(os.geteuid())
+
+
+def _parent(number: int) -> Callable[[_Line], str]:
+    def name(line: _Line) -> str:
+        folders = line.file.split("/")[1:-1]
+        return folders[number] if number < len(folders) else ""
+
+    return name
+
+
+_MAGIC: dict[str, Callable[[_Line], str]] = {
+    "%": lambda line: "%",
+    "o": lambda line: line.given,
+    "p": lambda line: line.file,
+    "s": lambda line: os.path.basename(line.file),
+    "d": lambda line: os.path.dirname(line.file).rstrip("/") + "/",
+    "e": lambda line: os.path.splitext(line.file)[1][1:],
+    "n": lambda line: os.path.splitext(os.path.basename(line.file))[0],
+    "c": lambda line: os.path.basename(os.path.dirname(line.file)),
+    "x": lambda line: line.section,
+    "v": lambda line: os.getcwd(),
+    "h": lambda line: os.uname().nodename,
+    "k": lambda line: str(os.cpu_count() or 1),
+    "u": lambda line: _user("id"),
+    "U": lambda line: _user("name"),
+    **{str(number): _parent(number) for number in range(10)},
+}
+
+
+def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
+    said: dict[str, Any] = {}
+    application: dict[str, list[tuple[_Line, str]]] = {name: [] for name in _APPLICATION}
+    others: dict[str, None] = {}
+    without: dict[str, None] = {}
+    for line in values.lines:
+        key = _ALIASES.get(line.key, line.key)
+        if key in _FIELD_OF:
+            _say(said, _FIELD_OF[key], line, values.resolved(line))
+        elif key in _APPLICATION:
+            if not line.value:
+                raise line.wrong(f"{line.key} needs a value")
+            application[key].append((line, values.resolved(line)))
+        elif key in _WITHOUT_EFFECT:
+            without[f"{line.key} has no effect: {_WITHOUT_EFFECT[key]}"] = None
+        elif key not in ("ini", "set-placeholder", "set"):
+            others[line.key] = None
+    chdir = application["chdir"]
+    folder = os.path.realpath(chdir[-1][1]) if chdir else None
+    if folder is not None and not os.path.isdir(folder):
+        raise chdir[-1][0].wrong(f"{safe_repr(folder)} is no directory")
+
+    def last(key: str) -> str | None:
+        return application[key][-1][1] if application[key] else None
+
+    def path(name: str) -> str:
+        return os.path.realpath(os.path.join(folder or os.getcwd(), name))
+
+    def importable(key: str) -> tuple[str, ...]:
+        return tuple(path(name) if is_file(name) else name for _, name in application[key])
+
+    module, wsgi_file = last("module"), last("wsgi-file")
+    return IniFile(
+        files,
+        with_whole_paths(said, folder),
+        folder,
+        tuple(path(name) for _, name in application["pythonpath"]),
+        dict(_variable(line, text) for line, text in application["env"]),
+        None if module is None else module.partition(":")[0],
+        None if wsgi_file is None else path(wsgi_file),
+        importable("import"),
+        importable("shared-import"),
+        tuple(others),
+        tuple(without),
+    )
+
+
+def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
+    """Take an option of the spooler. Lists grow, and of all else the last counts."""
+    setting = SETTINGS[SETTING_OF[name]]
+    if setting.kind is BOOLEAN:
+        said[name] = text.lower() not in _FALSE
+        return
+    if not text:
+        raise line.wrong(f"{line.key} needs a value")
+    try:
+        value = setting.read([text] if name in _LISTS and name != "socket_key" else text)
+    except ValueError as error:
+        shown = "" if name == "socket_key" else f", and is {safe_repr(text)}"
+        raise line.wrong(f"{line.key} {error}{shown}") from None
+    if name in _LISTS:
+        said[name] = (*said.get(name, ()), *value)
+    else:
+        said[name] = value
+    if name in ("directories", "external"):
+        said.setdefault("default", value[0])  # the first that is named, whichever it is
+
+
+def _variable(line: _Line, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise line.wrong(f"env needs NAME=VALUE, and is {safe_repr(text)}")
+    return name, value

@@ -1,0 +1,83 @@
+"""What settings, an ini file and the command line say of a spooler, together.
+
+Comes from:  the settings of an app, ``ini``, and the command line.
+Goes to:     SpoolerOptions.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from qworker.conf import Settings
+from qworker.errors import ConfigurationError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.directory import FREQUENCY_SECONDS
+from qworker.spooler.ini import IniFile
+from qworker.spooler.options import SETTING_OF, SpoolerOptions, with_whole_paths
+
+_OFF_AT_ZERO = ("processes", "max_tasks", "harakiri", "max_attempts")
+"""Where 0 means none, as it does for uWSGI."""
+
+
+def options_of(conf: Settings) -> SpoolerOptions:
+    """What the settings say."""
+    return merge(conf)
+
+
+def merge(
+    conf: Settings, ini: IniFile | None = None, given: Mapping[str, Any] | None = None
+) -> SpoolerOptions:
+    """What all say together: *given* on the command line wins over *ini*, and that over the settings.
+
+    given: fields of SpoolerOptions. A list in one place takes the place of the whole list of another.
+    ConfigurationError when they do not go together.
+    """
+    values: dict[str, Any] = {}
+    for layer in (values_of(conf), {} if ini is None else ini.values, given or {}):
+        values |= _with_default(with_whole_paths(layer))
+    directories = values["directories"]
+    values["external"] = tuple(path for path in values["external"] if path not in directories)
+    for name in _OFF_AT_ZERO:
+        values[name] = values[name] or None
+    values["socket_key"] = values["socket_key"] or ()
+    values["frequency"] = values["frequency"] or FREQUENCY_SECONDS
+    options = SpoolerOptions(**values)
+    _check(options)
+    return options
+
+
+def values_of(conf: Settings) -> dict[str, Any]:
+    """What the settings say, by the names of the fields."""
+    return {field: conf[setting] for field, setting in SETTING_OF.items()}
+
+
+def _with_default(values: dict[str, Any]) -> dict[str, Any]:
+    """Who names directories also says which is the default: the first."""
+    named = (*values.get("directories", ()), *values.get("external", ()))
+    if named and not values.get("default"):
+        values["default"] = named[0]
+    return values
+
+
+def _check(options: SpoolerOptions) -> None:
+    named = (*options.directories, *options.external)
+    if options.default is not None and options.default not in named:
+        raise ConfigurationError(
+            f"the default spool directory {safe_repr(options.default)} is none of the spool directories: "
+            "name it with spooler or spooler_external, too",
+            setting="spooler_default",
+        )
+    if options.backoff > options.backoff_max:
+        raise ConfigurationError(
+            f"a job would wait {options.backoff:g} s for its second attempt, and {options.backoff_max:g} s "
+            "at most: let backoff_max be the longer one",
+            setting="spooler_backoff",
+        )
+    if options.chdir is not None and not os.path.isdir(options.chdir):
+        raise ConfigurationError(
+            f"jobs are to run in {safe_repr(options.chdir)}, which is no directory: make it, or name another",
+            setting="spooler_chdir",
+        )

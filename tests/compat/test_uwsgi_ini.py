@@ -1,0 +1,75 @@
+"""Real uWSGI reads the same ini file: what it takes for the values, we take for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qworker.spooler.ini import read_ini
+
+pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
+
+pytestmark = [pytest.mark.compat, pytest.mark.timeout(120)]
+
+VALUES = (
+    *(f"/x/%{letter}" for letter in "opsdencvhkuU012345678"),
+    "/x/%x",
+    "/100%%",
+    "/%(later)/%(later)",
+    "/%(twice)",
+    "/%(ph)",
+    "/%(nested)",
+    "/$(WHERE)/y",
+    "/a ; b # c",
+    '/"q"',
+    "/a=b",
+)
+FILE = """\
+; a comment
+[uwsgi]
+ph-before = 1
+set-ph = ph=placed
+{spoolers}
+twice = first
+twice = second
+later = la=ter
+nested = %(later)!
+[other]
+spooler-python-import = never
+[uwsgi]
+  spooler-python-import   =   back again
+ini = {inner}
+"""
+
+
+def test_the_values_are_those_of_uwsgi(tmp_path: Path) -> None:
+    inner = tmp_path / "in.ner.ini"
+    inner.write_text("[uwsgi]\nspooler-python-import = /%n/%s/%(later)\n")
+    file = tmp_path / "my.site.ini"
+    lines = "\n".join(f"spooler-python-import = {value}" for value in VALUES)
+    file.write_text(FILE.format(spoolers=lines, inner=inner))
+    code = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
+    environ = {**os.environ, "WHERE": "there"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "--show-config", "--no-server", "--ini", str(file)],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    begin = "spooler-python-import = "
+    output = (shown.stdout + shown.stderr).splitlines()
+    theirs = [line.removeprefix(begin) for line in output if line.startswith(begin)]
+    assert len(theirs) == len(VALUES) + 2, shown.stderr
+    here = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        ours = read_ini(str(file), environ=environ).values["imports"]
+    finally:
+        os.chdir(here)
+    assert list(ours) == [os.path.realpath(name) if "/" in name else name for name in theirs]
