@@ -28,6 +28,7 @@ from qworker.cli.spool_shown import (
     print_waiting,
     waiting_fields,
 )
+from qworker.cli.spool_watch import watch
 from qworker.clock import SYSTEM_CLOCK, parse_iso
 from qworker.errors import ConfigurationError, SpoolError
 from qworker.spooler.administration import SpoolAdmin
@@ -211,3 +212,6 @@ def _each(names: tuple[str, ...], done: str, act: Callable[[str], object]) -> in
             succeeded += 1
     click.echo(f"{done}: {count(succeeded, 'job')}.")
     return 0 if succeeded == len(chosen) else EXIT_SOME_FAILED
+
+
+spool.add_command(watch)
