@@ -115,7 +115,7 @@ def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
 
     before = termios.tcgetattr(keyboard)
     try:
-        tty.setcbreak(keyboard, termios.TCSANOW)  # a key counts without Enter; ctrl-c still interrupts
+        tty.setcbreak(keyboard, termios.TCSANOW)  # a key counts at once; ctrl-c still interrupts
         yield lambda censuses, seconds: _wait(censuses, keyboard, seconds)
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
