@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
+from functools import lru_cache
 from itertools import count
 
 from qworker.errors import SpoolError
@@ -35,16 +35,14 @@ _digits = re.compile(rb"[0-9]+")
 def job_name(now: float) -> str:
     """A name for a new job: host, process, number in this process, a random number, seconds, microseconds."""
     chance = int.from_bytes(os.urandom(4), "little") >> 1
-    microseconds = int(now * 1_000_000)
-    return (
-        f"{PREFIX}{_host()}_{os.getpid()}_{next(_counter)}_{chance}"
-        f"_{microseconds // 1_000_000}_{microseconds % 1_000_000}"
-    )
+    seconds, microseconds = divmod(int(now * 1_000_000), 1_000_000)
+    return f"{_beginning(os.getpid())}{next(_counter)}_{chance}_{seconds}_{microseconds}"
 
 
-@cache
-def _host() -> str:
-    return os.uname().nodename.replace("/", "_")
+@lru_cache(maxsize=1)
+def _beginning(process: int) -> str:
+    """Prefix, host and process: the same for all jobs of a process, and another one in its children."""
+    return f"{PREFIX}{os.uname().nodename.replace('/', '_')}_{process}_"
 
 
 def natural_key(name: str) -> bytes:

@@ -27,6 +27,9 @@ HEADER = 4
 LARGEST = 65_535
 """Bytes that the pairs of one packet may take, with their lengths."""
 
+_SHORT = tuple(length.to_bytes(2, "little") for length in range(256))
+"""Most lengths, as they stand in a packet."""
+
 Text: TypeAlias = "str | bytes | bytearray | memoryview"
 Pairs: TypeAlias = "Mapping[str | bytes, Text | int]"
 """What a caller may write: text is encoded as UTF-8, and a number is written in decimal."""
@@ -45,20 +48,28 @@ def encode(pairs: Pairs) -> bytes:
     SpoolError when a key is empty, when a key or value is neither text, bytes nor a whole number, and when
     the pairs take more than 65,535 bytes. Nothing is ever cut.
     """
+    plain: dict[bytes, bytes] = {}
+    for name, content in pairs.items():
+        key = name if name.__class__ is bytes else _bytes(name, "key", name)
+        plain[key] = content if content.__class__ is bytes else _bytes(content, "value", name)
     parts = [b""]
     size = 0
-    for key, value in {
-        _bytes(key, "key", key): _bytes(value, "value", key) for key, value in pairs.items()
-    }.items():
+    for key, value in plain.items():
         if not key:
             raise SpoolError("a pair has an empty key, which no spooler reads: give it a name")
-        size += 4 + len(key) + len(value)
+        in_key, in_value = len(key), len(value)
+        size += 4 + in_key + in_value
         if size > LARGEST:
             raise SpoolError(
                 f"the pairs take more than {LARGEST:,} bytes, from the one of {safe_repr(key)} on "
                 f"({len(value):,} bytes): pass what is large as the body, which has no limit"
             )
-        parts += (len(key).to_bytes(2, "little"), key, len(value).to_bytes(2, "little"), value)
+        parts += (
+            _SHORT[in_key] if in_key < 256 else in_key.to_bytes(2, "little"),
+            key,
+            _SHORT[in_value] if in_value < 256 else in_value.to_bytes(2, "little"),
+            value,
+        )
     parts[0] = bytes((MODIFIER1, size & 255, size >> 8, 0))
     return b"".join(parts)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch, to_epoch
 from qworker.errors import SpoolError
@@ -52,12 +52,10 @@ class NewJob(NamedTuple):
     priority: str | bytes | int = ""
 
 
-class _Draft(NamedTuple):
-    """A job that is written, but has not yet its name."""
+_Draft: TypeAlias = tuple[str, str, str]
+"""A job that is written, but has not yet its name: its folder, the path that it has, the one it gets."""
 
-    folder: str
-    temporary: str
-    name: str
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class Writer:
@@ -93,7 +91,10 @@ class Writer:
 
         SpoolError when it cannot be written; then nothing is there.
         """
-        return self.write_many([NewJob(pairs, body, at, priority)])[0]
+        draft = self._draft(pairs, body, at, priority)
+        if self._sync is not Sync.NOTHING:
+            self._sync_drafts([draft])
+        return self._name([draft])[0]
 
     def write_many(self, jobs: Iterable[NewJob]) -> list[str]:
         """Write several jobs and return the paths of their files, in order. What is to reach the disk does so
@@ -104,30 +105,31 @@ class Writer:
         drafts: list[_Draft] = []
         try:
             for job in jobs:
-                drafts.append(self._draft(job))
-            self._sync_drafts(drafts)
+                drafts.append(self._draft(*job))
         except BaseException:
-            for draft in drafts:
-                with suppress(OSError):
-                    os.unlink(f"{draft.folder}/{draft.temporary}")
+            _forget(drafts)
             raise
+        self._sync_drafts(drafts)
         return self._name(drafts)
 
-    def _draft(self, job: NewJob) -> _Draft:
-        packet = encode(job.pairs)
-        due = _due(job.at)
+    def _draft(
+        self, pairs: Pairs, body: bytes, at: float | datetime | None, priority: str | bytes | int
+    ) -> _Draft:
+        packet = encode(pairs)
+        due = _due(at) if at else 0
         try:
-            folder = self._folder(priority_name(job.priority, words=self._words))
+            folder = self.path
+            if priority or priority == 0:
+                folder = self._folder(priority_name(priority, words=self._words))
             name = job_name(self._clock.now())
-            draft = _Draft(folder, TEMPORARY + name, name)
-            path = f"{folder}/{draft.temporary}"
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            path = f"{folder}/{TEMPORARY}{name}"
+            file = os.open(path, _NEW, 0o600)
         except OSError as error:
             raise self._failed(error) from error
         try:
             if CRASHING:
                 crash_point("spool file opened")
-            _write(file, packet, job.body)
+            _write(file, packet, body)
             if CRASHING:
                 crash_point("spool file written")
             if due:
@@ -139,7 +141,7 @@ class Writer:
             raise
         finally:
             os.close(file)
-        return draft
+        return folder, path, f"{folder}/{name}"
 
     def _folder(self, priority: str) -> str:
         """The directory of a priority, made when it is missing."""
@@ -153,27 +155,30 @@ class Writer:
         return folder
 
     def _sync_drafts(self, drafts: list[_Draft]) -> None:
-        if drafts and self._sync is not Sync.NOTHING:
-            try:
-                sync_all([f"{draft.folder}/{draft.temporary}" for draft in drafts])
-            except OSError as error:
+        if not drafts or self._sync is Sync.NOTHING:
+            return
+        try:
+            sync_all([temporary for _, temporary, _ in drafts])
+        except BaseException as error:
+            _forget(drafts)
+            if isinstance(error, OSError):
                 raise self._failed(error) from error
+            raise
 
     def _name(self, drafts: list[_Draft]) -> list[str]:
         """Give each its name."""
         paths: list[str] = []
         try:
-            for draft in drafts:
+            for _, temporary, path in drafts:
                 if CRASHING:
                     crash_point("spool file ready")
-                path = f"{draft.folder}/{draft.name}"
-                os.rename(f"{draft.folder}/{draft.temporary}", path)
+                os.rename(temporary, path)
                 paths.append(path)
             if CRASHING:
                 crash_point("spool file named")
             if self._sync is Sync.DIRECTORY:
                 # The directory itself, too: it has the names of the priorities.
-                for folder in {self.path, *(draft.folder for draft in drafts)}:
+                for folder in {self.path, *(folder for folder, _, _ in drafts)}:
                     sync(folder)
         except OSError as error:
             raise self._failed(error, written=len(paths)) from error
@@ -184,6 +189,12 @@ class Writer:
         return SpoolError(
             f"no spool file can be written in {self.path}: {error.strerror or error}; {there} enqueued"
         )
+
+
+def _forget(drafts: list[_Draft]) -> None:
+    for _, temporary, _ in drafts:
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
 def _due(at: float | datetime | None) -> int:
