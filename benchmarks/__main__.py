@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: list, setup, run, growth, schedulers, django, report. Without a command it runs all
-workloads: some 40 minutes."""
+"""`python -m benchmarks`: list, setup, run, growth, schedulers, django, spooler, report. Without a command it
+runs all workloads: some 40 minutes."""
 
 import argparse
 import signal
@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import django, django_page, environments, growth, markdown, report, results, run, schedulers
+from benchmarks import (
+    django,
+    django_page,
+    environments,
+    growth,
+    markdown,
+    report,
+    results,
+    run,
+    schedulers,
+    spooler,
+    spooler_page,
+)
 from benchmarks.growth import CURVES
 from benchmarks.peers import GROUPS, PEERS
 from benchmarks.schedulers import SCHEDULERS
@@ -179,6 +191,23 @@ def _parser() -> argparse.ArgumentParser:
     pair.add_argument("--out", **out)
     pair.set_defaults(command=_django)
 
+    beside = commands.add_parser("spooler", help="measure the spooler beside uWSGI's")
+    for option, names in (("workloads", spooler.WORKLOADS), ("places", spooler.PLACES)):
+        beside.add_argument(
+            f"--{option}",
+            type=_names(dict(names)),
+            default=list(names),
+            metavar="NAME,NAME",
+            help=f"of {', '.join(names)}",
+        )
+    beside.add_argument("--rounds", type=int, default=3, choices=range(1, 21), metavar="N", help="default: 3")
+    beside.add_argument("--scale", **scale)
+    beside.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="write the report of earlier runs instead"
+    )
+    beside.add_argument("--out", **out)
+    beside.set_defaults(command=_spooler)
+
     again = commands.add_parser("report", help="write one report of earlier runs")
     again.add_argument("results", type=Path, metavar="RESULTS.JSON", nargs="+")
     again.add_argument(
@@ -259,6 +288,18 @@ def _django(options: argparse.Namespace) -> int:
         print(f"wrote {path}", file=sys.stderr)
     print(django_page.document(found))
     return 1 if any(cell.error for cell in found.cells) else 0
+
+
+def _spooler(options: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.read:
+        found = spooler.load(options.read)
+    else:
+        found = spooler.execute(options.workloads, options.places, options.rounds, options.scale, options.out)
+    for path in spooler_page.write(found, options.out):
+        print(f"wrote {path}", file=sys.stderr)
+    print(spooler_page.document(found))
+    return 1 if any(each.error for each in found.measured) else 0
 
 
 def _report(options: argparse.Namespace) -> int:
