@@ -2,8 +2,8 @@
 
 Each figure is measured for both sides in turn, as often as there are rounds; what counts is the ratio of the
 medians. uWSGI runs its spoolers at nice 19, so ours run at nice 19, too. Jobs are written as files before
-the spooler starts, or by a process that is none of the spooler's; uWSGI does not hear of such a one before its
-next scan, so a writer of its own is measured beside.
+the spooler starts, or by a process that is none of the spooler's; uWSGI does not hear of such a one before
+its next scan, so a writer of its own is measured beside.
 """
 
 import datetime

@@ -123,6 +123,23 @@ def test_a_django_project_is_drained_filled_and_started(tmp_path: Path) -> None:
     assert "## What save_limit costs" in page
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+def test_a_spooler_works_off_and_writes_beside_uwsgi(tmp_path: Path) -> None:
+    """No waking is timed: uWSGI lets a stranger's job wait for half a minute."""
+    pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
+    done = benchmarks(
+        *("spooler", "--workloads", "work_off,enqueue", "--places", "memory", "--rounds", "1"),
+        *("--scale", "0.01", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads((tmp_path / "spooler.json").read_text())["measured"]
+    assert {(each["side"], each["figure"]) for each in measured} == {
+        (side, figure) for side in ("uwsgi", "qworker") for figure in ("work_off", "start", "enqueue")
+    }
+    assert all(each["value"] > 0 and each["error"] is None for each in measured)
+    assert (tmp_path / "spooler.md").read_text() in done.stdout
+
+
 def test_the_list_names_peers_and_workloads() -> None:
     done = benchmarks("list")
     assert done.returncode == 0
