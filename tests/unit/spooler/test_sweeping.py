@@ -1,0 +1,89 @@
+"""What the dead left is swept, and nothing else is touched."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from qworker.spooler import writing
+from qworker.spooler.attempts import FOLDER
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.names import DEAD, PREFIX, TEMPORARY
+from qworker.spooler.sweeping import sweep_all
+from qworker.spooler.writing import Writer
+from tests.support.spools import clock_of_files, files
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """With a job, one of a priority, and one that was set aside, none of which may go."""
+    path = tmp_path / "jobs"
+    path.mkdir()
+    writer = Writer(path)
+    writer.write({"n": 1})
+    with closing(SpoolDirectory(path, clock=clock_of_files())) as directory:
+        claim = directory.next()
+        assert claim is not None
+        claim.set_aside("no")
+    writer.write({"n": 2})
+    writer.write({"n": 3}, priority=1)
+    return path
+
+
+def left(place: Path) -> list[Path]:
+    """What the dead left there: a draft, one of a priority, a note, and numbers of attempts."""
+    (place / FOLDER).mkdir()
+    found = [
+        place / f"{TEMPORARY}{PREFIX}h_1",
+        place / "1" / f"{TEMPORARY}{PREFIX}h_2",
+        place / DEAD / f"{PREFIX}h_3.json",
+        place / FOLDER / f"{PREFIX}h_4",
+        place / FOLDER / f"{PREFIX}h_4.returns",
+    ]
+    for path in found:
+        path.write_text("1")
+    return found
+
+
+def test_what_is_old_goes_and_jobs_stay(place: Path) -> None:
+    jobs = files(place)
+    assert sweep_all([str(place)], older_than=-60) == 0
+    gone = left(place)
+    assert sweep_all([str(place)], older_than=-60) == len(gone)
+    assert files(place) == jobs
+
+
+def test_what_is_new_stays(place: Path) -> None:
+    left(place)
+    before = files(place)
+    assert sweep_all([str(place)], older_than=writing.STALE_SECONDS) == 0
+    assert files(place) == before
+
+
+def test_attempts_of_jobs_that_are_there_stay(place: Path) -> None:
+    left(place)
+    jobs = [Path(name).name for name in files(place) if Path(name).name.startswith(PREFIX)]
+    kept = [name for name in jobs if "h_" not in name and not name.endswith(".json")]
+    assert len(kept) == 3
+    for name in kept:
+        (place / FOLDER / name).write_text("1")
+    sweep_all([str(place)], older_than=-60)
+    assert sorted(path.name for path in (place / FOLDER).iterdir()) == sorted(kept)
+
+
+def test_other_peoples_files_stay(place: Path) -> None:
+    for folder in (place, place / DEAD, place / "other"):
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.json").touch()
+        (folder / f"{PREFIX}mine").touch()
+    before = files(place)
+    assert sweep_all([str(place)], older_than=-60) == 0
+    assert files(place) == before
+
+
+def test_a_directory_that_is_not_there(place: Path) -> None:
+    shutil.rmtree(place)
+    assert sweep_all([str(place)], older_than=-60) == 0
