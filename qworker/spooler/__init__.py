@@ -7,9 +7,9 @@ Thread:      see each module.
 Modules, in reading order. A file: ``packet`` (its bytes), ``names``. Writing: ``place`` (the directory),
 ``disk`` (what has reached it), ``writing``, ``sweeping``. Claiming: ``locks``, ``attempts``, ``aside`` (what
 nobody can run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candidates`` (what to
-try next), and ``directory``, which has all of them. People: ``listing``, ``census``, ``examining``, ``copying`` and
-``administration``, which sees, removes, retries and moves. What is said of it: ``options``, ``ini`` (uWSGI's
-files) and ``settings``, which has all that is said together.
+try next), and ``directory``, which has all of them. People: ``listing``, ``census``, ``examining``,
+``copying`` and ``administration``, which sees, removes, retries and moves. What is said of it: ``options``,
+``ini`` (uWSGI's files) and ``settings``, which has all that is said together.
 """
 
 from __future__ import annotations
