@@ -32,6 +32,11 @@ class Stores:
         """The broker."""
         return self._broker or self._open_broker()
 
+    def use_broker(self, broker: Broker) -> None:
+        """Have *broker* as the app's from now on, which nothing has been asked of yet."""
+        with self._app.lock:
+            self._broker, self._results_with_broker = broker, None
+
     def _open_broker(self) -> Broker:
         app = self._app
         with app.lock:

@@ -70,7 +70,9 @@ def ack_or_dead_letter(request: Request, outcome: Outcome, now: float) -> Settle
 
 
 def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """As that option says; the reason names the limit."""
+    """As that option says; the reason names the limit. A task may have a time limit count as a death."""
+    if request.task.again_after_time_limit:
+        return deliver_again(request, outcome, now)
     if request.task.acks_on_failure_or_timeout:
         return Ack(request.tag)
     return DeadLetter(request.tag, f"the hard time limit of {request.time_limit:g} s passed")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from qworker.errors import SpoolError
 from qworker.safe_repr import safe_repr
 from qworker.spooler.aside import Note, note_name, read_note
-from qworker.spooler.attempts import Attempts
+from qworker.spooler.attempts import Attempts, returns_of
 from qworker.spooler.copying import copy
 from qworker.spooler.examining import Content, content
 from qworker.spooler.listing import Aside, Waiting, aside, aside_names, look, waiting
@@ -62,6 +62,7 @@ class SpoolAdmin:
         self._directory = os.open(self.path, _DIRECTORY)
         self._lock = best_lock() if lock is None else lock
         self._attempts = Attempts(self._directory)
+        self._returns = returns_of(self._directory)
 
     def close(self) -> None:
         """Safe to call twice."""
@@ -123,7 +124,7 @@ class SpoolAdmin:
             if dead:
                 self._remove_note(own)
             else:
-                self._attempts.reset(held.file, own)
+                self._never_tried(held.file, own)
 
     def retry(self, name: str) -> str:
         """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
@@ -132,7 +133,7 @@ class SpoolAdmin:
         own = _own(path)
         if self._is_there(path):
             with self._held(path) as held:
-                self._attempts.reset(held.file, own)
+                self._never_tried(held.file, own)
                 os.utime(held.file)
             return path
         if not self._is_there(f"{DEAD}/{own}"):
@@ -140,7 +141,7 @@ class SpoolAdmin:
         with self._held(f"{DEAD}/{own}") as held:
             path = read_note(self._directory, own).path
             with self._room_for(path) as folder:
-                self._attempts.reset(held.file, own)
+                self._never_tried(held.file, own)
                 os.utime(held.file)
                 os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
             if CRASHING:
@@ -226,6 +227,10 @@ class SpoolAdmin:
                     f"{safe_repr(path)} is in {safe_repr(self.path)} already: remove one of them"
                 )
             yield folder
+
+    def _never_tried(self, file: int, name: str) -> None:
+        self._attempts.reset(file, name)
+        self._returns.reset(file, name)
 
     def _is_there(self, path: str) -> bool:
         try:

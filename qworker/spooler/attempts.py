@@ -1,4 +1,4 @@
-"""Attempts: how often a job was begun, kept with its file so that no crash forgets it.
+"""Attempts: how often a job was begun, and how often given back, kept with its file: no crash forgets it.
 
 Comes from:  ``claiming`` and ``administration``, under the job's lock.
 Goes to:     an extended attribute of the file, which goes with it wherever it is moved; a file of its own
@@ -16,29 +16,40 @@ from contextlib import suppress
 logger = logging.getLogger(__name__)
 
 ATTRIBUTE = "user.qworker.attempts"
+RETURNS = "user.qworker.returns"
 FOLDER = ".qw-attempts"
 _NONE_HERE = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 
 class Attempts:
-    """Those of the jobs of one spool directory, whose descriptor is *directory*."""
+    """Those of the jobs of one spool directory, whose descriptor is *directory*. attribute: its name. suffix:
+    of the file that stands for it where there are no attributes."""
 
-    def __init__(self, directory: int, *, attributes: bool = hasattr(os, "setxattr")) -> None:
+    def __init__(
+        self,
+        directory: int,
+        *,
+        attribute: str = ATTRIBUTE,
+        suffix: str = "",
+        attributes: bool = hasattr(os, "setxattr"),
+    ) -> None:
         self._directory = directory
+        self._attribute = attribute
+        self._suffix = suffix
         self._attributes = attributes
 
     def read(self, file: int | str, name: str) -> int:
         """How often the job was begun; 0 when nothing is known. file: its descriptor, or its whole path."""
         if self._attributes:
             try:
-                return _number(os.getxattr(file, ATTRIBUTE))
+                return _number(os.getxattr(file, self._attribute))
             except OSError as error:
                 if error.errno not in _NONE_HERE:
                     return 0
                 self._attributes = False
         with suppress(OSError):
             noted = os.open(
-                f"{FOLDER}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._directory
+                self._noted(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._directory
             )
             with open(noted, "rb") as stream:
                 return _number(stream.read(20))
@@ -48,7 +59,7 @@ class Attempts:
         """Count one more, and return its number."""
         if self._attributes:
             with suppress(OSError):  # it is not the first, or there are no attributes: what follows tells
-                os.setxattr(file, ATTRIBUTE, b"1", os.XATTR_CREATE)
+                os.setxattr(file, self._attribute, b"1", os.XATTR_CREATE)
                 return 1
         number = self.read(file, name) + 1
         self.write(file, name, number)
@@ -59,7 +70,7 @@ class Attempts:
         try:
             if self._attributes:
                 try:
-                    os.setxattr(file, ATTRIBUTE, b"%d" % attempts)
+                    os.setxattr(file, self._attribute, b"%d" % attempts)
                     return
                 except OSError as error:
                     if error.errno not in _NONE_HERE:
@@ -68,7 +79,7 @@ class Attempts:
             with suppress(FileExistsError):
                 os.mkdir(FOLDER, 0o700, dir_fd=self._directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            noted = os.open(f"{FOLDER}/{name}", flags, 0o600, dir_fd=self._directory)
+            noted = os.open(self._noted(name), flags, 0o600, dir_fd=self._directory)
             try:
                 os.write(noted, b"%010d" % attempts)  # always as long, so that it replaces what was there
             finally:
@@ -76,17 +87,25 @@ class Attempts:
         except OSError as error:
             logger.warning("attempt %d of %s cannot be noted: %s", attempts, name, error.strerror)
 
+    def _noted(self, name: str) -> str:
+        return f"{FOLDER}/{name}{self._suffix}"
+
     def reset(self, file: int, name: str) -> None:
         """The job counts as one that was never begun. OSError when that cannot be noted."""
         if self.read(file, name) and self._attributes:
-            os.removexattr(file, ATTRIBUTE)
+            os.removexattr(file, self._attribute)
         self.forget(name)
 
     def forget(self, name: str) -> None:
         """The job is no more; an attribute has gone with its file."""
         if not self._attributes:
             with suppress(OSError):
-                os.unlink(f"{FOLDER}/{name}", dir_fd=self._directory)
+                os.unlink(self._noted(name), dir_fd=self._directory)
+
+
+def returns_of(directory: int) -> Attempts:
+    """How often jobs were given back by who had begun them: what was begun more often met with a death."""
+    return Attempts(directory, attribute=RETURNS, suffix=".returns")
 
 
 def _number(text: bytes) -> int:

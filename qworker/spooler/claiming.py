@@ -23,9 +23,9 @@ from typing import NamedTuple, TypeAlias
 from qworker.clock import Clock
 from qworker.errors import InvalidPacket
 from qworker.spooler.aside import set_aside
-from qworker.spooler.attempts import Attempts
+from qworker.spooler.attempts import Attempts, returns_of
 from qworker.spooler.locks import FileLock, Locked
-from qworker.spooler.packet import Packet, decode
+from qworker.spooler.reading import Head, read_body, read_head
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)
@@ -71,16 +71,25 @@ class Claim:
     """A job that is ours, its file locked. It ends with finish(), give_back(), decline() or set_aside(); as a
     context manager, with give_back() if with nothing else.
 
-    path: its file, relative to the spool directory. pairs, body: what it says.
+    path: its file, relative to the spool directory. pairs: what it says. inode: of the file.
     """
 
-    __slots__ = ("_ended", "_file", "_place", "body", "pairs", "path")
+    __slots__ = ("_file", "_head", "_place", "inode", "pairs", "path")
 
-    def __init__(self, path: str, file: int, packet: Packet, place: ClaimedPlace) -> None:
+    def __init__(self, path: str, file: int, inode: int, head: Head, place: ClaimedPlace) -> None:
         self.path = path
-        self.pairs, self.body = packet
+        self.inode = inode
+        self.pairs = head.pairs
+        self._head = head
         self._file = file
         self._place = place
+
+    @property
+    def body(self) -> bytes:
+        """What follows the pairs. A large one is read each time that it is asked for, while the claim is
+        held."""
+        body = self._head.body
+        return read_body(self._file, self._head.start) if body is None else body
 
     @property
     def name(self) -> str:
@@ -91,6 +100,11 @@ class Claim:
     def attempts(self) -> int:
         """How often the job was begun, as far as that was counted."""
         return self._place.attempts.read(self._file, self.name)
+
+    @property
+    def returns(self) -> int:
+        """How often the job was given back by who had begun it and lived on."""
+        return self._place.returns.read(self._file, self.name)
 
     def begin(self) -> int:
         """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
@@ -116,17 +130,26 @@ class Claim:
         if CRASHING:
             crash_point("spool file removed")
         place.attempts.forget(self.name)
+        place.returns.forget(self.name)
         self._let_go(None)
         return there
 
-    def give_back(self, delay: float = 0.0) -> None:
-        """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second."""
+    def give_back(self, delay: float = 0.0, *, returned: bool = False) -> None:
+        """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second.
+        returned: count it among its returns."""
+        if returned:
+            self._place.returns.count(self._file, self.name)
         now = self._place.clock.now()
         with suppress(PermissionError):  # another's file, which we may write: only we know of the delay then
             os.utime(self._file, (now, now + delay))
         if CRASHING:
             crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
+
+    def let_go(self) -> None:
+        """As if it had never been claimed: it is free for everybody, us too."""
+        now = self._place.clock.now()
+        self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 
     def decline(self) -> None:
         """The job is for another process: it is not offered to this one again, unless its file changes."""
@@ -172,6 +195,7 @@ class ClaimedPlace:
         self.clock = clock
         self.ended = ended
         self.attempts = Attempts(directory)
+        self.returns = returns_of(directory)
         self._owners = frozenset(owners)
         self._grace = grace
 
@@ -195,7 +219,7 @@ class ClaimedPlace:
             return found
         if CRASHING:
             crash_point("spool file claimed")
-        return Claim(path, file, found, self)
+        return found
 
     def look(self, path: str, known: Refusal) -> Refusal | None:
         """Whether *path*, which was refused before, is still refused, found out without a trace; None when it
@@ -217,10 +241,11 @@ class ClaimedPlace:
         attempts = self.attempts.read(file, name)
         set_aside(self.directory, path, reason=reason, attempts=attempts, now=self.clock.now())
         self.attempts.forget(name)
+        self.returns.forget(name)
         logger.warning("%s is set aside: %s", path, reason)
 
-    def _locked(self, path: str, file: int) -> Packet | Refusal:
-        """What the file says, or why it cannot be run."""
+    def _locked(self, path: str, file: int) -> Claim | Refusal:
+        """The claim of a file that is locked, or why it cannot be run."""
         status = os.fstat(file)
         named = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
         if (named.st_ino, named.st_dev) != (status.st_ino, status.st_dev):
@@ -233,9 +258,10 @@ class ClaimedPlace:
         if status.st_mtime > self.clock.now():
             return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
         try:
-            return decode(_read(file, status.st_size))
+            head = read_head(file, status.st_size)
         except InvalidPacket as error:
             return self._invalid(path, file, status, str(error))
+        return Claim(path, file, status.st_ino, head, self)
 
     def _invalid(self, path: str, file: int, status: os.stat_result, reason: str) -> Refusal:
         until = max(status.st_ctime, status.st_mtime) + self._grace
@@ -270,13 +296,3 @@ class ClaimedPlace:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _read(file: int, size: int) -> bytes:
-    image = os.read(file, size + 1)
-    if len(image) == size:
-        return image
-    parts = [image]
-    while image := os.read(file, 1 << 20):  # a system reads 2 GB at a time
-        parts.append(image)
-    return b"".join(parts)

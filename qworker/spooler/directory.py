@@ -106,13 +106,29 @@ class SpoolDirectory:
     def wait(self, most: float = math.inf) -> None:
         """Return when there may be a job, when wake() is called, or after *most* seconds."""
         self._asleep = True  # from here on, who ends a claim wakes us
-        until_due = self._candidates.next_time() - self._clock.now()
-        until_scan = self._next_scan - self._clock.monotonic()
-        idle = not self._candidates and self._scanning is None and not self._ended
-        self._wakeup.sleep(
-            max(0.0, min(most, until_due, until_scan, LONGEST_SLEEP)) if idle else 0.0, self._watcher.fileno()
-        )
+        self._wakeup.sleep(min(most, self.rest()), self.fileno())
         self._asleep = False
+        self.look()
+
+    def fileno(self) -> int:
+        """What can be read when there may be a job, for who waits for other files, too; -1: nothing is
+        told."""
+        return self._watcher.fileno()
+
+    def rest(self) -> float:
+        """Seconds for which there is no job, unless fileno() can be read."""
+        if self._candidates or self._scanning is not None or self._ended:
+            return 0.0
+        until_due = self.next_due() - self._clock.now()
+        until_scan = self._next_scan - self._clock.monotonic()
+        return max(0.0, min(until_due, until_scan, LONGEST_SLEEP))
+
+    def next_due(self) -> float:
+        """When a file that rests is to be tried, epoch seconds; infinity when none rests."""
+        return self._candidates.next_time()
+
+    def look(self) -> None:
+        """Have next() look first for what is new."""
         self._tried = 0
 
     def wake(self) -> None:

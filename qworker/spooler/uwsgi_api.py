@@ -16,3 +16,11 @@ SPOOL_IGNORE = 0
 
 spooler: Callable[[dict[Any, Any]], object] | None = None
 """The function that runs jobs; the application sets it. Looked up for each job."""
+
+
+class SetAside(Exception):
+    """Raised by a job that can never succeed: its file is set aside at once, with the text as the reason."""
+
+
+def run_signal(number: int) -> None:
+    """Call the handlers of signal *number*."""

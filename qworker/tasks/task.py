@@ -100,6 +100,8 @@ class Task(Generic[P, R]):
     """Its class has a __call__() of its own: a worker calls that, and not run()."""
     hears_of_ends: bool = False
     """A child is given each call that ends without having run to its end, and calls heard_of_end()."""
+    again_after_time_limit: bool = False
+    """A run that its hard time limit ended counts as a death of its process: it is delivered again."""
     own_apply_async: bool = False
     """Its class has an apply_async() of its own, through which every call goes."""
 

@@ -1,0 +1,57 @@
+"""Runner: a worker that works off spool directories, alone or beside the queues of its app.
+
+Comes from:  ``qworker spool run`` and ``qworker start --spooler``, with the options of the spooler.
+Goes to:     the app, which gets the directories as (part of) its broker and the task that runs jobs.
+Thread:      main, before the worker starts.
+
+The jobs run in the processes of the worker's own pool, with its time limits and its healing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qworker.errors import ConfigurationError
+from qworker.spooler.beside import SpoolBeside, SpoolInstead
+from qworker.spooler.consumer import Lane, Policy, SpoolConsumer
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.job_messages import job_reader
+from qworker.spooler.jobs import add_spool_tasks
+from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.place import prepared
+from qworker.spooler.writing import sweep
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> None:
+    """Have a worker of *app* work off the directories of *options*, which are made when they are missing.
+
+    alone: it takes nothing from the app's own broker; what jobs send still goes there.
+    ConfigurationError when there is no directory, or one cannot be used.
+    """
+    if not options.directories:
+        raise ConfigurationError("there is no spool directory to work off: name one", setting="spooler")
+    for directory in options.directories:
+        sweep(prepared(directory))
+    consumer = SpoolConsumer(lambda queues: job_lanes(options), app.clock)
+    add_spool_tasks(app, options)
+    app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
+
+
+def job_lanes(options: SpoolerOptions) -> list[Lane]:
+    """The directories of *options*, for uWSGI's jobs."""
+    policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
+    return [_lane(place, options, policy) for place in _distinct(options.directories)]
+
+
+def _lane(place: str, options: SpoolerOptions, policy: Policy) -> Lane:
+    directory = SpoolDirectory(place, ordered=options.ordered, frequency=options.frequency)
+    return Lane("", directory, job_reader(directory.path, options.harakiri), policy)
+
+
+def _distinct(directories: Sequence[str]) -> list[str]:
+    """Each place once, however it is spelled."""
+    return list(dict.fromkeys(map(prepared, directories)))
