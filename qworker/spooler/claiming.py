@@ -146,8 +146,11 @@ class Claim:
             crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
 
-    def let_go(self) -> None:
-        """As if it had never been claimed: it is free for everybody, us too."""
+    def let_go(self, attempts: int | None = None) -> None:
+        """As if it had never been claimed: it is free for everybody, us too. attempts: how often it counts as
+        begun; None: nothing is changed."""
+        if attempts is not None and attempts != self.attempts:
+            self._place.attempts.write(self._file, self.name, attempts)
         now = self._place.clock.now()
         self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 

@@ -142,8 +142,8 @@ class SpoolConsumer(Consumer):
                 messages.append(leased)
                 size += len(leased.body)
         due = min((lane.directory.next_due() for lane in lanes), default=math.inf)
-        # Nothing is claimed ahead of its time, so that others may have it; who asks for what is due soon comes
-        # back when it is due.
+        # Nothing is claimed ahead of its time, so that others may have it: who asks for what is due soon is to
+        # come back when it is due.
         ahead = eta_window if delayed_limit > 0 else 0.0
         return Claim(messages, None if due == math.inf else due + ahead)
 
@@ -276,8 +276,8 @@ def _return_job(held: _Held, settlement: Release, policy: Policy) -> None:
         attempts = claim.begin()
     if attempts == held.attempts and settlement.requeued:
         claim.decline()
-    elif attempts == held.attempts:
-        claim.let_go()  # it did not come to run
+    elif not settlement.counted and not settlement.requeued:
+        claim.let_go(held.attempts)  # it did not come to run, or not to its end, since the worker ends
     elif policy.max_attempts is not None and attempts >= policy.max_attempts:
         claim.set_aside(f"it was begun {attempts} times, and did not succeed")
     else:

@@ -29,7 +29,7 @@ QUEUE = "spool"
 def job_reader(directory: str, harakiri: float | None) -> Callable[[Claim, int, int], Leased]:
     """What makes messages of the jobs of *directory*. harakiri: seconds after which a job is killed."""
     limit = "" if harakiri is None else f',"timelimit":[{harakiri!r},null]'
-    head = f'{{"lang":"py","task":{quote(RUN)},"id":'
+    head = f'{{"lang":"py","task":{quote(RUN)},"shadow":"spool","id":'
     tail = f'{limit},"retries":0,"kwargsrepr":"{{}}"}}'
     quoted_directory, queue = quote(directory), f"{QUEUE}:{directory}"
 

@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.errors import InvalidPacket, Reject, SpoolError
+from qworker.errors import (
+    InvalidPacket,
+    Reject,
+    SoftTimeLimitExceeded,
+    SpoolError,
+    TaskDirective,
+    Terminated,
+)
 from qworker.naming import import_object
 from qworker.spooler import uwsgi_api
 from qworker.spooler.attempts import Attempts
@@ -103,7 +110,9 @@ class JobRunner:
                 value = self._call(env, name)
         except uwsgi_api.SetAside as error:
             raise Reject(str(error)) from error
-        except Exception as error:
+        except (TaskDirective, SoftTimeLimitExceeded, Terminated):
+            raise  # what it says to the worker itself, and what the worker says to it
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             if self._is_last(begun.number):
                 raise
             logger.exception("job %s raised at attempt %d, and will run again", name, begun.number)
@@ -157,7 +166,7 @@ class JobRunner:
                 self._bridge = import_object(self._options.bridge)
             call = self._bridge(env)
             if call is not None:
-                # Its id is the job's name: who dies between the two sends a message that is known to be a copy.
+                # Its id is the job's name: who dies between the two sends what is known to be a copy.
                 call.apply_async(task_id=name)
                 return OK
         function = uwsgi_api.spooler

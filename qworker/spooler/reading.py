@@ -1,4 +1,4 @@
-"""Reading: what an opened spool file says, without having all of a large body in memory before it is asked for.
+"""Reading: what an opened spool file says, a large body only when it is asked for.
 
 Comes from:  ``claiming``, under the lock; ``jobs``, in the process that runs the job.
 Goes to:     pairs and body.

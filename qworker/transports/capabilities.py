@@ -162,15 +162,15 @@ CAPABILITIES: tuple[Capabilities, ...] = (
     Capabilities(
         "Spool directory",
         ("spool",),
-        accepted="written to a file and renamed, on the disk (`spool_sync` in broker_transport_options); of many "
-        "sent together, some may be accepted although an error was raised",
+        accepted="written to a file that has its name, on the disk (`sync` in `broker_transport_options`); of "
+        "many sent together, some may be accepted although an error was raised",
         redelivered="at once: the kernel drops a dead worker's locks; a frozen worker keeps what it has",
         eta="the time of modification of the file; claimed when due",
         priority="0 to 9, a directory each",
         fanout=_NO_FANOUT,
         dead_letters="the directory `.qw-dead`",
-        delivery_count="in an attribute of the file, when a worker sees the death of a process; the death of a "
-        "whole worker is not counted",
+        delivery_count="in an attribute of the file, when a worker sees the death of a process; the death of "
+        "a whole worker is not counted",
         note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
         lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH}),
     ),
