@@ -15,7 +15,8 @@ import contextlib
 import threading
 from collections.abc import Sequence
 
-from qworker.spooler.consumer import Order, SpoolConsumer
+from qworker.spooler.consumer import Order
+from qworker.spooler.dispatch import JobDispatch
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.lease import (
     Ack,
@@ -37,7 +38,7 @@ POLL_SECONDS = 5.0
 class SpoolBeside(Broker):
     """broker: of the app. spool: what takes jobs from directories."""
 
-    def __init__(self, broker: Broker, spool: SpoolConsumer) -> None:
+    def __init__(self, broker: Broker, spool: JobDispatch) -> None:
         self.url = broker.url
         self.sender = broker.sender
         self.admin = broker.admin
@@ -57,7 +58,7 @@ class SpoolBeside(Broker):
 class SpoolInstead(Broker):
     """The same, but that nothing is taken from the app's own broker: the worker has the directories alone."""
 
-    def __init__(self, broker: Broker, spool: SpoolConsumer) -> None:
+    def __init__(self, broker: Broker, spool: JobDispatch) -> None:
         self.url = broker.url
         self.sender = broker.sender
         self.admin = broker.admin
@@ -115,7 +116,7 @@ class _Watch:
 class _Both(Consumer):
     """A broker's consumer, and that of the directories."""
 
-    def __init__(self, own: Consumer, spool: SpoolConsumer) -> None:
+    def __init__(self, own: Consumer, spool: JobDispatch) -> None:
         self._own = own
         self._spool = spool
         self._watch = _Watch(own)

@@ -26,6 +26,8 @@ from qworker.spooler.names import path_key
 FIRST_DELAY = 0.01
 LONGEST_DELAY = 1.0
 """Seconds after a try in vain for which a locked file is left alone, whatever happens to it."""
+LONGEST_LEFT = 5.0
+"""The same for one that was left alone for no known reason: it is tried again without anything happening."""
 MOST_TRIES = 10
 """That many have led to the longest delay."""
 
@@ -140,6 +142,15 @@ class Candidates:
             self._vain.pop(path, None)
         if refusal.until < math.inf:
             heappush(self._later, (refusal.until, path))
+
+    def leave(self, path: str) -> None:
+        """The file was tried in vain, and nobody says why: again after a while, which grows."""
+        self._held.discard(path)
+        tries = self._vain[path].tries if path in self._vain else 0
+        again = self._clock.now() + min(FIRST_DELAY * 2**tries, LONGEST_LEFT)
+        self._vain[path] = _Vain(min(tries + 1, MOST_TRIES), again)
+        self._refused[path] = Refusal(Reason.LOCKED, again)
+        heappush(self._later, (again, path))
 
     def done(self, path: str) -> None:
         """The file is no more."""

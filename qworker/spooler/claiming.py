@@ -106,6 +106,19 @@ class Claim:
         """How often the job was given back by who had begun it and lived on."""
         return self._place.returns.read(self._file, self.name)
 
+    def changed(self) -> float:
+        """When the file, or what is noted with it, was last changed, epoch seconds."""
+        return os.fstat(self._file).st_ctime
+
+    @property
+    def held(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._file >= 0
+
+    def stamp(self) -> Stamp:
+        """By which the file is known to be the same as before."""
+        return stamp_of(os.fstat(self._file))
+
     def begin(self) -> int:
         """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
         that a crash counts, too."""
@@ -134,11 +147,15 @@ class Claim:
         self._let_go(None)
         return there
 
+    def count_return(self) -> None:
+        """What was begun has come back."""
+        self._place.returns.count(self._file, self.name)
+
     def give_back(self, delay: float = 0.0, *, returned: bool = False) -> None:
         """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second.
         returned: count it among its returns."""
         if returned:
-            self._place.returns.count(self._file, self.name)
+            self.count_return()
         now = self._place.clock.now()
         with suppress(PermissionError):  # another's file, which we may write: only we know of the delay then
             os.utime(self._file, (now, now + delay))

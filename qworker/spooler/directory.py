@@ -22,7 +22,7 @@ from itertools import islice
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.spooler.candidates import WHOLE, Candidates, Share
-from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal
+from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal
 from qworker.spooler.locks import FileLock, best_lock
 from qworker.spooler.names import path_key
 from qworker.spooler.place import prepared
@@ -87,6 +87,16 @@ class SpoolDirectory:
 
     def next(self) -> Claim | None:
         """Claim the next job that is due; None when there is none. Never waits. The caller ends the claim."""
+        while (path := self.next_path()) is not None:
+            found = self._claims.claim(path)
+            if isinstance(found, Claim):
+                return found
+            self._candidates.refuse(path, found)
+        return None
+
+    def next_path(self) -> str | None:
+        """The file that is to be tried next, for who has another process claim it; None when there is none.
+        Never waits. The caller ends that with tried()."""
         candidates = self._candidates
         while True:
             if self._tried <= 0 or not candidates:
@@ -98,10 +108,23 @@ class SpoolDirectory:
             if path is None:
                 return None
             self._tried -= 1
-            found = self._try(path)
-            if isinstance(found, Claim):
-                return found
-            candidates.refuse(path, found)
+            known = candidates.refused(path)
+            if known is None or (still := self._claims.look(path, known)) is None:
+                return path
+            candidates.refuse(path, still)
+
+    def tried(self, path: str, since: float, *, at_once: bool = False) -> None:
+        """What next_path() gave was tried, since epoch second *since*, and the file itself tells what came of it.
+        at_once: it may not have been tried at all, so it comes again at once if it is still due."""
+        try:
+            due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime
+        except OSError:
+            self._candidates.done(path)
+            return
+        if due >= since or at_once:  # given back; its time was set for that
+            self._candidates.refuse(path, Refusal(Reason.NOT_DUE, due))
+        else:
+            self._candidates.leave(path)
 
     def wait(self, most: float = math.inf) -> None:
         """Return when there may be a job, when wake() is called, or after *most* seconds."""
@@ -146,12 +169,6 @@ class SpoolDirectory:
             self._wakeup.close()
             os.close(self._directory)
             self._directory = -1
-
-    def _try(self, path: str) -> Claim | Refusal:
-        known = self._candidates.refused(path)
-        if known is not None and (still := self._claims.look(path, known)) is not None:
-            return still
-        return self._claims.claim(path)
 
     def _look_for_new(self) -> None:
         """Take in what was told since the last time, and begin a scan when one is due."""

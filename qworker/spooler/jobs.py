@@ -1,12 +1,13 @@
-"""Jobs: how one spool file is run, in the process that runs tasks.
+"""Jobs: how spool files are claimed and run, in the process that runs tasks.
 
-Comes from:  a message of ``job_messages``; the file is locked by the worker meanwhile.
-Goes to:     the function that the application has set (``uwsgi_api.spooler``), or the rule of a bridge.
+Comes from:  messages of ``job_messages``, which name files.
+Goes to:     the function that the application has set (``uwsgi_api.spooler``), or the rule of a bridge; the
+             file is removed, given back or set aside.
 Thread:      whichever runs the task.
 
-What the function says is told to the worker by how the task ends: it is done (SPOOL_OK), or the message is
-rejected to be put back. A job that was begun is counted, on its file, before the function is called, so that
-a crash counts; one that is not for this process (SPOOL_IGNORE) is not counted.
+The lock of a file is held from before it is read until after it is removed. An attempt is noted with the file
+before the function is called, so that a death counts: a file that was begun more often than it was given back
+has met with one, and waits for its turn as if it had been given back.
 """
 
 from __future__ import annotations
@@ -14,25 +15,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from qworker.errors import (
-    InvalidPacket,
-    Reject,
-    SoftTimeLimitExceeded,
-    SpoolError,
-    TaskDirective,
-    Terminated,
-)
+from qworker.errors import Reject, SoftTimeLimitExceeded, SpoolError, TaskDirective, Terminated
 from qworker.naming import import_object
 from qworker.spooler import uwsgi_api
-from qworker.spooler.attempts import Attempts
-from qworker.spooler.job_messages import RUN, SIGNAL
+from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal, Stamp
+from qworker.spooler.dispatch import SHORT_SECONDS
+from qworker.spooler.job_messages import RUN, SIGNAL, job_id
+from qworker.spooler.locks import FileLock, best_lock
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.packet import Packet
-from qworker.spooler.reading import read_whole
+from qworker.spooler.policy import Policy
 from qworker.tasks.definition import make_task
 from qworker.tasks.task import Task
 
@@ -49,26 +45,24 @@ Env = dict[Any, Any]
 
 
 class SpoolTask(Task[..., Any]):
-    """The task of jobs: a death or a time limit is an attempt, not the end."""
+    """The task of jobs. A message of it may be given out as often as one likes: the files say what is to be
+    done."""
 
     acks_late = True
     acks_on_failure_or_timeout = False
     reject_on_worker_lost = True
     again_after_time_limit = True
     max_retries = None
+    max_deliveries = 2**31 - 1
 
 
-def add_spool_tasks(app: QWorker, options: SpoolerOptions) -> None:
+def add_spool_tasks(app: QWorker, options: SpoolerOptions, *, results: bool) -> None:
     """Enter the tasks that run jobs and signals in the registry of *app*. Safe to call twice; the later
     options count."""
-    runner = JobRunner(app, options)
-    registry = app.tasks
+    runner = JobRunner(app, options, results=results)
     for name, function in ((RUN, runner.run), (SIGNAL, run_signal)):
-        registry.pop(name, None)
-        task = make_task(
-            app, function, name=name, base=SpoolTask, max_deliveries=options.max_attempts or 2**31 - 1
-        )
-        registry.register(task)
+        app.tasks.pop(name, None)
+        app.tasks.register(make_task(app, function, name=name, base=SpoolTask))
 
 
 def run_signal(number: int) -> None:
@@ -76,89 +70,144 @@ def run_signal(number: int) -> None:
     uwsgi_api.run_signal(number)
 
 
-class _Begun(NamedTuple):
-    """number: of this attempt, 1 for the first."""
+class _Place:
+    """A spool directory, in the process that runs its jobs. declined: files that are not for this process."""
 
-    packet: Packet
-    number: int
-    uncount: Callable[[], None]
+    def __init__(self, app: QWorker, path: str, lock: FileLock) -> None:
+        self.path = path
+        self.declined: dict[str, Stamp] = {}
+        self.claims = ClaimedPlace(
+            os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+            lock=lock,
+            owners={os.getuid(), 0},
+            grace=GRACE_SECONDS,
+            clock=app.clock,
+            ended=lambda path, refusal: None,
+        )
 
 
 class JobRunner:
-    """Runs jobs as *options* say. Its files are opened in the process that runs jobs, at the first one."""
+    """Runs jobs as *options* say. results: what a message's one job returns is its result."""
 
-    def __init__(self, app: QWorker, options: SpoolerOptions) -> None:
+    def __init__(self, app: QWorker, options: SpoolerOptions, *, results: bool) -> None:
         self._app = app
         self._options = options
-        self._places: dict[tuple[int, str], int] = {}  # by process and directory, their descriptors
+        self._results = results
+        self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
+        self._lock = best_lock()
+        self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
+        self._stuck: list[Claim] = []
+        """What is done and cannot be removed: it stays locked as long as this process lives."""
 
-    def run(self, directory: str, path: str, inode: int) -> Any:
-        """Run the job in the file *path* of *directory*; return what its function returned.
+    def run(self, directory: str, paths: Sequence[str]) -> Any:
+        """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
+        have taken a while; return what the only one returned, where there are results."""
+        place = self._place(directory)
+        until = time.monotonic() + SHORT_SECONDS
+        value = None
+        for number, path in enumerate(paths):
+            if number and time.monotonic() > until:
+                break
+            found = place.claims.claim(path)
+            if isinstance(found, Refusal):
+                continue
+            try:
+                value = self._run(place, found)
+            finally:
+                if found.held:
+                    found.let_go()
+        return value if self._results else None
 
-        inode: of the file that is locked. Another one by its name is left alone.
-        """
-        begun = self._begin(directory, path, inode)
-        if begun is None:
+    def _run(self, place: _Place, claim: Claim) -> Any:
+        """Run a job, and end its claim."""
+        before = claim.attempts
+        if before and self._is_not_to_run(claim, before):
             return None
-        name = path.rpartition("/")[2]
-        env: Env = {**begun.packet.pairs, "spooler_task_name": name}
-        if begun.packet.body:
-            env["body"] = begun.packet.body
+        if place.declined and place.declined.get(claim.path) == claim.stamp():
+            return None
+        env: Env = {**claim.pairs, "spooler_task_name": claim.name}
+        if body := claim.body:
+            env["body"] = body
+        number = claim.begin()
+        began = time.perf_counter()
         try:
-            with self._inside(directory, path):
-                value = self._call(env, name)
-        except uwsgi_api.SetAside as error:
-            raise Reject(str(error)) from error
-        except (TaskDirective, SoftTimeLimitExceeded, Terminated):
-            raise  # what it says to the worker itself, and what the worker says to it
+            with self._inside(place.path, claim.path):
+                value = self._call(env, claim.name)
+        except Terminated:
+            claim.set_aside("its run was ended by a revocation")
+            raise
+        except SoftTimeLimitExceeded:  # the worker ends, and waits no longer
+            claim.let_go(before)
+            raise
+        except (uwsgi_api.SetAside, TaskDirective) as directive:
+            if isinstance(directive, Reject) and directive.requeue:
+                return self._again(claim, number, directive)
+            claim.set_aside(str(directive) or type(directive).__name__)
+            return self._failed(directive)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            if self._is_last(begun.number):
-                raise
-            logger.exception("job %s raised at attempt %d, and will run again", name, begun.number)
-            raise Reject(f"{type(error).__name__}: {error}", requeue=True) from None
-        if value == OK and value is not True:
+            logger.exception("job %s raised at attempt %d", claim.name, number)
+            return self._again(claim, number, error)
+        if type(value) is int and value == OK:
+            self._finish(claim)
+            if not self._options.quiet:
+                logger.info("job %s done in %.6fs", claim.name, time.perf_counter() - began)
             return value
         if type(value) is int and value == IGNORE:
-            begun.uncount()
-            logger.warning("job %s is not for this spooler (SPOOL_IGNORE), and is kept for others", name)
-            raise Reject("SPOOL_IGNORE", requeue=True)
-        if self._is_last(begun.number):
-            raise SpoolError(f"it was begun {begun.number} times and asked to be run again each time")
-        raise Reject(f"returned {value!r:.100}, so it runs again", requeue=True)
+            claim.let_go(before)
+            return self._declined(place, claim)
+        return self._again(claim, number, SpoolError(f"it returned {value!r:.100}, which is not SPOOL_OK"))
 
-    def _begin(self, directory: str, path: str, inode: int) -> _Begun | None:
-        """Read the job and count the attempt; None when its file has gone, and another may have its name."""
-        place = self._place(directory)
-        name = path.rpartition("/")[2]
+    def _is_not_to_run(self, claim: Claim, attempts: int) -> bool:
+        """Whether a job that was begun before is at its end, or is to wait since its process died."""
+        deaths = attempts - claim.returns
+        if deaths <= 0:
+            return False
+        if self._policy.is_last(attempts):
+            claim.set_aside(f"it was begun {attempts} times, and its process did not live to end it")
+            return True
+        wait = claim.changed() + self._policy.delay(attempts) - self._app.clock.now()
+        if wait <= 0:
+            claim.count_return()
+            return False
+        logger.warning(
+            "job %s: its process died at attempt %d, runs again in %.1f s", claim.name, attempts, wait
+        )
+        claim.give_back(wait, returned=True)
+        return True
+
+    def _again(self, claim: Claim, number: int, error: BaseException) -> Any:
+        """The job did not succeed: it is given back, or was tried often enough."""
+        if self._policy.is_last(number):
+            claim.set_aside(f"attempt {number}, the last: {type(error).__name__}: {error}"[:2000])
+            return self._failed(error)
+        delay = self._policy.delay(number)
+        claim.give_back(delay, returned=True)
+        logger.info("job %s runs again in %.1f s, after attempt %d", claim.name, delay, number)
+        if self._results:
+            raise Reject(f"runs again: {error}"[:200], requeue=True)
+        return None
+
+    def _failed(self, error: BaseException) -> None:
+        """It is told as the result, where there are results; the file is set aside already."""
+        if self._results:
+            raise error
+
+    def _finish(self, claim: Claim) -> None:
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=place)
-        except FileNotFoundError:
-            logger.warning("%s was removed before its job began", path)
-            return None
+            claim.finish()
+        except OSError as error:
+            self._stuck.append(claim)
+            logger.error("job %s is done and cannot be removed, so it stays locked: %s", claim.name, error)
+
+    def _declined(self, place: _Place, claim: Claim) -> None:
+        """Remember the file as it is: it is not run here until it changes."""
         try:
-            if os.fstat(file).st_ino != inode:
-                logger.warning("%s was replaced before its job began", path)
-                return None
-            packet = read_whole(file)
-            attempts = Attempts(place)
-            number = attempts.count(file, name)
-        except InvalidPacket as error:
-            raise Reject(f"it was changed while it was claimed: {error}") from None
-        finally:
-            os.close(file)
-
-        def uncount() -> None:
-            with open(path, "rb", opener=lambda _, flags: os.open(path, flags, dir_fd=place)) as again:
-                attempts.write(again.fileno(), name, number - 1)
-
-        return _Begun(packet, number, uncount)
-
-    def _place(self, directory: str) -> int:
-        key = os.getpid(), directory
-        if key not in self._places:
-            self._places[key] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return self._places[key]
+            status = os.stat(claim.path, dir_fd=place.claims.directory, follow_symlinks=False)
+        except OSError:
+            return
+        place.declined[claim.path] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        logger.warning("job %s is not for this spooler, and is kept (SPOOL_IGNORE)", claim.name)
 
     def _call(self, env: Env, name: str) -> Any:
         if self._options.bridge:
@@ -167,20 +216,18 @@ class JobRunner:
             call = self._bridge(env)
             if call is not None:
                 # Its id is the job's name: who dies between the two sends what is known to be a copy.
-                call.apply_async(task_id=name)
+                call.apply_async(task_id=job_id(name))
                 return OK
         function = uwsgi_api.spooler
         if function is None:
-            logger.warning(
-                "job %s is kept: no function runs jobs. Set uwsgi.spooler, or import the module that does",
-                name,
-            )
-            return IGNORE
+            raise SpoolError("no function runs jobs: set uwsgi.spooler, or import the module that does")
         return function(env)
 
-    def _is_last(self, number: int) -> bool:
-        most = self._options.max_attempts
-        return most is not None and number >= most
+    def _place(self, directory: str) -> _Place:
+        key = os.getpid(), directory
+        if key not in self._places:
+            self._places[key] = _Place(self._app, directory, self._lock)
+        return self._places[key]
 
     @contextmanager
     def _inside(self, directory: str, path: str) -> Iterator[None]:

@@ -36,6 +36,7 @@ class SpoolerOptions:
     - backoff, backoff_max: seconds until the second attempt, which double with each one, up to the latter.
     - allow_pickle: whether arguments that are pickled are run.
     - bridge: ``module:function``, which makes a task signature of a job. None: jobs are run here.
+    - results: what a job returns is stored, under the name of its file; jobs are then run one by one.
     - socket_key: keys that packets of peers elsewhere are signed with: the first signs, all verify. (): none.
     - socket_allow: addresses and networks of peers that may send, beside this machine's own.
     - socket_timeout: seconds that a peer may take for a packet.
@@ -61,6 +62,7 @@ class SpoolerOptions:
     backoff_max: float = 600.0
     allow_pickle: bool = False
     bridge: str | None = None
+    results: bool = False
     socket_key: tuple[str, ...] = ()
     socket_allow: tuple[str, ...] = ()
     socket_timeout: float = 4.0

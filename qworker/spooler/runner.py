@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from qworker.errors import ConfigurationError
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
-from qworker.spooler.consumer import Lane, Policy, SpoolConsumer
 from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.job_messages import job_reader
+from qworker.spooler.dispatch import MOST, JobDispatch, JobLane
+from qworker.spooler.job_messages import job_messages
 from qworker.spooler.jobs import add_spool_tasks
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.place import prepared
@@ -36,20 +36,21 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> None:
         raise ConfigurationError("there is no spool directory to work off: name one", setting="spooler")
     for directory in options.directories:
         sweep(prepared(directory))
-    consumer = SpoolConsumer(lambda queues: job_lanes(options), app.clock)
-    add_spool_tasks(app, options)
+    consumer = JobDispatch(lambda queues: job_lanes(options), app.clock)
+    add_spool_tasks(app, options, results=options.results)
     app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
 
 
-def job_lanes(options: SpoolerOptions) -> list[Lane]:
-    """The directories of *options*, for uWSGI's jobs."""
-    policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
-    return [_lane(place, options, policy) for place in _distinct(options.directories)]
+def job_lanes(options: SpoolerOptions) -> list[JobLane]:
+    """The directories of *options*, for their jobs."""
+    return [_lane(place, options) for place in _distinct(options.directories)]
 
 
-def _lane(place: str, options: SpoolerOptions, policy: Policy) -> Lane:
+def _lane(place: str, options: SpoolerOptions) -> JobLane:
     directory = SpoolDirectory(place, ordered=options.ordered, frequency=options.frequency)
-    return Lane("", directory, job_reader(directory.path, options.harakiri), policy)
+    message = job_messages(directory.path, options.harakiri, results=options.results)
+    # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
+    return JobLane(directory, message, most=1 if options.results or options.max_tasks else MOST)
 
 
 def _distinct(directories: Sequence[str]) -> list[str]:

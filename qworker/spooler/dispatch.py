@@ -1,0 +1,139 @@
+"""JobDispatch: gives names of spool files to the processes that claim and run them.
+
+Comes from:  the Listener, which asks for messages; the directories, whose files uWSGI, or anybody, writes.
+Goes to:     ``jobs``, in a child, by messages of the task that runs jobs: each names one file, or several.
+Thread:      listener.
+
+Nothing is locked here. Who runs a job has the lock of its file, so the kernel frees it whenever that process
+dies, and a name that two processes are given is run by one of them. What became of a job its file says: it is
+gone, or due at another time, or it is tried again.
+
+Short jobs go several to a message. What is behind a long one does not wait for it: after a moment its names
+are given to others, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.spooler.consumer import DirectoryConsumer, Lane, Order
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.job_messages import MakeMessage
+from qworker.transports.lease import Ack, DeadLetter, Leased
+
+MOST = 64
+"""Files in one message."""
+SHORT_SECONDS = 0.02
+"""What is given out in one message is to take no longer."""
+STALE_SECONDS = 0.25
+"""After so long the names that were given out are given to others, too."""
+
+
+class JobLane(Lane):
+    """A directory of jobs. most: files in a message."""
+
+    def __init__(self, directory: SpoolDirectory, message: MakeMessage, most: int = MOST) -> None:
+        super().__init__("", directory)
+        self.message = message
+        self._most = most
+        self.size = 1
+        """How many files the next message names."""
+
+    def learn(self, files: int, seconds: float) -> None:
+        """So many files took so long in a process."""
+        each = max(seconds / files, 1e-6)
+        self.size = max(1, min(self._most, int(SHORT_SECONDS / each)))
+
+
+class _Given(NamedTuple):
+    """A message that was given out: at the monotonic time *at*, the epoch second *since*."""
+
+    lane: JobLane
+    paths: tuple[str, ...]
+    at: float
+    since: float
+    leased: Leased
+
+
+class JobDispatch(DirectoryConsumer[JobLane]):
+    """Takes nothing, and gives out names."""
+
+    def __init__(
+        self, open_lanes: Callable[[Sequence[str]], list[JobLane]], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(open_lanes, clock)
+        self._given: dict[int, _Given] = {}
+        self._again: list[int] = []
+        self._settled_at = 0.0
+
+    def rest(self) -> float:
+        first = next(iter(self._given.values()), None)
+        stale = math.inf if first is None else max(0.0, first.at + STALE_SECONDS - self._clock.monotonic())
+        return min(
+            super().rest(), stale if any(given.paths[1:] for given in self._given.values()) else math.inf
+        )
+
+    def settle_held(self, orders: Sequence[Order]) -> set[int]:
+        lost: set[int] = set()
+        ended_of: dict[JobLane, list[_Given]] = {}
+        for order in orders:
+            given = self._given.pop(order.tag, None)
+            if given is None:
+                lost.add(order.tag)
+                continue
+            ended = isinstance(order, Ack | DeadLetter)
+            for path in given.paths:
+                given.lane.directory.tried(path, given.since, at_once=not ended)
+            if ended and given.paths:
+                ended_of.setdefault(given.lane, []).append(given)
+        now = self._clock.monotonic()
+        for lane, several in ended_of.items():
+            # The processes had so many in the time in which they certainly had some.
+            busy = now - max(self._settled_at, min(given.at for given in several))
+            lane.learn(sum(len(given.paths) for given in several), busy * self._concurrency)
+        self._settled_at = now
+        return lost
+
+    def offer_again(self) -> None:
+        self._again = list(self._given)
+
+    def _offered(self) -> list[Leased]:
+        again, self._again = self._again, []
+        return [self._given[tag].leased for tag in again if tag in self._given]
+
+    def _take(self, lane: JobLane, limit: int) -> list[Leased]:
+        self._give_to_others(lane)
+        paths: list[str] = []
+        while len(paths) < lane.size * min(limit, self._concurrency):
+            path = lane.directory.next_path()
+            if path is None:
+                break
+            paths.append(path)
+        each = max(1, min(lane.size, math.ceil(len(paths) / self._concurrency)))
+        return [self._give(lane, paths[first : first + each]) for first in range(0, len(paths), each)]
+
+    def _give(self, lane: JobLane, paths: Sequence[str]) -> Leased:
+        tag = next(self._tags)
+        leased = lane.message(tag, paths)
+        self._given[tag] = _Given(lane, tuple(paths), self._clock.monotonic(), self._clock.now(), leased)
+        return leased
+
+    def _give_to_others(self, lane: JobLane) -> None:
+        """Have the names tried by others that were given out a while ago: all but the first of a message may
+        not have been begun."""
+        before = self._clock.monotonic() - STALE_SECONDS
+        for tag, given in self._given.items():
+            if given.at > before:
+                break
+            if given.lane is lane and len(given.paths) > 1:
+                for path in given.paths:
+                    lane.directory.tried(path, given.since, at_once=True)
+                self._given[tag] = given._replace(paths=())
+                lane.size = 1
+
+    def _forget(self) -> None:
+        self._given.clear()
+        self._again.clear()
