@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import click
 
+from qworker.cli import spool_run
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import Checked, SettingValue, json_option
 from qworker.cli.output import count, print_json, visible
@@ -49,6 +50,9 @@ def spool() -> None:
     A job is named as `qworker spool ls` shows it, with its priority before it: 10/uwsgi_spoolfile_on_…
     Run this as the user of the spooler, which has to read what is added.
     """
+
+
+spool.add_command(spool_run.run)
 
 
 @spool.command("ls")

@@ -40,6 +40,13 @@ class SpoolerGiven(NamedTuple):
         ini = {} if self.ini is None else self.ini.values
         return bool(self.values.get("directories") or ini.get("directories"))
 
+    def with_directories(self, directories: tuple[str, ...]) -> SpoolerGiven:
+        """The same, with these directories before those of ``--spooler``."""
+        if not directories:
+            return self
+        named = dict.fromkeys((*directories, *self.values.get("directories", ())))
+        return self._replace(values={"default": directories[0], **self.values, "directories": tuple(named)})
+
     def options(self, conf: Settings) -> SpoolerOptions:
         """All that is said, with what the settings say."""
         return merge(conf, self.ini, self.values)
@@ -100,6 +107,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _value("--spooler-backoff-max", "backoff_max", "…but never longer."),
     _flag("spooler-allow-pickle", "allow_pickle", "Unpickle arguments of uWSGI's decorators."),
     _value("--spooler-bridge", "bridge", "Send the tasks that this function makes of jobs.", metavar="M:F"),
+    _flag("spooler-results", "results", "Store what jobs return."),
     click.option(
         "--ini",
         _PREFIX + "ini",

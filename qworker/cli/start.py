@@ -7,31 +7,25 @@ Thread:      main; the worker starts its own.
 
 from __future__ import annotations
 
-import logging
-import os
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qworker import __version__
+from qworker.app import QWorker
 from qworker.cli.celery_options import celery_options
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.options import QUEUE_NAMES, Checked, SettingValue, app_option, open_app, process_options
-from qworker.cli.output import count
-from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, set_title
 from qworker.cli.reload import Reloader, start_again
+from qworker.cli.spooler_options import SpoolerGiven, spooler_options
+from qworker.cli.worker_process import Process, run_worker
 from qworker.conf import mask_urls
 from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
 from qworker.errors import ConfigurationError
-from qworker.logs import redirected_stdouts, setup
 from qworker.naming import node_name
 
 if TYPE_CHECKING:
-    from qworker.components.assembly import OnCrash
+    from qworker.components.assembly import MakeComponent, OnCrash
     from qworker.components.component import Component
-
-logger = logging.getLogger(__name__)
 
 # Options that are settings of the same meaning: they win over every other source, and are checked with them.
 _SETTINGS = {
@@ -105,6 +99,7 @@ def _setting(name: str) -> SettingValue:
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
 @click.option("-B", "--beat", "with_beat", is_flag=True, help="Look after the schedules, too.")
 @celery_options(OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS)
+@spooler_options
 def start(
     named: str | None,
     app: str | None,
@@ -118,6 +113,7 @@ def start(
     demo: bool,
     out: str | None,
     with_beat: bool,
+    spooler: SpoolerGiven,
     **options: Any,
 ) -> int:
     """Run a worker for the app: `qworker start`, `qworker start -A proj.tasks`,
@@ -132,58 +128,40 @@ def start(
     reloader = Reloader() if reload_on_change else None
     values = {setting: options[option] for option, setting in _SETTINGS.items()}
     try:
+        if spooler.names_directories:
+            from qworker.cli.spooling import before_application
+
+            before_application(spooler)
         choice = _prepare(app or named, queues, values)
+        parts = [beat_of(choice.app)] if with_beat else []
+        if spooler.names_directories or choice.app.conf.spooler:
+            from qworker.cli.spooling import spool_in
+
+            parts += spool_in(choice.app, spooler, alone=False)
     except ConfigurationError as error:
         if reloader is None:
             raise
         click.echo(f"Error: {mask_urls(str(error))}\nWaiting for a Python file to change.", err=True)
         reloader.wait()
         start_again()
-    conf = choice.app.conf
-    with ExitStack() as stack:
-        if pidfile is not None:
-            stack.enter_context(PidFile(expand_path(pidfile, node, "pidfile")))
-        setup(conf, loglevel, expand_path(logfile, node) if logfile else None, log_json, node)
-        for problem in conf.problems():
-            logger.warning("configuration: %s", problem)
-        stack.enter_context(redirected_stdouts(conf))
-        raise_open_files_limit()
-        set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader, with_beat)
+    return run_worker(
+        choice,
+        Process(node, loglevel, logfile, log_json, pidfile),
+        queues=queues,
+        reloader=reloader,
+        besides=parts,
+    )
 
 
-def _run(
-    choice: AppChoice,
-    node: str,
-    queues: tuple[str, ...] | None,
-    reloader: Reloader | None,
-    with_beat: bool,
-) -> int:
-    from qworker.worker import Worker
+def beat_of(app: QWorker) -> MakeComponent:
+    """What makes the scheduler of ``--beat``."""
 
-    def ready() -> None:
-        # Only now: the worker forks before any thread begins and before its broker is opened.
-        logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
-        if reloader is not None:
-            reloader.start(lambda: worker.request_stop("warm"))
-
-    def make_beat(on_crash: OnCrash) -> Component:
+    def make(on_crash: OnCrash) -> Component:
         from qworker.beat.service import Beat
 
-        return Beat(choice.app, on_crash, embedded=True)
+        return Beat(app, on_crash, embedded=True)
 
-    worker = Worker(
-        choice.app,
-        hostname=node,
-        queues=queues,
-        on_ready=ready,
-        besides=[make_beat] if with_beat else (),
-    )
-    _tell(choice, node, queues, worker.concurrency, reloader is not None)
-    code = worker.run()
-    if reloader is not None and reloader.changed:
-        start_again()
-    return code
+    return make
 
 
 def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, Any]) -> AppChoice:
@@ -204,27 +182,6 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, 
             f"are: {', '.join(sorted(declared))}"
         )
     return choice
-
-
-def _tell(
-    choice: AppChoice, node: str, queues: tuple[str, ...] | None, concurrency: int, reload_on_change: bool
-) -> None:
-    """Log what is about to run. People look for this first when something is not as expected."""
-    app, conf = choice.app, choice.app.conf
-    names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
-    listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
-    logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
-    logger.info(
-        "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
-    )
-    names = ", ".join(queues or conf.task_queues or (conf.task_default_queue,))
-    logger.info("queues %s; %s × %s", names, conf.worker_pool, concurrency)
-    if conf.task_time_limit is None:
-        logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
-    if reload_on_change:
-        logger.info("starting again when a Python file changes")
-    if not names_of_tasks:
-        logger.warning("%s has no tasks; does it import the modules that have them?", choice.target)
 
 
 def _demo(concurrency: int | None, out: str | None) -> int:

@@ -95,6 +95,12 @@ class SpoolerSettings:
         "`module:function` that gets each job and returns a task signature, which is sent instead of running "
         "the job here.",
     )
+    spooler_results: bool = declare(
+        kinds.BOOLEAN,
+        False,
+        "Store what jobs return, under the names of their files; jobs are then run one by one, which is "
+        "slower.",
+    )
     spooler_socket: tuple[str, ...] = declare(
         kinds.SPOOL_ADDRESSES,
         (),

@@ -25,6 +25,7 @@ from qworker.spooler.candidates import WHOLE, Candidates, Share
 from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal
 from qworker.spooler.locks import FileLock, best_lock
 from qworker.spooler.names import path_key
+from qworker.spooler.options import FREQUENCY_SECONDS
 from qworker.spooler.place import prepared
 from qworker.spooler.scanning import Entry, scan, scan_in_order
 from qworker.spooler.watching import Watcher
@@ -32,8 +33,6 @@ from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 
-FREQUENCY_SECONDS = 30.0
-"""Between two scans: uWSGI's spooler-frequency."""
 STEP = 100
 """Entries of a scan that are looked at before new files are looked for."""
 LONGEST_SLEEP = 3600.0
@@ -114,7 +113,7 @@ class SpoolDirectory:
             candidates.refuse(path, still)
 
     def tried(self, path: str, since: float, *, at_once: bool = False) -> None:
-        """What next_path() gave was tried, since epoch second *since*, and the file itself tells what came of it.
+        """What next_path() gave was tried, since epoch second *since*; the file itself tells what came of it.
         at_once: it may not have been tried at all, so it comes again at once if it is still due."""
         try:
             due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime

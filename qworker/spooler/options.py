@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from qworker.spooler.directory import FREQUENCY_SECONDS
+FREQUENCY_SECONDS = 30.0
+"""Between two scans: uWSGI's spooler-frequency."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ The jobs run in the processes of the worker's own pool, with its time limits and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from qworker.errors import ConfigurationError
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.dispatch import MOST, JobDispatch, JobLane
-from qworker.spooler.job_messages import job_messages
+from qworker.spooler.job_messages import SHOWN, job_messages
 from qworker.spooler.jobs import add_spool_tasks
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.place import prepared
@@ -24,10 +25,12 @@ from qworker.spooler.writing import sweep
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.assembly import MakeComponent
 
 
-def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> None:
+def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeComponent]:
     """Have a worker of *app* work off the directories of *options*, which are made when they are missing.
+    Returns what makes the parts of the worker that this needs.
 
     alone: it takes nothing from the app's own broker; what jobs send still goes there.
     ConfigurationError when there is no directory, or one cannot be used.
@@ -39,6 +42,15 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> None:
     consumer = JobDispatch(lambda queues: job_lanes(options), app.clock)
     add_spool_tasks(app, options, results=options.results)
     app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
+    logging.getLogger("qworker.components.outcomes").addFilter(_tells_nothing)
+    return []
+
+
+def _tells_nothing(record: logging.LogRecord) -> bool:
+    """Jobs have lines of their own; that a message of some is done says nothing."""
+    return not (
+        record.levelno < logging.ERROR and isinstance(record.args, tuple) and record.args[:1] == (SHOWN,)
+    )
 
 
 def job_lanes(options: SpoolerOptions) -> list[JobLane]:

@@ -14,9 +14,8 @@ from typing import Any
 from qworker.conf import Settings
 from qworker.errors import ConfigurationError
 from qworker.safe_repr import safe_repr
-from qworker.spooler.directory import FREQUENCY_SECONDS
 from qworker.spooler.ini import IniFile
-from qworker.spooler.options import SETTING_OF, SpoolerOptions, with_whole_paths
+from qworker.spooler.options import FREQUENCY_SECONDS, SETTING_OF, SpoolerOptions, with_whole_paths
 
 _OFF_AT_ZERO = ("processes", "max_tasks", "harakiri", "max_attempts")
 """Where 0 means none, as it does for uWSGI."""

@@ -24,3 +24,14 @@ class SetAside(Exception):
 
 def run_signal(number: int) -> None:
     """Call the handlers of signal *number*."""
+
+
+def install() -> None:
+    """Be the module ``uwsgi``."""
+    import sys
+
+    sys.modules.setdefault("uwsgi", sys.modules[__name__])
+
+
+def configure(options: object) -> None:
+    """Where things go in this process."""

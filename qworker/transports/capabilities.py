@@ -162,8 +162,8 @@ CAPABILITIES: tuple[Capabilities, ...] = (
     Capabilities(
         "Spool directory",
         ("spool",),
-        accepted="written to a file that has its name, on the disk (`sync` in `broker_transport_options`); of "
-        "many sent together, some may be accepted although an error was raised",
+        accepted="written to a file that has its name, on the disk (`sync` in `broker_transport_options`); "
+        "of many sent together, some may be accepted although an error was raised",
         redelivered="at once: the kernel drops a dead worker's locks; a frozen worker keeps what it has",
         eta="the time of modification of the file; claimed when due",
         priority="0 to 9, a directory each",

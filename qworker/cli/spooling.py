@@ -1,0 +1,106 @@
+"""Spooling: a worker's app made ready for spool directories.
+
+Comes from:  `qworker start --spooler` and `qworker spool run`, with what the command line says.
+Goes to:     ``spooler.runner``, which attaches the directories to the app.
+Thread:      main, before the worker starts.
+
+What uWSGI's ini says of the application is done first: its variables, paths and directory are there when it
+is imported, and so is the module ``uwsgi``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from qworker.app import QWorker
+from qworker.cli.spooler_options import SpoolerGiven
+from qworker.components.assembly import MakeComponent
+from qworker.errors import ConfigurationError
+from qworker.spooler import uwsgi_api
+from qworker.spooler.ini import IniFile
+from qworker.spooler.options import SpoolerOptions, is_file
+from qworker.spooler.runner import attach
+
+logger = logging.getLogger(__name__)
+
+FORKING = ("zygote", "fork")
+
+
+def before_application(given: SpoolerGiven) -> None:
+    """Do what has to be done before the application is imported."""
+    uwsgi_api.install()
+    ini = given.ini
+    if ini is None:
+        return
+    os.environ.update(ini.env)
+    if ini.chdir is not None:
+        try:
+            os.chdir(ini.chdir)
+        except OSError as error:
+            raise ConfigurationError(f"chdir = {ini.chdir} of the ini file: {error.strerror}") from None
+    sys.path[:] = [*(path for path in (os.getcwd(), *ini.pythonpath) if path not in sys.path), *sys.path]
+
+
+def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComponent]:
+    """Have the worker of *app* work off the directories that are given, by the command line, an ini file or
+    the settings. alone: nothing else. Returns what makes the parts that this needs."""
+    options = given.options(app.conf)
+    conf = app.conf
+    if conf.worker_pool == "prefork" and conf.worker_start_method not in FORKING:
+        raise ConfigurationError(
+            f"the processes of a spooler are forked, so that they know the function that runs jobs: "
+            f"worker_start_method cannot be {conf.worker_start_method!r} here",
+            setting="worker_start_method",
+        )
+    if options.processes is not None and alone:
+        conf.command_line({"worker_concurrency": options.processes})
+    if options.max_tasks is not None and alone:
+        conf.command_line({"worker_max_tasks_per_child": options.max_tasks})
+    uwsgi_api.configure(options)
+    _import_application(options, given.ini)
+    if given.ini is not None:
+        _tell_of_ini(given.ini)
+    return attach(app, options, alone=alone)
+
+
+def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
+    """Import what has the function that runs jobs. What cannot be imported is told, as uWSGI does it, and the
+    spooler goes on."""
+    named = list(options.imports)
+    if ini is not None:
+        named = [*ini.shared_imports, *ini.imports, *filter(None, [ini.module or ini.wsgi_file]), *named]
+    for name in named:
+        try:
+            _import(name.partition(":")[0])
+        except Exception:
+            logger.exception("%s cannot be imported, and the spooler goes on without it", name)
+
+
+def _import(name: str) -> None:
+    if not is_file(name):
+        import_module(name)
+        return
+    own = Path(name).stem
+    found = sys.modules.get(own)
+    if found is not None and os.path.realpath(getattr(found, "__file__", None) or "") == os.path.realpath(
+        name
+    ):
+        return
+    spec = spec_from_file_location(own, name)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{name} is no Python file")
+    module = module_from_spec(spec)
+    sys.modules[own] = module
+    spec.loader.exec_module(module)
+
+
+def _tell_of_ini(ini: IniFile) -> None:
+    if ini.others:
+        logger.info("not for a spooler, and left alone: %s", ", ".join(ini.others))
+    for sentence in ini.without_effect:
+        logger.warning("without effect here: %s", sentence)

@@ -1,0 +1,108 @@
+"""A worker as a process: its log, its file of the process id, its title, and the worker itself until it ends.
+
+Comes from:  `qworker start` and `qworker spool run`, with an app whose settings are in force.
+Goes to:     `worker.Worker.run`.
+Thread:      main; the worker starts its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from qworker import __version__
+from qworker.cli.discovery import AppChoice
+from qworker.cli.output import count
+from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, set_title
+from qworker.cli.reload import Reloader, start_again
+from qworker.conf import mask_urls
+from qworker.logs import redirected_stdouts, setup
+
+if TYPE_CHECKING:
+    from qworker.components.assembly import MakeComponent
+
+logger = logging.getLogger(__name__)
+
+
+class Process(NamedTuple):
+    """What the command line says of the process. node: name of the worker. pidfile, logfile: None for none."""
+
+    node: str
+    loglevel: int
+    logfile: str | None
+    log_json: bool | None
+    pidfile: str | None
+
+
+def run_worker(
+    choice: AppChoice,
+    process: Process,
+    *,
+    queues: tuple[str, ...] | None,
+    reloader: Reloader | None = None,
+    besides: Sequence[MakeComponent] = (),
+) -> int:
+    """Run a worker of the app until it is told to stop, and return the exit code.
+
+    - queues: which it consumes; None for those of the settings.
+    - besides: make more parts of it.
+    """
+    conf = choice.app.conf
+    node = process.node
+    with ExitStack() as stack:
+        if process.pidfile is not None:
+            stack.enter_context(PidFile(expand_path(process.pidfile, node, "pidfile")))
+        logfile = expand_path(process.logfile, node) if process.logfile else None
+        setup(conf, process.loglevel, logfile, process.log_json, node)
+        for problem in conf.problems():
+            logger.warning("configuration: %s", problem)
+        stack.enter_context(redirected_stdouts(conf))
+        raise_open_files_limit()
+        set_title(f"qworker: {node}")
+        return _run(choice, node, queues, reloader, besides)
+
+
+def _run(
+    choice: AppChoice,
+    node: str,
+    queues: tuple[str, ...] | None,
+    reloader: Reloader | None,
+    besides: Sequence[MakeComponent],
+) -> int:
+    from qworker.worker import Worker
+
+    def ready() -> None:
+        # Only now: the worker forks before any thread begins and before its broker is opened.
+        logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
+        if reloader is not None:
+            reloader.start(lambda: worker.request_stop("warm"))
+
+    worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready, besides=besides)
+    _tell(choice, node, worker.queues, worker.concurrency, reloader is not None)
+    code = worker.run()
+    if reloader is not None and reloader.changed:
+        start_again()
+    return code
+
+
+def _tell(
+    choice: AppChoice, node: str, queues: Sequence[str], concurrency: int, reload_on_change: bool
+) -> None:
+    """Log what is about to run. People look for this first when something is not as expected."""
+    app, conf = choice.app, choice.app.conf
+    names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
+    listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
+    logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
+    logger.info(
+        "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
+    )
+    logger.info("queues %s; %s × %s", ", ".join(queues), conf.worker_pool, concurrency)
+    if conf.task_time_limit is None:
+        logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
+    if reload_on_change:
+        logger.info("starting again when a Python file changes")
+    if not names_of_tasks:
+        logger.warning("%s has no tasks; does it import the modules that have them?", choice.target)
