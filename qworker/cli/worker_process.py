@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Process(NamedTuple):
-    """What the command line says of the process. node: name of the worker. pidfile, logfile: None for none."""
+    """What the command line says of the process. node: name of the worker. None for a file: none."""
 
     node: str
     loglevel: int

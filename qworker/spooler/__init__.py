@@ -4,12 +4,15 @@ Comes from:  ``Writer``, uWSGI, or anybody who writes the same files.
 Goes to:     ``SpoolDirectory``, which claims one job after the other.
 Thread:      see each module.
 
-Modules, in reading order. A file: ``packet`` (its bytes), ``names``. Writing: ``place`` (the directory),
-``disk`` (what has reached it), ``writing``, ``sweeping``. Claiming: ``locks``, ``attempts``, ``aside`` (what
-nobody can run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candidates`` (what to
-try next), and ``directory``, which has all of them. People: ``listing``, ``census``, ``examining``,
-``copying`` and ``administration``, which sees, removes, retries and moves. What is said of it: ``options``,
-``ini`` (uWSGI's files) and ``settings``, which has all that is said together.
+Modules, in reading order. A file: ``packet`` (its bytes), ``names``, ``reading``. Writing: ``place`` (the
+directory), ``disk`` (what has reached it), ``writing``, ``sweeping``. Claiming: ``locks``, ``attempts``,
+``aside`` (what nobody can run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``,
+``candidates`` (what to try next), and ``directory``, which has all of them. People: ``listing``, ``census``,
+``examining``, ``copying`` and ``administration``, which sees, removes, retries and moves. What is said of it:
+``options``, ``ini`` (uWSGI's files) and ``settings``, which has all that is said together. Running:
+``uwsgi_api`` (the function that runs jobs), ``policy``, ``jobs`` (in a child); ``job_messages``, ``consumer``
+and ``dispatch`` (in a worker), ``beside`` (with the app's own broker), and ``runner``, which attaches all to
+an app. A spool directory as a broker: ``message_files``, ``messages`` and ``broker``.
 """
 
 from __future__ import annotations

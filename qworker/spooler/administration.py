@@ -26,7 +26,9 @@ from qworker.spooler.examining import Content, content
 from qworker.spooler.listing import Aside, Waiting, aside, aside_names, look, waiting
 from qworker.spooler.locks import FileLock, Locked, best_lock
 from qworker.spooler.names import DEAD, job_path, priority_name
+from qworker.spooler.packet import Packet
 from qworker.spooler.place import existing
+from qworker.spooler.reading import read_whole
 from qworker.transports.crash_points import CRASHING, crash_point
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -126,23 +128,46 @@ class SpoolAdmin:
             else:
                 self._never_tried(held.file, own)
 
-    def retry(self, name: str) -> str:
+    def set_due(self, name: str, due: float) -> None:
+        """Have a job that waits be due at that time, epoch seconds."""
+        with self._held(job_path(name)) as held:
+            os.utime(held.file, (due, due))
+
+    def read_set_aside(self, name: str) -> tuple[int, Packet]:
+        """The inode of the file of a job that was set aside, and all that it says. InvalidPacket when it is
+        none."""
+        path = f"{DEAD}/{_own(job_path(name))}"
+        with self._folder(path) as folder:
+            try:
+                file = os.open(
+                    name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder
+                )
+            except OSError as error:
+                raise self._failed(path, error) from error
+            try:
+                return os.fstat(file).st_ino, read_whole(file)
+            finally:
+                os.close(file)
+
+    def retry(self, name: str, *, due: float | None = None, returns: int = 0) -> str:
         """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
-        was set aside, which goes back to where it was."""
+        was set aside, which goes back to where it was. due: the time that its file gets; None for now. returns:
+        how often it counts as given back."""
+        times = None if due is None else (due, due)
         path = job_path(name)
         own = _own(path)
         if self._is_there(path):
             with self._held(path) as held:
-                self._never_tried(held.file, own)
-                os.utime(held.file)
+                self._never_tried(held.file, own, returns)
+                os.utime(held.file, times)
             return path
         if not self._is_there(f"{DEAD}/{own}"):
             raise self._failed(path, FileNotFoundError())
         with self._held(f"{DEAD}/{own}") as held:
             path = read_note(self._directory, own).path
             with self._room_for(path) as folder:
-                self._never_tried(held.file, own)
-                os.utime(held.file)
+                self._never_tried(held.file, own, returns)
+                os.utime(held.file, times)
                 os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
             if CRASHING:
                 crash_point("spool job put back")
@@ -228,9 +253,11 @@ class SpoolAdmin:
                 )
             yield folder
 
-    def _never_tried(self, file: int, name: str) -> None:
+    def _never_tried(self, file: int, name: str, returns: int = 0) -> None:
         self._attempts.reset(file, name)
         self._returns.reset(file, name)
+        if returns:
+            self._returns.write(file, name, returns)
 
     def _is_there(self, path: str) -> bool:
         try:

@@ -163,6 +163,21 @@ class Claim:
             crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
 
+    def due(self) -> float:
+        """When it was due, epoch seconds."""
+        return os.fstat(self._file).st_mtime
+
+    def note_returns(self, number: int) -> None:
+        """Note the number of its returns."""
+        self._place.returns.write(self._file, self.name, number)
+
+    def give_back_for(self, due: float) -> None:
+        """The job is to run at that time, epoch seconds."""
+        os.utime(self._file, (due, due))
+        if CRASHING:
+            crash_point("spool file given back")
+        self._let_go(Refusal(Reason.NOT_DUE, due, stamp_of(os.fstat(self._file))))
+
     def let_go(self, attempts: int | None = None) -> None:
         """As if it had never been claimed: it is free for everybody, us too. attempts: how often it counts as
         begun; None: nothing is changed."""

@@ -11,6 +11,7 @@ nothing to renew, to lose and to take back. A worker that is frozen keeps what i
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -39,6 +40,16 @@ Order = Ack | Release | DeadLetter
 """A settlement of a message."""
 
 _consumers = forgetful()
+_guard = threading.Lock()
+_latest = 0  # under _guard
+
+
+def _next_generation(now: float) -> int:
+    """No other consumer of this process has it."""
+    global _latest
+    with _guard:
+        _latest = max(int(now * 1e6), _latest + 1)
+        return _latest
 
 
 class Lane:
@@ -55,12 +66,14 @@ L = TypeVar("L", bound=Lane)
 
 
 class DirectoryConsumer(Consumer, Generic[L]):
-    """open_lanes: called when this registers, with the queues that it asks for."""
+    """open_lanes: called with the queues that are asked for, when this registers and later."""
 
     def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._open_lanes = open_lanes
         self._clock = clock
         self._lanes: list[L] = []
+        self._queues: set[str] = set()
+        """For which lanes were opened."""
         self._generation = 0
         self._tags = count(1)
         self._turn = 0
@@ -100,8 +113,9 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._close_lanes()
         self._wakeup.open()
         self._lanes = self._open_lanes(queues)
+        self._queues = set(queues)
         self._concurrency = max(1, concurrency)
-        self._generation = max(int(self._clock.now() * 1e6), self._generation + 1)
+        self._generation = _next_generation(self._clock.now())
         return self._generation
 
     def lease(
@@ -110,6 +124,9 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._require()
         messages = self._offered()
         size = sum(len(leased.body) for leased in messages)
+        if unknown := [queue for queue in queues if queue not in self._queues]:
+            self._lanes += self._open_lanes(unknown)
+            self._queues.update(unknown)
         lanes = self._in_turn(queues)
         for lane in lanes:
             lane.directory.look()
@@ -145,7 +162,10 @@ class DirectoryConsumer(Consumer, Generic[L]):
         _, ready = self._wakeup.sleep(min(timeout, self.rest()), *self.files())
         news = False
         for lane in self._lanes:
-            if lane.drained and (lane.directory.fileno() in ready or lane.directory.rest() <= 0.0):
+            if lane.directory.fileno() in ready:
+                lane.directory.take_in()
+                news = True
+            elif lane.drained and lane.directory.rest() <= 0.0:
                 lane.drained = False  # told once: who has no room for it is not told again
                 news = True
         return news
@@ -157,7 +177,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         return cursor, []
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
-        return 0
+        return 0  # what was set aside is for people
 
     def running_path(self) -> str | None:
         return None
@@ -172,7 +192,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def files(self) -> list[int]:
         """What can be read when there may be something to lease."""
-        return [lane.directory.fileno() for lane in self._lanes if lane.drained]
+        return [lane.directory.fileno() for lane in self._lanes]
 
     def rest(self) -> float:
         """Seconds for which there is nothing new to lease, unless one of files() can be read."""

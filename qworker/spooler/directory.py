@@ -153,6 +153,16 @@ class SpoolDirectory:
         """Have next() look first for what is new."""
         self._tried = 0
 
+    def take_in(self) -> None:
+        """Take in what can be read from fileno()."""
+        self._look_for_new()
+
+    def read_through(self) -> None:
+        """Read all names now, so that rest() says from the beginning what there is."""
+        self._look_for_new()
+        while self._scanning is not None:
+            self._scan_on()
+
     def wake(self) -> None:
         """End a wait. Any thread, and signal handlers."""
         self._wakeup.wake()

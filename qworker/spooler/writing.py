@@ -44,12 +44,14 @@ class Sync(Enum):
 
 
 class NewJob(NamedTuple):
-    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now."""
+    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now. name: of its file; "":
+    a new one."""
 
     pairs: Pairs
     body: bytes = b""
     at: float | datetime | None = None
     priority: str | bytes | int = ""
+    name: str = ""
 
 
 _Draft: TypeAlias = tuple[str, str, str]
@@ -62,7 +64,8 @@ class Writer:
     """A spool directory, for who writes.
 
     words: priorities may be other names than numbers. No spooler looks into their directories by itself.
-    shared: everybody may write to the directory.
+    shared: everybody may write to the directory. exact: due times keep their fractions, of which uWSGI knows
+    nothing.
     """
 
     def __init__(
@@ -72,9 +75,11 @@ class Writer:
         sync: Sync = Sync.NOTHING,
         words: bool = False,
         shared: bool = False,
+        exact: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.path = prepared(path, shared=shared)
+        self._exact = exact
         self._sync = sync
         self._words = words
         self._clock = clock
@@ -113,15 +118,20 @@ class Writer:
         return self._name(drafts)
 
     def _draft(
-        self, pairs: Pairs, body: bytes, at: float | datetime | None, priority: str | bytes | int
+        self,
+        pairs: Pairs,
+        body: bytes,
+        at: float | datetime | None,
+        priority: str | bytes | int,
+        name: str = "",
     ) -> _Draft:
         packet = encode(pairs)
-        due = _due(at) if at else 0
+        due = _due(at, exact=self._exact) if at else 0
         try:
             folder = self.path
             if priority or priority == 0:
                 folder = self._folder(priority_name(priority, words=self._words))
-            name = job_name(self._clock.now())
+            name = name or job_name(self._clock.now())
             path = f"{folder}/{TEMPORARY}{name}"
             file = os.open(path, _NEW, 0o600)
         except OSError as error:
@@ -197,8 +207,8 @@ def _forget(drafts: list[_Draft]) -> None:
             os.unlink(temporary)
 
 
-def _due(at: float | datetime | None) -> int:
-    """When a job is due, in whole seconds; 0 for at once."""
+def _due(at: float | datetime | None, *, exact: bool) -> float:
+    """When a job is due, epoch seconds, whole ones unless *exact*; 0 for at once."""
     if not at:
         return 0
     try:
@@ -206,7 +216,7 @@ def _due(at: float | datetime | None) -> int:
         from_epoch(due)
     except (TypeError, ValueError) as error:
         raise SpoolError(f"a job is due at a time, a datetime or epoch seconds: {error}") from None
-    return math.ceil(due)
+    return due if exact else math.ceil(due)
 
 
 def _write(file: int, packet: bytes, body: bytes) -> None:

@@ -86,6 +86,7 @@ def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "backoff": 1.0,
         "backoff_max": 2.0,
         "allow_pickle": False,
+        "results": True,
         "bridge": "m:f",
     }
     missing = set(SETTING_OF) - set(values)

@@ -26,6 +26,7 @@ from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_redis import RedisPlace
+from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqs import SqsLeasePlace
 from tests.support.waiting import PATIENCE
@@ -114,6 +115,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "failover": FailoverPlace,
     "kombu": KombuLeasePlace,
     "sqs": SqsLeasePlace,
+    "spool": SpoolPlace,
 }
 FOR_ONE_PROCESS = frozenset({"memory", "kombu"})
 """Those that no other process can reach."""

@@ -1,0 +1,309 @@
+"""SpoolBroker: a spool directory as the broker of an app, ``spool:///dir``.
+
+Comes from:  ``broker_url``.
+Goes to:     a directory for each queue below ``.qw-queues``, with a file for each message.
+Thread:      the sender and the administration any; the consumer the listener's.
+
+It is for one machine, and needs nothing but a file system. Jobs that uWSGI writes lie in the spool directory
+itself: a worker runs them with ``--spooler``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket, SpoolError
+from qworker.spooler.administration import SpoolAdmin
+from qworker.spooler.consumer import Lane
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.listing import Aside, Waiting
+from qworker.spooler.message_files import (
+    AT_ONCE,
+    QUEUES,
+    from_file,
+    queue_folder,
+    queue_of,
+    sent_at,
+    stamp,
+    tag_of,
+    to_job,
+)
+from qworker.spooler.messages import MessageConsumer
+from qworker.spooler.place import prepared
+from qworker.spooler.writing import NewJob, Sync, Writer
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.lease import Admin, Broker, Dead, Envelope, Leased, QueueInfo, Sender
+from qworker.transports.presence import Presence
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+
+SWEEP_AT_A_TIME = 1000
+"""Dead letters of a queue that are deleted in one step."""
+
+
+class _Place:
+    """The directories of the queues of the spool directory *path*, each made when it is needed."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self.path = path
+        self.clock = clock
+
+    def queue(self, name: str) -> str:
+        """The directory of a queue."""
+        base = prepared(self.path)
+        with suppress(FileExistsError):
+            os.mkdir(f"{base}/{QUEUES}", 0o750)
+        return prepared(f"{base}/{QUEUES}/{queue_folder(name)}")
+
+    def known(self) -> list[str]:
+        """The queues that have a directory, by name."""
+        with suppress(FileNotFoundError):
+            return sorted(map(queue_of, os.listdir(f"{self.path}/{QUEUES}")))
+        return []
+
+    def lanes(self, queues: Sequence[str]) -> list[Lane]:
+        """Queues, to be consumed."""
+        lanes = [
+            Lane(queue, SpoolDirectory(self.queue(queue), ordered=True, clock=self.clock)) for queue in queues
+        ]
+        for lane in lanes:
+            lane.directory.read_through()
+            lane.drained = True
+        return lanes
+
+
+class SpoolSender(Sender):
+    """sync: what has reached the disk when push() returns."""
+
+    def __init__(self, place: _Place, sync: Sync) -> None:
+        self._place = place
+        self._sync = sync
+        self._writers: dict[str, Writer] = {}
+        self._lock = threading.Lock()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        jobs: dict[str, list[NewJob]] = {}
+        sent = stamp(self._place.clock.now())
+        for index, envelope in enumerate(envelopes):
+            if not isinstance(envelope.body, bytes):
+                raise TypeError(f"the type of a body is bytes, not {type(envelope.body).__name__}")
+            jobs.setdefault(envelope.queue, []).append(to_job(envelope, sent.name(index)))
+        for queue, several in jobs.items():
+            try:
+                self._writer(queue).write_many(several)
+            except (SpoolError, OSError) as error:
+                with self._lock:
+                    self._writers.pop(queue, None)  # its directory may have gone
+                raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
+
+    def _writer(self, queue: str) -> Writer:
+        with self._lock:
+            writer = self._writers.get(queue)
+            if writer is None:
+                writer = self._writers[queue] = Writer(
+                    self._place.queue(queue),
+                    sync=self._sync,
+                    exact=True,
+                    name=message_name,
+                    clock=self._place.clock,
+                )
+            return writer
+
+
+class SpoolQueues(Admin):
+    """The queues of a spool directory, for people and tools. A dead letter has the tag that its message had."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+
+    def queues(self) -> list[QueueInfo]:
+        infos = [self._info(queue) for queue in self._place.known()]
+        return [info for info in infos if info.ready or info.delayed or info.leased or info.dead]
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        now = self._place.clock.now()
+        dues = [
+            job.due for queue in queues for job in self._waiting(queue) if job.due > now and not job.running
+        ]
+        return min(dues, default=None)
+
+    def purge(self, queue: str) -> int:
+        return self._each(queue, lambda admin, job: admin.remove(job.path))
+
+    def flush_delayed(self, queue: str) -> int:
+        now = self._place.clock.now()
+        return self._each(
+            queue, lambda admin, job: admin.set_due(job.path, AT_ONCE), only=lambda job: job.due > now
+        )
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        letters = [letter for letter, _, _ in self._dead(queue)]
+        return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._each_dead(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._each_dead(tags, lambda admin, name: admin.remove(name, dead=True))
+
+    def workers(self) -> list[Presence]:
+        return []
+
+    def _admin(self, queue: str) -> closing[SpoolAdmin]:
+        return closing(SpoolAdmin(self._place.queue(queue)))
+
+    def _info(self, queue: str) -> QueueInfo:
+        ready = delayed = leased = 0
+        oldest: float | None = None
+        now = self._place.clock.now()
+        for job in self._waiting(queue):
+            if job.running:
+                leased += 1
+            elif job.due > now:
+                delayed += 1
+            else:
+                ready += 1
+                sent = sent_at(job.path.rpartition("/")[2])
+                oldest = sent if oldest is None or (sent is not None and sent < oldest) else oldest
+        with self._admin(queue) as admin:
+            dead = len(admin.set_aside_names())
+        return QueueInfo(queue, ready, delayed, leased, dead, oldest)
+
+    def _waiting(self, queue: str) -> list[Waiting]:
+        """What is in a queue; [] when there is no such queue."""
+        if queue not in self._place.known():
+            return []
+        with self._admin(queue) as admin:
+            return list(admin.waiting())
+
+    def _each(
+        self,
+        queue: str,
+        act: Callable[[SpoolAdmin, Waiting], object],
+        only: Callable[[Waiting], bool] = lambda job: True,
+    ) -> int:
+        """Act on what waits in *queue* and is not being run; return on how many."""
+        number = 0
+        if queue in self._place.known():
+            with self._admin(queue) as admin:
+                for job in list(admin.waiting()):
+                    if not job.running and only(job):
+                        with suppress(SpoolError):  # it has just been taken
+                            act(admin, job)
+                            number += 1
+        return number
+
+    def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
+        """The dead letters of *queue* (None: of all), each with its queue and the name of its file."""
+        for known in self._place.known():
+            if queue not in (None, known):
+                continue
+            with self._admin(known) as admin:
+                for letter in admin.set_aside():
+                    dead = _dead_letter(admin, letter, known)
+                    if dead is not None:
+                        yield dead, known, letter.name
+
+    def _each_dead(self, tags: Sequence[int] | None, act: Callable[[SpoolAdmin, str], object]) -> int:
+        number = 0
+        chosen = [(queue, name) for dead, queue, name in self._dead(None) if tags is None or dead.tag in tags]
+        for queue, name in chosen:
+            with self._admin(queue) as admin, suppress(SpoolError):
+                act(admin, name)
+                number += 1
+        return number
+
+
+def _dead_letter(admin: SpoolAdmin, letter: Aside, queue: str) -> Dead | None:
+    """None when it has just gone."""
+    try:
+        inode, (pairs, body) = admin.read_set_aside(letter.name)
+    except InvalidPacket:
+        inode, pairs, body = 0, {}, b""
+    except SpoolError:
+        return None
+    note, tag = letter.note, tag_of(letter.name, inode)
+    try:
+        found = from_file(pairs, body, tag, due=AT_ONCE)
+    except InvalidPacket:
+        found = Leased(tag, queue, 0, None, 0, False, 0, "{}", None, body)
+    return Dead(
+        tag, found.queue, note.reason, note.at, note.attempts, found.headers, found.properties, found.body
+    )
+
+
+class _Consumer(MessageConsumer):
+    """Consumes the queues of a place, and deletes its old dead letters."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__(place.lanes, place.clock)
+        self._place = place
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return sum(self._sweep(queue, dead_expires, dead_max) for queue in self._place.known())
+
+    def _sweep(self, queue: str, dead_expires: float, dead_max: int) -> int:
+        with closing(SpoolAdmin(self._place.queue(queue))) as admin:
+            if not admin.set_aside_names():
+                return 0
+            letters = sorted(admin.set_aside(), key=lambda letter: -letter.note.at)
+            latest = self._clock.now() - dead_expires
+            old = [
+                letter.name for n, letter in enumerate(letters) if n >= dead_max or letter.note.at < latest
+            ]
+            removed = 0
+            for name in old[:SWEEP_AT_A_TIME]:
+                with suppress(SpoolError):
+                    admin.remove(name, dead=True)
+                    removed += 1
+            return removed
+
+
+class SpoolBroker(Broker):
+    """directory: of the spool. sync: see Writer."""
+
+    sender: SpoolSender
+    consumer: MessageConsumer
+    admin: SpoolQueues
+
+    def __init__(self, directory: str, *, sync: Sync = Sync.DIRECTORY, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.url = f"spool://{directory}"
+        self.lacks = capabilities_of(self.url).lacks
+        place = _Place(directory, clock)
+        self.sender = SpoolSender(place, sync)
+        self.consumer = _Consumer(place)
+        self.admin = SpoolQueues(place)
+
+    def close(self) -> None:
+        self.consumer.deregister()
+
+
+def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
+    """The broker at *url*, ``spool:///dir``; nothing is made before it is used.
+
+    The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
+    """
+    parts = urlsplit(url or "")
+    directory = unquote(parts.path)
+    if parts.netloc or not directory.strip("/"):
+        raise ConfigurationError(
+            "broker_url names a spool directory as spool:///var/spool/jobs: three slashes, and a whole path",
+            setting="broker_url",
+        )
+    options = dict(conf.broker_transport_options)
+    try:
+        sync = Sync(options.get("sync", Sync.DIRECTORY.value))
+    except ValueError:
+        raise ConfigurationError(
+            f"sync is {options['sync']!r:.40}, and not one of: {', '.join(each.value for each in Sync)}",
+            setting="broker_transport_options",
+        ) from None
+    return SpoolBroker(os.path.realpath(directory), sync=sync)
