@@ -112,14 +112,13 @@ class SpoolSender(Sender):
                     self._place.queue(queue),
                     sync=self._sync,
                     exact=True,
-                    name=message_name,
                     clock=self._place.clock,
                 )
             return writer
 
 
 class SpoolQueues(Admin):
-    """The queues of a spool directory, for people and tools. A dead letter has the tag that its message had."""
+    """The queues of a spool directory, for people and tools. A dead letter has the tag of its message."""
 
     def __init__(self, place: _Place) -> None:
         self._place = place

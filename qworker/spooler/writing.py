@@ -44,8 +44,8 @@ class Sync(Enum):
 
 
 class NewJob(NamedTuple):
-    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now. name: of its file; "":
-    a new one."""
+    """A job to write. at: when it is due, epoch seconds or a datetime; None and 0: now. name: of its file;
+    "": a new one."""
 
     pairs: Pairs
     body: bytes = b""

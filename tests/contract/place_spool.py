@@ -87,9 +87,8 @@ class SpoolPlace:
         self.path = directory / "spool"
 
     def open(self, **options: Any) -> Broker:
-        return SpoolBroker(
-            str(self.path), sync=Sync.NOTHING, **{name: options[name] for name in options.keys() & {"clock"}}
-        )
+        clock = {name: value for name, value in options.items() if name == "clock"}
+        return SpoolBroker(str(self.path), sync=Sync.NOTHING, **clock)
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
         raise AssertionError("results have a store of their own")
