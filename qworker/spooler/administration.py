@@ -151,8 +151,10 @@ class SpoolAdmin:
 
     def retry(self, name: str, *, due: float | None = None, returns: int = 0) -> str:
         """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
-        was set aside, which goes back to where it was. due: the time that its file gets; None for now. returns:
-        how often it counts as given back."""
+        was set aside, which goes back to where it was.
+
+        due: the time that its file gets; None for now. returns: how often it counts as given back.
+        """
         times = None if due is None else (due, due)
         path = job_path(name)
         own = _own(path)

@@ -72,7 +72,11 @@ class _Place:
     def lanes(self, queues: Sequence[str]) -> list[Lane]:
         """Queues, to be consumed."""
         lanes = [
-            Lane(queue, SpoolDirectory(self.queue(queue), ordered=True, clock=self.clock)) for queue in queues
+            Lane(
+                queue,
+                SpoolDirectory(self.queue(queue), ordered=True, times_of_priorities=False, clock=self.clock),
+            )
+            for queue in queues
         ]
         for lane in lanes:
             lane.directory.read_through()

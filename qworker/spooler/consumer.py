@@ -164,10 +164,10 @@ class DirectoryConsumer(Consumer, Generic[L]):
         for lane in self._lanes:
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
-                news = True
-            elif lane.drained and lane.directory.rest() <= 0.0:
-                lane.drained = False  # told once: who has no room for it is not told again
-                news = True
+            elif not lane.drained or lane.directory.rest() > 0.0:
+                continue
+            lane.drained = False  # told once: who has no room for it is not told again
+            news = True
         return news
 
     def wake(self) -> None:

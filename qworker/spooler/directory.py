@@ -28,13 +28,15 @@ from qworker.spooler.names import path_key
 from qworker.spooler.options import FREQUENCY_SECONDS
 from qworker.spooler.place import prepared
 from qworker.spooler.scanning import Entry, scan, scan_in_order
-from qworker.spooler.watching import Watcher
+from qworker.spooler.watching import NOTHING, Told, Watcher
 from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 
 STEP = 100
 """Entries of a scan that are looked at before new files are looked for."""
+MOST_READS = 64
+"""Of what the system tells, while nothing of it is a file to try."""
 LONGEST_SLEEP = 3600.0
 CLAIMS_BETWEEN = 32
 """Files that are tried before new files are looked for."""
@@ -44,7 +46,7 @@ class SpoolDirectory:
     """path: made when it is missing. ordered: work off in natural order, with priorities. frequency: seconds
     between two scans. lock: None for the best that the system has. owners: user ids whose jobs are run; None
     for our own and root. shared: everybody may write there. share: which files are tried first, without an
-    order."""
+    order. times_of_priorities: a priority is passed over until the time of its directory, as with uWSGI."""
 
     def __init__(
         self,
@@ -57,11 +59,13 @@ class SpoolDirectory:
         owners: Collection[int] | None = None,
         shared: bool = False,
         share: Share = WHOLE,
+        times_of_priorities: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.path = prepared(path, shared=shared)
         self.frequency = frequency
         self._ordered = ordered
+        self._times_of_priorities = times_of_priorities
         self._clock = clock
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._ended: deque[tuple[str, Refusal | None]] = deque()
@@ -188,7 +192,15 @@ class SpoolDirectory:
                 self._candidates.done(path)
             else:
                 self._candidates.refuse(path, refusal)
-        told = self._watcher.told()
+        for _ in range(MOST_READS):
+            told = self._watcher.told()
+            self._take_in(told)
+            if told is NOTHING or self._candidates:
+                break
+        if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
+            self._begin_scan()
+
+    def _take_in(self, told: Told) -> None:
         for path in told.written:
             self._candidates.offer(path)
         for path in told.touched:
@@ -198,8 +210,6 @@ class SpoolDirectory:
                 for entry in self._in_order(folder):
                     self._candidates.seen(*entry)
         self._again = self._again or told.rescan
-        if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
-            self._begin_scan()
 
     def _begin_scan(self) -> None:
         self._again = False
@@ -211,7 +221,8 @@ class SpoolDirectory:
         self._scanning = self._in_order("") if self._ordered else scan(self.path)
 
     def _in_order(self, folder: str) -> Iterator[Entry]:
-        return scan_in_order(self.path, self._clock.now(), self._watcher.watch, folder)
+        now = self._clock.now() if self._times_of_priorities else math.inf
+        return scan_in_order(self.path, now, self._watcher.watch, folder)
 
     def _follow(self) -> None:
         """If another directory has the path now, it is the one to look after."""

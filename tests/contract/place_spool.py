@@ -67,6 +67,7 @@ class SpoolPlace:
                 "test_revocations_expire",
                 "test_a_revocation_wakes_a_worker",
                 "test_a_revocation_among_messages_is_heard_at_the_next_look",
+                "test_nothing_that_was_numbered_before_a_loss_comes_again",
             ),
             "revocations do not spread",
         ),
