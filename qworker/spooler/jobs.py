@@ -87,12 +87,16 @@ class _Place:
 
 
 class JobRunner:
-    """Runs jobs as *options* say. results: what a message's one job returns is its result."""
+    """Runs jobs as *options* say. results: what a message's one job returns is its result. seconds: when those
+    of one message have taken longer, the next is not begun."""
 
-    def __init__(self, app: QWorker, options: SpoolerOptions, *, results: bool) -> None:
+    def __init__(
+        self, app: QWorker, options: SpoolerOptions, *, results: bool, seconds: float = SHORT_SECONDS
+    ) -> None:
         self._app = app
         self._options = options
         self._results = results
+        self._seconds = seconds
         self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
         self._lock = best_lock()
         self._places: dict[tuple[int, str], _Place] = {}  # by process
@@ -104,7 +108,7 @@ class JobRunner:
         """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
         have taken a while; return what the only one returned, where there are results."""
         place = self._place(directory)
-        until = time.monotonic() + SHORT_SECONDS
+        until = time.monotonic() + self._seconds
         value = None
         for number, path in enumerate(paths):
             if number and time.monotonic() > until:

@@ -64,7 +64,7 @@ def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "10.0.0.0/8",
             ),
             *("--spooler-max-attempts", "0", "--spooler-backoff", "1", "--spooler-backoff-max", "2"),
-            *("--no-spooler-allow-pickle", "--spooler-bridge", "m:f"),
+            *("--no-spooler-allow-pickle", "--spooler-bridge", "m:f", "--spooler-results"),
         ).values
     )
     assert values == {

@@ -1,0 +1,141 @@
+"""SpoolBeside: the app's own broker and spool directories, as one broker for a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import LeaseLost
+from qworker.spooler.beside import SpoolBeside, SpoolInstead
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.dispatch import JobDispatch, JobLane
+from qworker.spooler.job_messages import job_messages
+from qworker.spooler.writing import Writer
+from qworker.testing import FakeClock
+from qworker.testing.store import MemoryStore
+from qworker.transports.lease import Ack, Release
+from tests.support.messages import message
+from tests.support.spools import clock_of_files
+
+ROW = ("job", "SUCCESS", b"-2", None)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return clock_of_files()
+
+
+@pytest.fixture
+def own(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock, lease_seconds=15.0)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "spool")
+
+
+@pytest.fixture
+def jobs(writer: Writer, clock: FakeClock) -> JobDispatch:
+    def lanes(queues: object) -> list[JobLane]:
+        directory = SpoolDirectory(writer.path, clock=clock)
+        return [JobLane(directory, job_messages(directory.path, None, results=True), 1)]
+
+    return JobDispatch(lanes, clock)
+
+
+@pytest.fixture
+def both(own: MemoryStore, jobs: JobDispatch) -> Iterator[SpoolBeside]:
+    broker = SpoolBeside(own, jobs)
+    yield broker
+    broker.close()
+
+
+def test_jobs_and_messages_come_together_and_are_told_apart(
+    both: SpoolBeside, own: MemoryStore, writer: Writer
+) -> None:
+    generation = both.consumer.register("w", ["q"], 2)
+    both.sender.push([message("a")])
+    path = writer.write({})
+    messages = [leased for _ in range(2) for leased in both.consumer.lease(["q"], 10).messages]
+    assert sorted(leased.tag > 0 for leased in messages) == [False, True]
+    os.unlink(path)
+    assert both.consumer.settle(generation, [Ack(leased.tag) for leased in messages]) == set()
+    assert own.messages == 0
+    assert both.consumer.settle(generation, [Ack(-1), Ack(1)]) == {-1, 1}
+
+
+def test_neither_keeps_the_other_waiting(both: SpoolBeside, writer: Writer) -> None:
+    both.consumer.register("w", ["q"], 2)
+    both.sender.push([message(str(number)) for number in range(100)])
+    for _ in range(100):
+        writer.write({})
+    tags = [leased.tag for _ in range(10) for leased in both.consumer.lease(["q"], 4).messages]
+    assert sum(tag > 0 for tag in tags) >= 10
+    assert sum(tag < 0 for tag in tags) >= 10
+
+
+def test_the_result_of_a_job_is_stored_with_the_broker(
+    both: SpoolBeside, own: MemoryStore, writer: Writer
+) -> None:
+    generation = both.consumer.register("w", ["q"], 2)
+    writer.write({})
+    (leased,) = both.consumer.lease(["q"], 10).messages
+    both.consumer.settle(generation, [Ack(leased.tag, ROW)])
+    assert own.results == {"job": ROW}
+
+
+def test_a_broker_that_is_away_takes_no_settlement_and_loses_none(
+    both: SpoolBeside, own: MemoryStore, writer: Writer
+) -> None:
+    generation = both.consumer.register("w", ["q"], 2)
+    writer.write({})
+    (leased,) = both.consumer.lease(["q"], 10).messages
+    own.away = True
+    with pytest.raises(Exception, match="away"):
+        both.consumer.settle(generation, [Ack(leased.tag, ROW)])
+    own.away = False
+    assert both.consumer.settle(generation, [Ack(leased.tag, ROW)]) == set()
+
+
+def test_jobs_outlive_a_lease_that_was_lost(
+    both: SpoolBeside, own: MemoryStore, writer: Writer, clock: FakeClock
+) -> None:
+    both.consumer.register("w", ["q"], 2)
+    writer.write({})
+    both.sender.push([message("a")])
+    messages = [leased for _ in range(2) for leased in both.consumer.lease(["q"], 10).messages]
+    clock.advance(20)
+    own.another().reclaim()
+    with pytest.raises(LeaseLost):
+        both.consumer.extend()
+    again = both.consumer.register("w", ["q"], 2)
+    offered = [leased for _ in range(2) for leased in both.consumer.lease(["q"], 10).messages]
+    assert {leased.tag for leased in offered} == {leased.tag for leased in messages}
+    assert both.consumer.settle(again, [Release(leased.tag) for leased in offered]) == set()
+
+
+def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolBeside, writer: Writer) -> None:
+    both.consumer.register("w", ["q"], 2)
+    both.consumer.lease(["q"], 10)
+    assert both.consumer.wait(0.01) is False
+    writer.write({})
+    assert both.consumer.wait(30) is True
+    assert len(both.consumer.lease(["q"], 10).messages) == 1
+
+
+def test_alone_nothing_is_taken_from_the_own_broker(
+    own: MemoryStore, jobs: JobDispatch, writer: Writer
+) -> None:
+    broker = SpoolInstead(own, jobs)
+    broker.consumer.register("w", ["q"], 2)
+    broker.sender.push([message("a", queue="q")])
+    writer.write({})
+    assert len(broker.consumer.lease(["q"], 10).messages) == 1
+    assert own.messages == 1
+    assert "results" in broker.lacks
+    broker.close()
+    broker.close()

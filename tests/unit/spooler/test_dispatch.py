@@ -1,0 +1,228 @@
+"""JobDispatch: which names are given out together, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import LeaseLost
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.dispatch import MOST, STALE_SECONDS, JobDispatch, JobLane
+from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
+from qworker.spooler.writing import Writer
+from qworker.testing import FakeClock
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store
+from tests.support.spools import clock_of_files
+
+Open = Callable[..., JobDispatch]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return clock_of_files()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "spool")
+
+
+@pytest.fixture
+def dispatch(writer: Writer, clock: FakeClock) -> Iterator[Open]:
+    opened: list[JobDispatch] = []
+
+    def make(concurrency: int = 2, most: int = MOST) -> JobDispatch:
+        def lanes(queues: object) -> list[JobLane]:
+            directory = SpoolDirectory(writer.path, clock=clock)
+            return [JobLane(directory, job_messages(directory.path, 30.0, results=False), most)]
+
+        opened.append(JobDispatch(lanes, clock))
+        opened[-1].register("spooler", (), concurrency)
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.deregister()
+
+
+def given(leased: Leased) -> list[str]:
+    """The files that a message names."""
+    (_, paths), _, _ = json.loads(leased.body)
+    return [str(path) for path in paths]
+
+
+def test_a_message_names_the_files_and_is_readable(dispatch: Open, writer: Writer) -> None:
+    name = os.path.basename(writer.write({}))
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    headers = json.loads(leased.headers)
+    assert json.loads(leased.body)[0] == [writer.path, [name]]
+    assert (headers["task"], headers["id"], headers["timelimit"]) == (RUN, name, [30.0, None])
+    assert headers["ignore_result"] is True
+    assert consumer.lease((), 10).messages == []
+
+
+def test_what_is_not_due_is_not_named_and_the_listener_comes_back_when_it_is(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    writer.write({}, at=clock.now() + 100)
+    consumer = dispatch()
+    claim = consumer.lease((), 10, 5, 7.0)
+    assert (claim.messages, claim.next_due) == ([], clock.now() + 107), (
+        "the listener subtracts what it asks ahead"
+    )
+    assert consumer.lease((), 10).next_due == clock.now() + 100
+    clock.advance(100)
+    assert len(consumer.lease((), 10).messages) == 1
+
+
+def test_the_first_go_one_by_one_and_short_ones_then_together(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    for _ in range(300):
+        writer.write({})
+    consumer = dispatch()
+    first = consumer.lease((), 2).messages
+    assert [len(given(leased)) for leased in first] == [1, 1]
+    for leased in first:
+        (Path(writer.path) / given(leased)[0]).unlink()
+    clock.advance(0.001)
+    consumer.settle_held([Ack(leased.tag) for leased in first])
+    # Two in one millisecond of two processes: one each.
+    assert [len(given(leased)) for leased in consumer.lease((), 2).messages] == [20, 20]
+
+
+def test_a_handful_is_divided_among_the_processes(dispatch: Open, writer: Writer, clock: FakeClock) -> None:
+    consumer = dispatch(concurrency=4)
+    consumer._lanes[0].learn(100, 0.001)
+    for _ in range(8):
+        writer.write({})
+    assert [len(given(leased)) for leased in consumer.lease((), 100).messages] == [2, 2, 2, 2]
+
+
+def test_one_by_one_where_each_has_a_result(dispatch: Open, writer: Writer) -> None:
+    consumer = dispatch(most=1)
+    consumer._lanes[0].learn(100, 0.001)
+    for _ in range(5):
+        writer.write({})
+    assert [len(given(leased)) for leased in consumer.lease((), 100).messages] == [1] * 5
+
+
+def test_what_is_gone_is_forgotten_and_what_was_given_back_comes_when_it_is_due(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    gone, back = writer.write({}), writer.write({})
+    consumer = dispatch()
+    messages = consumer.lease((), 10).messages
+    os.unlink(gone)
+    os.utime(back, (0, clock.now() + 5))
+    assert consumer.settle_held([Ack(leased.tag) for leased in messages]) == set()
+    assert consumer.lease((), 10).messages == []
+    clock.advance(5)
+    (again,) = consumer.lease((), 10).messages
+    assert given(again) == [os.path.basename(back)]
+
+
+@pytest.mark.parametrize("order", [Release, lambda tag: Release(tag, counted=True)])
+def test_what_was_not_run_comes_again_at_once(
+    dispatch: Open, writer: Writer, order: Callable[[int], Release]
+) -> None:
+    writer.write({}, at=1)
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    consumer.settle_held([order(leased.tag)])
+    assert len(consumer.lease((), 10).messages) == 1
+
+
+def test_what_was_tried_in_vain_comes_again_after_a_while_that_grows(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    writer.write({}, at=1)
+    consumer = dispatch()
+    waits = []
+    for _ in range(5):
+        (leased,) = consumer.lease((), 10).messages
+        consumer.settle_held([DeadLetter(leased.tag, "why")])
+        due = consumer.lease((), 10).next_due
+        assert due is not None
+        waits.append(due - clock.now())
+        clock.advance(waits[-1] + 0.0001)
+    assert waits == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16], rel=0.01)
+
+
+def test_behind_a_long_job_others_are_given_what_waits(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    consumer = dispatch(concurrency=1)
+    consumer._lanes[0].learn(100, 0.001)
+    for _ in range(5):
+        writer.write({}, at=1)
+    (first,) = consumer.lease((), 10).messages
+    assert len(given(first)) == 5
+    assert consumer.lease((), 10).messages == []
+    assert consumer.rest() == pytest.approx(STALE_SECONDS)
+    clock.advance(STALE_SECONDS + 0.01)
+    again = consumer.lease((), 10).messages
+    assert sorted(path for leased in again for path in given(leased)) == sorted(given(first))
+    # The first message ends at last, and says nothing any more of the names.
+    assert consumer.settle_held([Ack(first.tag)]) == set()
+
+
+def test_a_tag_is_settled_once_and_stored_rows_are_not_its_business(dispatch: Open, writer: Writer) -> None:
+    writer.write({})
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    generation = consumer._generation
+    assert consumer.settle(generation, [Store(("id", "SUCCESS", b"", None))]) == set()
+    assert consumer.settle(generation - 1, [Ack(leased.tag)]) == {leased.tag}
+    assert consumer.settle(generation, [Ack(leased.tag)]) == set()
+    assert consumer.settle(generation, [Ack(leased.tag)]) == {leased.tag}
+
+
+def test_offered_again_what_is_held_comes_with_its_tag(dispatch: Open, writer: Writer) -> None:
+    writer.write({})
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    consumer.offer_again()
+    assert consumer.lease((), 10).messages == [leased]
+    assert consumer.lease((), 10).messages == []
+
+
+def test_who_is_not_registered_takes_nothing(dispatch: Open) -> None:
+    consumer = dispatch()
+    consumer.deregister()
+    consumer.deregister()
+    for ask in (lambda: consumer.lease((), 1), consumer.extend):
+        with pytest.raises(LeaseLost):
+            ask()
+
+
+def test_news_is_told_once(dispatch: Open, writer: Writer) -> None:
+    consumer = dispatch()
+    assert consumer.lease((), 10).messages == []
+    assert consumer.wait(0.0) is False
+    writer.write({})
+    assert consumer.wait(10.0) is True
+    assert consumer.wait(0.0) is False, "who has no room must not spin"
+    assert len(consumer.lease((), 10).messages) == 1
+
+
+def test_names_that_are_no_ids(dispatch: Open, writer: Writer) -> None:
+    odd = b"uwsgi_spoolfile_on_\xff\n'\"\\"
+    (Path(os.fsdecode(os.fsencode(writer.path) + b"/" + odd))).write_bytes(b"\x11\0\0\0")
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    assert os.fsencode(given(leased)[0]) == odd
+    headers = json.loads(leased.headers)
+    assert headers["id"] == job_id(os.fsdecode(odd))
+    assert headers["id"].isprintable()
+
+
+def test_a_signal_is_a_message_without_a_file() -> None:
+    leased = signal_message(7, 17, "/spool")
+    assert json.loads(leased.body)[0] == [17]
+    assert json.loads(leased.headers)["ignore_result"] is True

@@ -1,0 +1,325 @@
+"""Jobs: what becomes of a spool file when it was run, whatever its function says or does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated
+from qworker.spooler import uwsgi_api
+from qworker.spooler.attempts import Attempts, returns_of
+from qworker.spooler.jobs import Env, JobRunner
+from qworker.spooler.locks import DescriptionLock
+from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.writing import Writer
+from qworker.testing import FakeClock
+from tests.support.spools import clock_of_files, files
+
+Set = Callable[[Callable[[Env], object]], None]
+Make = Callable[..., JobRunner]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return clock_of_files()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "spool")
+
+
+@pytest.fixture
+def function() -> Iterator[Set]:
+    """Sets the function that runs jobs."""
+    before = uwsgi_api.spooler
+
+    def set_(chosen: Callable[[Env], object]) -> None:
+        uwsgi_api.spooler = chosen
+
+    yield set_
+    uwsgi_api.spooler = before
+
+
+@pytest.fixture
+def runner(clock: FakeClock) -> Make:
+    def make(*, results: bool = False, seconds: float = 10.0, **options: Any) -> JobRunner:
+        app = QWorker("spooling", clock=clock, set_as_current=False)
+        options = {"max_attempts": 3, "backoff": 10.0, "backoff_max": 15.0, **options}
+        return JobRunner(app, SpoolerOptions(**options), results=results, seconds=seconds)
+
+    return make
+
+
+def name_of(path: str) -> str:
+    return os.path.basename(path)
+
+
+def counts(path: str) -> tuple[int, int]:
+    """How often a job was begun and given back."""
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        return Attempts(directory).read(path, name_of(path)), returns_of(directory).read(path, name_of(path))
+    finally:
+        os.close(directory)
+
+
+def reasons(writer: Writer) -> list[str]:
+    return [json.loads(path.read_text())["reason"] for path in Path(writer.path).glob(".qw-dead/*.json")]
+
+
+def raising(error: BaseException) -> Callable[[Env], object]:
+    def function(env: Env) -> object:
+        raise error
+
+    return function
+
+
+def test_the_function_gets_the_pairs_the_name_and_the_body(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    found: list[Env] = []
+    function(lambda env: found.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    with_body = name_of(writer.write({"a": "b", "at": "0"}, b"x" * 200_000))
+    without = name_of(writer.write({}))
+    assert runner().run(writer.path, [with_body, without]) is None
+    assert found == [
+        {b"a": b"b", b"at": b"0", "spooler_task_name": with_body, "body": b"x" * 200_000},
+        {"spooler_task_name": without},
+    ]
+    assert files(writer.path) == []
+
+
+@pytest.mark.parametrize("value", [uwsgi_api.SPOOL_RETRY, None, True, 1, 7, -3, "text", -2.0, False])
+def test_any_other_value_has_it_run_again(
+    function: Set, runner: Make, writer: Writer, clock: FakeClock, value: object
+) -> None:
+    function(lambda env: value)
+    path = writer.write({"a": "b"}, at=1)
+    runner().run(writer.path, [name_of(path)])
+    assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01)
+    assert counts(path) == (1, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
+def test_whatever_it_raises_has_it_run_again(
+    function: Set, runner: Make, writer: Writer, clock: FakeClock, error: BaseException
+) -> None:
+    function(raising(error))
+    path = writer.write({"a": "b"}, at=1)
+    running = runner()
+    running.run(writer.path, [name_of(path)])
+    assert counts(path) == (1, 1)
+    running.run(writer.path, [name_of(path)])
+    assert counts(path) == (1, 1), "it is not due"
+    clock.advance(10.1)
+    running.run(writer.path, [name_of(path)])
+    assert os.stat(path).st_mtime == pytest.approx(clock.now() + 15.0, abs=0.01), "twice as long, or the most"
+    clock.advance(15.1)
+    running.run(writer.path, [name_of(path)])
+    assert not os.path.exists(path)
+    assert reasons(writer) == [f"attempt 3, the last: {type(error).__name__}: {error}"]
+
+
+def test_attempts_may_have_no_end(function: Set, runner: Make, writer: Writer, clock: FakeClock) -> None:
+    function(lambda env: None)
+    path = writer.write({}, at=1)
+    running = runner(max_attempts=None)
+    for number in range(1, 31):
+        running.run(writer.path, [name_of(path)])
+        assert counts(path) == (number, number)
+        clock.advance(16)
+
+
+def test_ignored_it_is_kept_uncounted_and_asked_for_again_when_it_has_changed(
+    function: Set, runner: Make, writer: Writer, clock: FakeClock
+) -> None:
+    asked: list[str] = []
+    function(lambda env: asked.append(env["spooler_task_name"]) or 0)  # type: ignore[func-returns-value]
+    path = writer.write({}, at=1)
+    running = runner()
+    for _ in range(3):
+        running.run(writer.path, [name_of(path)])
+    assert (len(asked), counts(path)) == (1, (0, 0))
+    os.utime(path, (2, 2))
+    running.run(writer.path, [name_of(path)])
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (uwsgi_api.SetAside("nobody knows it"), "nobody knows it"),
+        (Reject("refused"), "reject requeue=False: refused"),
+        (Ignore("never mind"), "never mind"),
+        (Terminated("revoked"), "its run was ended by a revocation"),
+    ],
+)
+def test_what_can_never_succeed_is_set_aside_at_once(
+    function: Set, runner: Make, writer: Writer, error: BaseException, reason: str
+) -> None:
+    function(raising(error))
+    path = writer.write({})
+    told = pytest.raises(Terminated) if isinstance(error, Terminated) else nullcontext()  # to the worker, too
+    with told:
+        runner().run(writer.path, [name_of(path)])
+    assert reasons(writer) == [reason]
+
+
+def test_a_worker_that_ends_counts_no_attempt_and_leaves_the_job_free(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    function(raising(SoftTimeLimitExceeded()))
+    path = writer.write({}, at=1)
+    with pytest.raises(SoftTimeLimitExceeded):
+        runner().run(writer.path, [name_of(path)])
+    assert counts(path) == (0, 0)
+    assert os.stat(path).st_mtime == 1
+    directory = os.open(writer.path, os.O_RDONLY)
+    assert not DescriptionLock().is_held(name_of(path), directory)
+    os.close(directory)
+
+
+def died(path: str, attempts: int, returns: int = 0) -> None:
+    """As a process leaves it that dies in the midst of a job."""
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    file = os.open(path, os.O_RDWR)
+    Attempts(directory).write(file, name_of(path), attempts)
+    returns_of(directory).write(file, name_of(path), returns)
+    os.close(file)
+    os.close(directory)
+
+
+def test_a_job_whose_process_died_waits_as_if_it_had_been_given_back(
+    function: Set, runner: Make, writer: Writer, clock: FakeClock
+) -> None:
+    done: list[int] = []
+    function(lambda env: done.append(1) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    path = writer.write({}, at=1)
+    died(path, 1)
+    running = runner()
+    running.run(writer.path, [name_of(path)])
+    assert not done
+    assert clock.now() < os.stat(path).st_mtime <= clock.now() + 10.01
+    clock.advance(10.1)
+    running.run(writer.path, [name_of(path)])
+    assert done
+
+
+def test_a_job_that_has_met_with_too_many_deaths_is_set_aside(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    function(raising(AssertionError("it must not run")))
+    path = writer.write({}, at=1)
+    died(path, 3, 2)
+    runner().run(writer.path, [name_of(path)])
+    assert reasons(writer) == ["it was begun 3 times, and its process did not live to end it"]
+
+
+def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(
+    function: Set, runner: Make, writer: Writer, tmp_path: Path
+) -> None:
+    found: list[str] = []
+    function(lambda env: found.append(os.getcwd()) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    before = os.getcwd()
+    path = os.path.relpath(writer.write({}, priority=5), writer.path)
+    runner().run(writer.path, [path])
+    path = os.path.relpath(writer.write({}), writer.path)
+    runner(chdir=str(tmp_path)).run(writer.path, [path])
+    assert found == [f"{writer.path}/5", os.path.realpath(tmp_path)]
+    assert os.getcwd() == before
+
+
+def test_what_another_has_and_what_is_gone_is_passed_over(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    function(lambda env: uwsgi_api.SPOOL_OK)
+    held, there = name_of(writer.write({})), name_of(writer.write({}))
+    directory = os.open(writer.path, os.O_RDONLY)
+    lock = DescriptionLock()
+    file = lock.acquire(held, directory)
+    runner().run(writer.path, ["uwsgi_spoolfile_on_gone", held, there])
+    assert [name_of(path) for path in files(writer.path)] == [held]
+    lock.release(file)
+    os.close(directory)
+
+
+def test_with_no_function_a_job_is_kept(runner: Make, writer: Writer, function: Set) -> None:
+    function(None)  # type: ignore[arg-type]
+    path = writer.write({}, at=1)
+    runner().run(writer.path, [name_of(path)])
+    assert counts(path) == (1, 1)
+
+
+def test_results(function: Set, runner: Make, writer: Writer, clock: FakeClock) -> None:
+    values: list[object] = [uwsgi_api.SPOOL_OK]
+    function(lambda env: values[0])
+    running = runner(results=True, max_attempts=2)
+    assert running.run(writer.path, [name_of(writer.write({}, at=1))]) == uwsgi_api.SPOOL_OK
+    values[0] = None
+    path = writer.write({}, at=1)
+    with pytest.raises(Reject) as told:
+        running.run(writer.path, [name_of(path)])
+    assert told.value.requeue
+    clock.advance(16)
+    with pytest.raises(Exception, match="returned None"):
+        running.run(writer.path, [name_of(path)])
+    assert len(reasons(writer)) == 1
+
+
+class Call:
+    """What a rule makes of a job."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def apply_async(self, *, task_id: str) -> None:
+        self.sent.append(task_id)
+
+
+CALL = Call()
+
+
+def rule(env: Env) -> Call | None:
+    """For ``spooler_bridge``."""
+    return CALL if b"task" in env else None
+
+
+def test_a_bridge_sends_tasks_in_the_place_of_jobs(function: Set, runner: Make, writer: Writer) -> None:
+    run: list[Env] = []
+    function(lambda env: run.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    sent, kept = name_of(writer.write({"task": "t"})), name_of(writer.write({"a": "b"}))
+    runner(bridge=f"{__name__}:rule").run(writer.path, [sent, kept])
+    assert CALL.sent == [sent], "under the name of the job, so that a second time is known as a copy"
+    assert [env["spooler_task_name"] for env in run] == [kept]
+    assert files(writer.path) == []
+
+
+def test_a_job_that_was_removed_while_it_ran_is_done(
+    function: Set, runner: Make, writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = writer.write({})
+
+    def remove(env: Env) -> int:
+        os.unlink(path)
+        return uwsgi_api.SPOOL_OK
+
+    function(remove)
+    runner().run(writer.path, [name_of(path)])
+    assert "removed while its job ran" in caplog.text
+
+
+def test_a_long_job_keeps_what_was_named_with_it_for_others(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    function(lambda env: uwsgi_api.SPOOL_OK)
+    names = [name_of(writer.write({})) for _ in range(3)]
+    runner(seconds=-1.0).run(writer.path, names)
+    assert [name_of(path) for path in files(writer.path)] == names[1:]
