@@ -9,6 +9,11 @@ Modules, in reading order. A file: ``packet`` (its bytes), ``names``. Writing: `
 run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candidates`` (what to try next),
 and ``directory``, which has all of them. People: ``listing``, ``examining``, ``copying`` and
 ``administration``, which sees, removes, retries and moves.
+
+uWSGI's interface: ``options``, ``enqueueing``, ``runtime`` (who works off a directory), ``job_context``,
+``introspection``; signals with ``cron_fields``, ``signal_table``, ``clockwork`` (when) and ``signal_socket``;
+``installing`` and ``uwsgi_api``, which has all of them. Its decorators: ``arguments``,
+``spool_functions`` and ``decorators``.
 """
 
 from __future__ import annotations

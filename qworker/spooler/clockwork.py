@@ -61,7 +61,7 @@ class Clockwork:
         self._running: list[_Running] = []
 
     def due(self, now: float) -> list[Due]:
-        """The signals that are due at *now*, epoch seconds, in order. A timer begins when it is first seen."""
+        """The signals that are due at *now*, epoch seconds, in order. A timer begins when it is seen."""
         found = []
         for source in self._table.sources[len(self._running) :]:
             self._running.append(_Running(source))
@@ -110,7 +110,7 @@ class Clockwork:
 def _timer_fires(running: _Running, timer: Timer, now: float) -> bool:
     if math.isnan(running.next):
         running.next = now + timer.seconds
-    if running.next - now > timer.seconds:
+    if timer.seconds < running.next - now < math.inf:
         running.next = now + timer.seconds  # the clock was set back
     if running.next > now:
         return False

@@ -1,11 +1,11 @@
-"""CronFields: the minutes that ``uwsgi.add_cron()`` means.
+"""CronFields: the minutes that uWSGI's crons mean.
 
 Comes from:  the application, through ``signal_table``.
 Goes to:     ``clockwork``.
 Thread:      any; never changed.
 
-A field that is negative, -N, means each value that N divides, so -1 means all of them, day -2 the even days,
-and month -3 March, June, September and December. That is not crontab's ``*/N``, which counts from the lowest
+A field that is negative, -N, means each value that N divides: -1 means all of them, day -2 the even days, and
+month -3 the months 3, 6, 9 and 12. That is not crontab's ``*/N``, which counts from the lowest
 value. Sunday is weekday 0, and also 7. When both a day and a weekday are given, either of them will do.
 """
 
@@ -19,7 +19,7 @@ _HIGHEST = (59, 23, 31, 12, 7)
 
 
 class CronFields(NamedTuple):
-    """In the order of ``uwsgi.add_cron()``."""
+    """In the order in which uWSGI takes them."""
 
     minute: int = -1
     hour: int = -1

@@ -1,6 +1,6 @@
 """SignalTable: what an application registered: handlers of uWSGI's signals, and what raises them.
 
-Comes from:  the application, when it is imported: ``uwsgi.register_signal()`` and its fellows.
+Comes from:  the application, when it is imported: through ``uwsgi_api`` or the decorators.
 Goes to:     ``clockwork`` (when), and a process of the spooler (which function).
 Thread:      that which imports the application; others only read.
 
@@ -22,7 +22,9 @@ from qworker.spooler.cron_fields import CronFields
 logger = logging.getLogger(__name__)
 
 SPOOLER = "spooler"
-_ELSEWHERE = re.compile(r"(worker|workers|active-workers|worker[0-9]+|mule|mules|mule[0-9]+|farm_.+|subscribed)?")
+_ELSEWHERE = re.compile(
+    r"(worker|workers|active-workers|worker[0-9]+|mule|mules|mule[0-9]+|farm_.+|subscribed)?"
+)
 """The targets that are other processes of uWSGI; '' is its first worker."""
 
 
@@ -72,8 +74,8 @@ class SignalTable:
             target == SPOOLER or os.path.isabs(target) or _ELSEWHERE.fullmatch(target)
         ):
             raise ValueError(
-                f"signal {number} has the target {safe_repr(target)}: it is 'spooler', or the absolute path of "
-                "a spool directory"
+                f"signal {number} has the target {safe_repr(target)}: it is 'spooler', or the absolute path "
+                "of a spool directory"
             )
         handler = self.handlers[number] = Handler(target, function)
         if not handler.is_for_spooler:
