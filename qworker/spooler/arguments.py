@@ -2,8 +2,8 @@
 
     args      a pickle of the positional arguments, a tuple
     kwargs    a pickle of the named ones, a dictionary
-    qw_args, qw_kwargs    the same in JSON, a list and an object, of which either may be missing: for producers
-              that have no pickle, or may send none. uWSGI's decorators do not know them.
+    qw_args, qw_kwargs    the same in JSON, a list and an object, of which either may be missing: for
+              producers that have no pickle, or may send none. uWSGI's decorators do not know them.
 
 Comes from:  ``decorators``, on both sides.
 Goes to:     the pairs of a job; a call.
@@ -47,7 +47,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
 """What a pickle may name: classes that do nothing but to hold a value."""
 _CLASSES = frozenset(_PLAIN.values())
 # fmt: off
-_OPERATIONS = frozenset((
+OPERATIONS = frozenset((
     "ADDITEMS", "APPEND", "APPENDS", "BINBYTES", "BINBYTES8", "BINFLOAT", "BINGET", "BININT",
     "BININT1", "BININT2", "BINPUT", "BINUNICODE", "BINUNICODE8", "DICT", "DUP", "EMPTY_DICT",
     "EMPTY_LIST", "EMPTY_SET", "EMPTY_TUPLE", "FLOAT", "FRAME", "FROZENSET", "GET", "GLOBAL", "INT",
@@ -150,7 +150,7 @@ def _load_plain(data: bytes) -> Any:
     if len(data) > LONGEST:
         raise UnrunnableJob(f"a pickle of {len(data):,} bytes is not read: a pair has {LONGEST:,} at most")
     for operation, argument, _ in pickletools.genops(data):
-        if operation.name not in _OPERATIONS:
+        if operation.name not in OPERATIONS:
             raise UnrunnableJob(
                 f"a pickle with the operation {operation.name} is not read: that could run any code. Set "
                 "spooler_allow_pickle if nobody else can write to the directory"

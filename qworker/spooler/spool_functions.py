@@ -11,8 +11,8 @@ Different from uWSGI's own module, on purpose:
 - Only plain data is passed by ``pass_arguments``: see ``arguments``.
 - A job for a function that is not there raises UnknownFunction, and is set aside, not tried for ever.
 - Two functions of one name are warned of: jobs only have the name.
-- Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one, so that a module
-  can be imported without any.
+- Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one: a module can
+  be imported without any.
 - A ``@spoolraw`` function that returns no number is a warning in the log, and is tried again.
 """
 

@@ -14,8 +14,8 @@ is an AttributeError and says what to set. What is different from uWSGI 2.0:
 - Without ``spooler`` a job goes to the first directory that is worked off; without one, to the first
   external one.
 - ``spooler_jobs`` looks into all directories and priorities; ``spooler_get_task`` only into these.
-- ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on this
-  machine: that which sees to it, not its children.
+- ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on
+  this machine: that which sees to it, not its children.
 - A spooler may be a signal's target by its directory. The handlers of signals for workers and mules are kept
   and never run; the log says so.
 - ``lock`` waits for as long as it takes, like uWSGI's, for other processes of this machine that have the same
@@ -212,7 +212,7 @@ def i_am_the_spooler() -> bool | None:
 
 
 def set_user_harakiri(seconds: float) -> None:
-    """End this process when its job has not ended in so many seconds, so that it is tried again; 0: do not."""
+    """End this process when its job has not ended in so many seconds; it is tried again then. 0: do not."""
     job_context.limit_time(seconds)
 
 
