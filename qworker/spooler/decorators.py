@@ -112,14 +112,14 @@ def _raised(
     unknown = where.keys() - {"signum", "target"}
     if unknown:
         raise TypeError(f"there is no {min(unknown)}: say signum, or target")
-    signum = where["signum"] if "signum" in where else get_free_signal()
-    return _on_signal(signum, where.get("target", ""), source)
+    return _on_signal(where.get("signum"), where.get("target", ""), source)
 
 
 def _on_signal(
-    signum: int, target: str, source: Callable[[int], object]
+    num: int | None, target: str, source: Callable[[int], object]
 ) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
     def decorate(function: Callable[[int], Any]) -> Callable[[int], Any]:
+        signum = get_free_signal() if num is None else num
         uwsgi.register_signal(signum, target, function)
         source(signum)
         return function
