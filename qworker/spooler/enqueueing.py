@@ -29,13 +29,15 @@ _DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]*)?")
 class Enqueuer:
     """The spool directories of *options*, of which there must be one, for who writes.
 
-    directories: all of them, absolute and without links; the first is where jobs go that name none. That is
-    the first that is worked off, and without one the first external one; uWSGI has them in one order.
+    directories: all of them, absolute and without links, those that are worked off first.
+    default: where jobs go that name none.
     """
 
     def __init__(self, options: SpoolerOptions) -> None:
         places = (*options.directories, *options.external)
         self.directories = tuple(dict.fromkeys(map(os.path.realpath, places)))
+        named: str | None = getattr(options, "default", None)
+        self.default = self.directories[0] if named is None else os.path.realpath(named)
         self._writers: dict[str, Writer] = {}
 
     def enqueue(self, message: Mapping[Any, Any]) -> str:
@@ -55,7 +57,7 @@ class Enqueuer:
         return self._writer(pairs.get(b"spooler")).write(pairs, body, at=due, priority=priority)
 
     def _writer(self, named: object) -> Writer:
-        place = self.directories[0] if named is None else self._place(named)
+        place = self.default if named is None else self._place(named)
         writer = self._writers.get(place)
         if writer is None:
             writer = self._writers[place] = Writer(place)

@@ -2,7 +2,7 @@
 
 Comes from:  whoever runs spool jobs in this process, with running().
 Goes to:     ``uwsgi_api``: am I in a spooler, which directory, what does my own file say.
-Thread:      that which runs the job; a process runs one at a time.
+Thread:      that which runs the job.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -30,13 +31,19 @@ class RunningJob(NamedTuple):
     env: Mapping[Any, Any]
 
 
-class _Process:
-    """What this process is doing. A forked child begins with what its parent did."""
+class _Thread(threading.local):
+    """What a thread is doing: where there are no processes, each runs its own job."""
 
     job: RunningJob | None = None
+
+
+class _Process:
+    """What this process is. A forked child begins as its parent was."""
+
     is_spooler = False
 
 
+_thread = _Thread()
 _process = _Process()
 
 
@@ -44,12 +51,12 @@ _process = _Process()
 def running(directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> Iterator[None]:
     """Within it, a job of *directory* is run in this process. The time limit that it sets for itself ends
     with it."""
-    before, _process.job = _process.job, RunningJob(directory, path, {} if env is None else env)
+    before, _thread.job = _thread.job, RunningJob(directory, path, {} if env is None else env)
     try:
         yield
     finally:
-        _process.job = before
-        if before is None:
+        _thread.job = before
+        if before is None and threading.current_thread() is threading.main_thread():
             faulthandler.cancel_dump_traceback_later()
 
 
@@ -59,17 +66,17 @@ def become_spooler() -> None:
 
 
 def is_spooler() -> bool:
-    return _process.is_spooler or _process.job is not None
+    return _process.is_spooler or _thread.job is not None
 
 
 def current_job() -> RunningJob | None:
-    return _process.job
+    return _thread.job
 
 
 def own_task(path: str) -> Mapping[Any, Any] | None:
     """What the job whose file is at the absolute *path* says, if this process runs it. Its file must not be
     opened for that: with record locks its lock would be lost, and the job run twice."""
-    job = _process.job
+    job = _thread.job
     if job is None or not job.path or os.path.realpath(path) != f"{job.directory}/{job.path}":
         return None
     return job.env
@@ -78,11 +85,12 @@ def own_task(path: str) -> Mapping[Any, Any] | None:
 def limit_time(seconds: float) -> None:
     """End this process when the job has not ended in *seconds*, or has said 0 before; its stack goes to the
     standard error. That needs neither the interpreter, which a job may hold, nor the alarm clock, which is
-    the job's. Outside a spooler nothing is done: no master would start another process."""
+    the job's. Outside a spooler nothing is done: no master would start another process. Nor is it in another
+    thread than the main one, whose process may run other jobs."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")
-    if not is_spooler():
-        logger.warning("no harakiri after %s seconds: this process is no spooler", seconds)
+    if not is_spooler() or threading.current_thread() is not threading.main_thread():
+        logger.warning("no harakiri after %s seconds: this process is no spooler's alone", seconds)
     elif seconds > 0:
         faulthandler.dump_traceback_later(min(seconds, 1e9), exit=True, file=_STANDARD_ERROR)
     else:

@@ -11,8 +11,6 @@ is an AttributeError and says what to set. What is different from uWSGI 2.0:
 
 - ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too.
   It never changes what it is passed, and refuses what uWSGI cuts or misunderstands.
-- Without ``spooler`` a job goes to the first directory that is worked off; without one, to the first
-  external one.
 - ``spooler_jobs`` looks into all directories and priorities; ``spooler_get_task`` only into these.
 - ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on
   this machine: that which sees to it, not its children.
@@ -30,7 +28,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from qworker.errors import NoSpooler, NotSpooled, SpoolError
+from qworker.errors import NoSpooler, NotSpooled, SpoolError, UnrunnableJob
 from qworker.safe_repr import safe_repr
 from qworker.spooler import introspection, job_context, runtime, signal_socket
 from qworker.spooler.cron_fields import CronFields
@@ -42,6 +40,8 @@ from qworker.spooler.signal_table import SPOOLER, SignalTable, checked
 SPOOL_OK = -2
 SPOOL_RETRY = -1
 SPOOL_IGNORE = 0
+SetAside = UnrunnableJob
+"""A job that raises this is not run again: its file is set aside at once, with the text as the reason."""
 version = b"2.0.31"
 """The uWSGI whose interface this is."""
 version_info = (2, 0, 31, 0, b"")

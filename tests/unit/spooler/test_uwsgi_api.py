@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,12 @@ def test_a_process_is_a_spooler_while_it_runs_a_job() -> None:
     assert (uwsgi.SPOOL_OK, uwsgi.SPOOL_RETRY, uwsgi.SPOOL_IGNORE) == (-2, -1, 0)
 
 
+def test_each_thread_has_its_own_job() -> None:
+    with running("/jobs", "x", {}), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(uwsgi.i_am_the_spooler).result(30) is None
+        assert pool.submit(uwsgi.set_user_harakiri, 0.01).result(30) is None, "which would end all of them"
+
+
 def test_a_lock_is_for_all_processes_but_spoolers(configured: Path) -> None:
     configured.mkdir()
     uwsgi.lock()
@@ -316,7 +323,7 @@ def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr
-    assert "this process is no spooler" in done.stderr
+    assert "no spooler's alone" in done.stderr
 
 
 def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:
