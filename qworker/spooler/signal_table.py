@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,10 +21,6 @@ from qworker.spooler.cron_fields import CronFields
 logger = logging.getLogger(__name__)
 
 SPOOLER = "spooler"
-_ELSEWHERE = re.compile(
-    r"(worker|workers|active-workers|worker[0-9]+|mule|mules|mule[0-9]+|farm_.+|subscribed)?"
-)
-"""The targets that are other processes of uWSGI; '' is its first worker."""
 
 
 class Handler(NamedTuple):
@@ -65,24 +60,27 @@ class SignalTable:
         self.sources: list[Timer | Cron | Monitor] = []
 
     def register(self, signum: int, target: str, function: Callable[[int], object]) -> None:
-        """Have *function*, which is given the signal, run by *target*. A handler for another process of uWSGI
-        than a spooler is kept, and never run here; the log says so."""
+        """Have *function*, which is given the signal, run by *target*. A handler for anything else than a
+        spooler, such as a worker of uWSGI's, is kept and never run here; the log says so. ValueError when the
+        signal has another handler, as uWSGI has it."""
         number = checked(signum)
         if not callable(function):
             raise ValueError(f"the handler of signal {number} is a function, not {safe_repr(function)}")
-        if not isinstance(target, str) or not (
-            target == SPOOLER or os.path.isabs(target) or _ELSEWHERE.fullmatch(target)
-        ):
+        if not isinstance(target, str):
+            raise TypeError(
+                f"the target of signal {number} is text, such as 'spooler', not {safe_repr(target)}"
+            )
+        before = self.handlers.get(number)
+        if before is not None and (before.target, _name(before.function)) != (target, _name(function)):
             raise ValueError(
-                f"signal {number} has the target {safe_repr(target)}: it is 'spooler', or the absolute path "
-                "of a spool directory"
+                f"signal {number} has a handler already, {_name(before.function)}: take another signal"
             )
         handler = self.handlers[number] = Handler(target, function)
         if not handler.is_for_spooler:
             logger.warning(
-                "signal %d is for %s of uWSGI, and no spooler runs its handler: give it target='spooler'",
+                "signal %d is for %s, and no spooler runs its handler: give it target='spooler'",
                 number,
-                target or "a worker",
+                target or "a worker of uWSGI",
             )
 
     def is_registered(self, signum: int) -> bool:
@@ -119,3 +117,8 @@ def checked(signum: int) -> int:
     if isinstance(signum, bool) or not isinstance(signum, int) or not 0 <= signum <= 255:
         raise ValueError(f"a signal is a number from 0 to 255, not {safe_repr(signum)}")
     return signum
+
+
+def _name(function: Callable[..., object]) -> str:
+    """The same for a function whose module is loaded again."""
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

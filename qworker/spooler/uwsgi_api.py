@@ -307,7 +307,7 @@ def signal(signum: int, *_: Any) -> None:
         directories = tuple(place for place in directories if place == os.path.realpath(target))
     elif target != SPOOLER:
         raise SpoolError(
-            f"signal {signum} is for {target or 'a worker'} of uWSGI, which is not there: register it with "
+            f"signal {signum} is for {target or 'a worker of uWSGI'}, which is not there: register it with "
             "the target 'spooler'"
         )
     if not any(signal_socket.send(place, signum) for place in directories):

@@ -261,7 +261,7 @@ def test_a_signal_reaches_the_spooler_it_is_for(tmp_path: Path) -> None:
     uwsgi.register_signal(7, "worker", print)
     assert uwsgi.signal_registered(5) is True
     assert uwsgi.signal_registered(8) is None
-    for signum, why in ((5, "no spooler"), (6, "no spooler"), (7, "is for worker of uWSGI")):
+    for signum, why in ((5, "no spooler"), (6, "no spooler"), (7, "is for worker, which")):
         with pytest.raises(SpoolError, match=why):
             uwsgi.signal(signum)
     receivers = [SignalSocket(one), SignalSocket(two)]
