@@ -362,3 +362,24 @@ def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
     directory = SpoolDirectory(tmp_path / "jobs")
     assert directory.next() is not None
     directory.close()
+
+
+def test_perl_enqueues_as_the_guide_says(tmp_path: Path) -> None:
+    """The command of the guide, word by word, for a decorated function."""
+    perl = shutil.which("perl")
+    if perl is None:
+        pytest.skip("a producer in Perl: install perl")
+    guide = (REPOSITORY / "docs" / "how-to" / "move-from-uwsgi.md").read_text()
+    (command,) = [
+        block.partition("```")[0] for block in guide.split("```sh\n")[1:] if block.startswith("perl")
+    ]
+    (tmp_path / "jobs").mkdir(0o750)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    functions = """
+        import uwsgidecorators
+        @uwsgidecorators.spool(pass_arguments=True)
+        def send(*args):
+            print(args)
+    """
+    shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
+    assert python(tmp_path, shim, functions, WORK_OFF) == "('you',)\n-2\n"
