@@ -28,11 +28,11 @@ def announce(directory: str | os.PathLike[str], pid: int | None = None) -> None:
     others did is forgotten when none of them is left. May be said again."""
     pid = os.getpid() if pid is None else pid
     place = state_place(directory)
-    if not pids(directory):
+    alive, others = _processes(place)
+    if not alive:
         _remove(f"{place}/{_FREQUENCY}")
-        for name in os.listdir(place):
-            if name.endswith(_PROCESS):
-                _remove(f"{place}/{name}")
+    for name in others:
+        _remove(f"{place}/{name}")
     _put(place, f"{pid}{_PROCESS}", _started(pid))
 
 
@@ -44,19 +44,7 @@ def withdraw(directory: str | os.PathLike[str], pid: int | None = None) -> None:
 
 def pids(directory: str | os.PathLike[str]) -> list[int]:
     """The ids of the processes on this machine that work off *directory*, in order."""
-    place = os.path.join(directory, STATE)
-    try:
-        names = os.listdir(place)
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        digits = name.removesuffix(_PROCESS)
-        if digits != name and digits.isascii() and digits.isdigit() and len(digits) < 12:
-            pid = int(digits)
-            if _is_alive(pid) and _read(f"{place}/{name}") == _started(pid):
-                found.append(pid)
-    return sorted(found)
+    return sorted(_processes(os.path.join(directory, STATE))[0])
 
 
 def set_frequency(directory: str | os.PathLike[str], seconds: float) -> None:
@@ -87,6 +75,24 @@ def state_place(directory: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise SpoolError(f"{place} cannot be made: {error.strerror}") from error
     return place
+
+
+def _processes(place: str) -> tuple[list[int], list[str]]:
+    """The processes that are alive, and the files of those that are not."""
+    try:
+        names = [name for name in os.listdir(place) if name.endswith(_PROCESS)]
+    except OSError:
+        return [], []
+    alive: list[int] = []
+    others: list[str] = []
+    for name in names:
+        digits = name.removesuffix(_PROCESS)
+        pid = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 12 else 0
+        if pid and _is_alive(pid) and _read(f"{place}/{name}") == _started(pid):
+            alive.append(pid)
+        else:
+            others.append(name)
+    return alive, others
 
 
 def _put(place: str, name: str, text: str) -> None:

@@ -35,6 +35,7 @@ from qworker.spooler.cron_fields import CronFields
 from qworker.spooler.enqueueing import Enqueuer
 from qworker.spooler.installing import install_as_uwsgi
 from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.place import prepared
 from qworker.spooler.signal_table import SPOOLER, SignalTable, checked
 
 SPOOL_OK = -2
@@ -139,7 +140,7 @@ def _set_spooler_frequency(seconds: float) -> bool:
     """Have all spoolers of the directories scan them every *seconds*, until none of them runs any more."""
     try:
         for directory in _enqueuer().directories:
-            runtime.set_frequency(directory, seconds)
+            runtime.set_frequency(prepared(directory), seconds)
     except SpoolError as error:
         raise NotSpooled(str(error)) from error
     return True
@@ -203,7 +204,7 @@ def _opt() -> dict[str, bytes]:
 def spooler_dir() -> bytes | None:
     """The directory whose job is run in this process; None when none is."""
     job = job_context.current_job()
-    return None if job is None else os.fsencode(job.directory)
+    return os.fsencode(job.directory) if job is not None and job.directory else None
 
 
 def i_am_the_spooler() -> bool | None:
@@ -256,7 +257,7 @@ def unlock(number: int = 0) -> None:
 def _lock_place() -> str:
     if job_context.is_spooler():
         raise ValueError("The spooler cannot lock/unlock resources")
-    return runtime.state_place(_enqueuer("lock").directories[0])
+    return runtime.state_place(prepared(_enqueuer("lock").directories[0]))
 
 
 # -- signals --
@@ -315,8 +316,12 @@ def signal(signum: int, *_: Any) -> None:
 
 
 def run_signal(signum: int) -> bool:
-    """Run the handler of a signal in this process; for who runs jobs. False when there is none."""
-    return signal_table.run(signum)
+    """Run the handler of a signal in this process, as a spooler's; for who runs jobs. False when there is
+    none. What the handler raises comes through."""
+    handler = signal_table.handlers.get(signum)
+    directory = handler.target if handler is not None and os.path.isabs(handler.target) else ""
+    with job_context.running(directory):
+        return signal_table.run(signum)
 
 
 def run_post_fork() -> None:

@@ -49,6 +49,14 @@ def test_who_died_is_told_of_no_more(place: Path) -> None:
     assert runtime.pids(place) == []
 
 
+def test_who_died_leaves_nothing_when_another_comes(place: Path) -> None:
+    runtime.announce(place, os.getppid())
+    runtime.announce(place, dead())
+    runtime.announce(place)
+    names = {f"{pid}.process" for pid in (os.getpid(), os.getppid())}
+    assert set(os.listdir(place / STATE)) == names
+
+
 def test_another_process_of_the_same_id_is_another_one(place: Path) -> None:
     runtime.announce(place)
     file = place / STATE / f"{os.getpid()}.process"

@@ -207,7 +207,6 @@ def test_who_works_off_the_directories(configured: Path) -> None:
 
 
 def test_the_frequency_reaches_those_who_ask(configured: Path) -> None:
-    uwsgi.spool({})
     assert uwsgi.set_spooler_frequency(3) is True
     assert runtime.frequency_of(configured, 30.0) == 3
     with pytest.raises(ValueError, match="more than 0"):
@@ -230,7 +229,6 @@ def test_each_thread_has_its_own_job() -> None:
 
 
 def test_a_lock_is_for_all_processes_but_spoolers(configured: Path) -> None:
-    configured.mkdir()
     uwsgi.lock()
     code = f"""
         import fcntl
@@ -294,11 +292,21 @@ def test_what_raises_signals_is_kept(configured: Path) -> None:
 
 
 def test_a_handler_is_run(configured: Path) -> None:
-    called: list[int] = []
-    uwsgi.register_signal(9, "spooler", called.append)
+    called: list[object] = []
+
+    def handler(signum: int) -> None:
+        called.append((signum, uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()))
+
+    uwsgi.register_signal(9, "spooler", handler)
+    uwsgi.register_signal(8, str(configured), handler)
     assert uwsgi.run_signal(9)
+    assert uwsgi.run_signal(8)
     assert not uwsgi.run_signal(10)
-    assert called == [9]
+    assert called == [(9, True, None), (8, True, os.fsencode(configured))]
+    uwsgi.register_signal(7, "spooler", lambda signum: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        uwsgi.run_signal(7)
+    assert uwsgi.i_am_the_spooler() is None
 
 
 def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> None:
