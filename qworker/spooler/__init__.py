@@ -11,8 +11,8 @@ and ``directory``, which has all of them. People: ``listing``, ``examining``, ``
 ``administration``, which sees, removes, retries and moves.
 
 uWSGI's interface: ``options``, ``enqueueing``, ``runtime`` (who works off a directory), ``job_context``,
-``introspection``; signals with ``cron_fields``, ``signal_table``, ``clockwork`` (when) and ``signal_socket``;
-``installing`` and ``uwsgi_api``, which has all of them. Its decorators: ``arguments``,
+``introspection``; signals with ``cron_fields``, ``signal_table``, ``clockwork`` (when), ``signal_socket``
+and ``signal_source``; ``installing`` and ``uwsgi_api``, which has all of them. Its decorators: ``arguments``,
 ``spool_functions`` and ``decorators``.
 """
 
