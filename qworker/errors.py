@@ -23,7 +23,10 @@
     │       └── DamagedResult    what it has of one task cannot be read
     ├── ControlError
     └── SpoolError               a spool file
-        └── InvalidPacket        its bytes, or those of a peer, are no packet
+        ├── InvalidPacket        its bytes, or those of a peer, are no packet
+        ├── NoSpooler            nothing says which directory a job goes to
+        ├── NotSpooled           uwsgi.spool() could not enqueue it
+        └── UnrunnableJob ── UnknownFunction
     TaskDirective ── Retry, Ignore, Reject     raised by a task to say what happens to it; not errors
     SoftTimeLimitExceeded                      raised inside a task so that it can clean up
     WorkerShutdown, WorkerTerminate            raised in the worker to stop it (SystemExit)
@@ -281,6 +284,24 @@ class SpoolError(QWorkerError):
 
 class InvalidPacket(SpoolError):
     """These bytes are no packet; the message says at which byte, and what is wrong there."""
+
+
+class NoSpooler(SpoolError, AttributeError):
+    """No spool directory is configured here. As with uWSGI the attribute is not there then, so that
+    ``hasattr(uwsgi, "spool")`` tells."""
+
+
+class NotSpooled(SpoolError, ValueError):
+    """``uwsgi.spool()`` enqueued nothing; a ValueError, because uWSGI raises one."""
+
+
+class UnrunnableJob(SpoolError):
+    """A spool job that no retry can help: its arguments cannot be read, or may not be. It is to be set aside
+    at once, with the message as the reason."""
+
+
+class UnknownFunction(UnrunnableJob):
+    """A spool job for a decorated function that is not there."""
 
 
 # -- directives: what a task says about itself --

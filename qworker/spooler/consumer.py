@@ -160,6 +160,10 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         _, ready = self._wakeup.sleep(min(timeout, self.rest()), *self.files())
+        return self._heard(ready)
+
+    def _heard(self, ready: set[int]) -> bool:
+        """Take in what those of files() tell that can be read; whether there may be something to lease."""
         news = False
         for lane in self._lanes:
             if lane.directory.fileno() in ready:

@@ -16,7 +16,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -43,17 +43,24 @@ CLAIMS_BETWEEN = 32
 
 
 class SpoolDirectory:
-    """path: made when it is missing. ordered: work off in natural order, with priorities. frequency: seconds
-    between two scans. lock: None for the best that the system has. owners: user ids whose jobs are run; None
-    for our own and root. shared: everybody may write there. share: which files are tried first, without an
-    order. times_of_priorities: a priority is passed over until the time of its directory, as with uWSGI."""
+    """A spool directory, for who claims there, or has others claim.
+
+    - path: made when it is missing.
+    - ordered: work off in natural order, with priorities.
+    - frequency: seconds between two scans, or what says them before each.
+    - lock: None for the best that the system has.
+    - owners: user ids whose jobs are run; None for our own and root.
+    - shared: everybody may write there.
+    - share: which files are tried first, without an order.
+    - times_of_priorities: a priority is passed over until the time of its directory, as with uWSGI.
+    """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         ordered: bool = False,
-        frequency: float = FREQUENCY_SECONDS,
+        frequency: float | Callable[[], float] = FREQUENCY_SECONDS,
         grace: float = GRACE_SECONDS,
         lock: FileLock | None = None,
         owners: Collection[int] | None = None,
@@ -63,7 +70,7 @@ class SpoolDirectory:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.path = prepared(path, shared=shared)
-        self.frequency = frequency
+        self._frequency = frequency if callable(frequency) else lambda: frequency
         self._ordered = ordered
         self._times_of_priorities = times_of_priorities
         self._clock = clock
@@ -213,7 +220,7 @@ class SpoolDirectory:
 
     def _begin_scan(self) -> None:
         self._again = False
-        self._next_scan = self._clock.monotonic() + self.frequency
+        self._next_scan = self._clock.monotonic() + self._frequency()
         self._follow()
         self._watcher.watch()
         self._candidates.begin_scan()

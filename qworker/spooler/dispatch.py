@@ -19,9 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.spooler.clockwork import Due
 from qworker.spooler.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.job_messages import MakeMessage
+from qworker.spooler.job_messages import MakeMessage, signal_message
+from qworker.spooler.signal_source import SignalSource
 from qworker.transports.lease import Ack, DeadLetter, Leased
 
 MOST = 64
@@ -59,22 +61,51 @@ class _Given(NamedTuple):
 
 
 class JobDispatch(DirectoryConsumer[JobLane]):
-    """Takes nothing, and gives out names."""
+    """Takes nothing, and gives out names. signals: those that the processes are to handle, too."""
 
     def __init__(
-        self, open_lanes: Callable[[Sequence[str]], list[JobLane]], clock: Clock = SYSTEM_CLOCK
+        self,
+        open_lanes: Callable[[Sequence[str]], list[JobLane]],
+        clock: Clock = SYSTEM_CLOCK,
+        signals: SignalSource | None = None,
     ) -> None:
         super().__init__(open_lanes, clock)
+        self._signals = signals
         self._given: dict[int, _Given] = {}
         self._again: list[int] = []
         self._settled_at = 0.0
+        self._raised: list[Due] = []
+        """Signals that nobody was given yet."""
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        generation = super().register(name, queues, concurrency)
+        if self._signals is not None:
+            self._signals.start()
+        return generation
+
+    def deregister(self) -> None:
+        if self._signals is not None:
+            self._signals.stop()
+        super().deregister()
+
+    def files(self) -> list[int]:
+        return super().files() + ([] if self._signals is None else self._signals.filenos())
 
     def rest(self) -> float:
-        first = next(iter(self._given.values()), None)
-        stale = math.inf if first is None else max(0.0, first.at + STALE_SECONDS - self._clock.monotonic())
-        return min(
-            super().rest(), stale if any(given.paths[1:] for given in self._given.values()) else math.inf
-        )
+        return min(super().rest(), self._until_stale(), self._until_signal())
+
+    def _until_stale(self) -> float:
+        """Seconds until names are given to others, too; infinity when there are none."""
+        for given in self._given.values():
+            if given.paths[1:]:
+                return max(0.0, given.at + STALE_SECONDS - self._clock.monotonic())
+        return math.inf
+
+    def _until_signal(self) -> float:
+        if self._signals is None:
+            return math.inf
+        now = self._clock.now()
+        return max(0.0, self._signals.next_time(now) - now)
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
         lost: set[int] = set()
@@ -100,9 +131,31 @@ class JobDispatch(DirectoryConsumer[JobLane]):
     def offer_again(self) -> None:
         self._again = list(self._given)
 
+    def _heard(self, ready: set[int]) -> bool:
+        news = super()._heard(ready)
+        self._collect_signals()
+        for lane in self._lanes:
+            if self._give_to_others(lane):
+                lane.drained = False
+                news = True
+        return news or bool(self._raised)
+
+    def _collect_signals(self) -> None:
+        if self._signals is not None:
+            self._raised += self._signals.due(self._clock.now())
+
     def _offered(self) -> list[Leased]:
         again, self._again = self._again, []
-        return [self._given[tag].leased for tag in again if tag in self._given]
+        messages = [self._given[tag].leased for tag in again if tag in self._given]
+        self._collect_signals()
+        raised, self._raised = self._raised, []
+        return messages + [self._give_signal(number, directory) for number, directory in raised]
+
+    def _give_signal(self, number: int, directory: str) -> Leased:
+        tag = next(self._tags)
+        leased = signal_message(tag, number, directory)
+        self._given[tag] = _Given(self._lanes[0], (), self._clock.monotonic(), self._clock.now(), leased)
+        return leased
 
     def _take(self, lane: JobLane, limit: int) -> list[Leased]:
         self._give_to_others(lane)
@@ -121,10 +174,11 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._given[tag] = _Given(lane, tuple(paths), self._clock.monotonic(), self._clock.now(), leased)
         return leased
 
-    def _give_to_others(self, lane: JobLane) -> None:
+    def _give_to_others(self, lane: JobLane) -> bool:
         """Have the names tried by others that were given out a while ago: all but the first of a message may
-        not have been begun."""
+        not have been begun. Return whether there were any."""
         before = self._clock.monotonic() - STALE_SECONDS
+        some = False
         for tag, given in self._given.items():
             if given.at > before:
                 break
@@ -133,6 +187,12 @@ class JobDispatch(DirectoryConsumer[JobLane]):
                     lane.directory.tried(path, given.since, at_once=True)
                 self._given[tag] = given._replace(paths=())
                 lane.size = 1
+                some = True
+        return some
+
+    def _after_fork(self) -> None:
+        self._signals = None  # the sockets and the announcement are the parent's
+        super()._after_fork()
 
     def _forget(self) -> None:
         self._given.clear()

@@ -20,9 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from qworker.errors import Reject, SoftTimeLimitExceeded, SpoolError, TaskDirective, Terminated
+from qworker.errors import (
+    Reject,
+    SoftTimeLimitExceeded,
+    SpoolError,
+    TaskDirective,
+    Terminated,
+    UnrunnableJob,
+)
 from qworker.naming import import_object
-from qworker.spooler import uwsgi_api
+from qworker.spooler import job_context, uwsgi_api
 from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal, Stamp
 from qworker.spooler.dispatch import SHORT_SECONDS
 from qworker.spooler.job_messages import RUN, SIGNAL, job_id
@@ -87,8 +94,11 @@ class _Place:
 
 
 class JobRunner:
-    """Runs jobs as *options* say. results: what a message's one job returns is its result. seconds: when those
-    of one message have taken longer, the next is not begun."""
+    """Runs jobs as *options* say.
+
+    - results: what a message's one job returns is its result.
+    - seconds: when the jobs of one message have taken longer, the next is not begun.
+    """
 
     def __init__(
         self, app: QWorker, options: SpoolerOptions, *, results: bool, seconds: float = SHORT_SECONDS
@@ -136,7 +146,7 @@ class JobRunner:
         number = claim.begin()
         began = time.perf_counter()
         try:
-            with self._inside(place.path, claim.path):
+            with self._inside(place.path, claim.path, env):
                 value = self._call(env, claim.name)
         except Terminated:
             claim.set_aside("its run was ended by a revocation")
@@ -144,7 +154,7 @@ class JobRunner:
         except SoftTimeLimitExceeded:  # the worker ends, and waits no longer
             claim.let_go(before)
             raise
-        except (uwsgi_api.SetAside, TaskDirective) as directive:
+        except (UnrunnableJob, TaskDirective) as directive:
             if isinstance(directive, Reject) and directive.requeue:
                 return self._again(claim, number, directive)
             claim.set_aside(str(directive) or type(directive).__name__)
@@ -234,16 +244,17 @@ class JobRunner:
         return self._places[key]
 
     @contextmanager
-    def _inside(self, directory: str, path: str) -> Iterator[None]:
-        """The working directory of a job: that of spooler-chdir, or the one that its file lies in. It belongs
-        to the process, so jobs in threads stay where they are."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.chdir(self._options.chdir or os.path.dirname(f"{directory}/{path}"))
-            yield
-        finally:
-            os.fchdir(before)
-            os.close(before)
+    def _inside(self, directory: str, path: str, env: Env) -> Iterator[None]:
+        """What surrounds a job: the working directory is that of spooler-chdir, or the one that its file lies
+        in. It belongs to the process, so jobs in threads stay where they are."""
+        with job_context.running(directory, path, env):
+            if threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.chdir(self._options.chdir or os.path.dirname(f"{directory}/{path}"))
+                yield
+            finally:
+                os.fchdir(before)
+                os.close(before)

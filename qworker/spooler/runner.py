@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from qworker import signals
 from qworker.errors import ConfigurationError
+from qworker.spooler import job_context, uwsgi_api
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.dispatch import MOST, JobDispatch, JobLane
@@ -21,7 +24,9 @@ from qworker.spooler.job_messages import SHOWN, job_messages
 from qworker.spooler.jobs import add_spool_tasks
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.place import prepared
-from qworker.spooler.writing import sweep
+from qworker.spooler.runtime import frequency_of
+from qworker.spooler.signal_source import SignalSource
+from qworker.spooler.sweeping import sweep_all
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -37,13 +42,22 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeCo
     """
     if not options.directories:
         raise ConfigurationError("there is no spool directory to work off: name one", setting="spooler")
-    for directory in options.directories:
-        sweep(prepared(directory))
-    consumer = JobDispatch(lambda queues: job_lanes(options), app.clock)
+    places = _distinct(options.directories)
+    sweep_all(places)
+    source = SignalSource(places, uwsgi_api.signal_table)
+    consumer = JobDispatch(lambda queues: [_lane(place, options) for place in places], app.clock, source)
     add_spool_tasks(app, options, results=options.results)
     app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
     logging.getLogger("qworker.components.outcomes").addFilter(_tells_nothing)
+    signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
     return []
+
+
+def _begin_process(alone: bool, *_: object, **more: object) -> None:
+    """In a process that is to run jobs."""
+    if alone:
+        job_context.become_spooler()
+    uwsgi_api.run_post_fork()
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
@@ -53,13 +67,9 @@ def _tells_nothing(record: logging.LogRecord) -> bool:
     )
 
 
-def job_lanes(options: SpoolerOptions) -> list[JobLane]:
-    """The directories of *options*, for their jobs."""
-    return [_lane(place, options) for place in _distinct(options.directories)]
-
-
 def _lane(place: str, options: SpoolerOptions) -> JobLane:
-    directory = SpoolDirectory(place, ordered=options.ordered, frequency=options.frequency)
+    frequency = partial(frequency_of, place, options.frequency)
+    directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
     message = job_messages(directory.path, options.harakiri, results=options.results)
     # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
     return JobLane(directory, message, most=1 if options.results or options.max_tasks else MOST)

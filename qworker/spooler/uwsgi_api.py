@@ -1,37 +1,330 @@
 """The ``uwsgi`` API, outside uWSGI: what applications call, in the web process and in the spooler.
 
 Comes from:  application code, as ``uwsgi`` once install() was called.
-Goes to:     ``writing``, and the jobs, which ask for ``spooler``.
+Goes to:     ``enqueueing``, ``introspection``, ``runtime`` and ``signal_table``; and the jobs, which ask for
+             ``spooler``.
 Thread:      any.
+
+configure() says what the directories are. Until it has, ``spool`` and all else that needs a spooler is not
+there, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false, and to use it raises NoSpooler, which
+is an AttributeError and says what to set. What is different from uWSGI 2.0:
+
+- ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too.
+  It never changes what it is passed, and refuses what uWSGI cuts or misunderstands.
+- ``spooler_jobs`` looks into all directories and priorities; ``spooler_get_task`` only into these.
+- ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on
+  this machine: that which sees to it, not its children.
+- A spooler may be a signal's target by its directory. The handlers of signals for workers and mules are kept
+  and never run; the log says so.
+- ``lock`` waits for as long as it takes, like uWSGI's, for other processes of this machine that have the same
+  first directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from qworker.errors import NoSpooler, NotSpooled, SpoolError, UnrunnableJob
+from qworker.safe_repr import safe_repr
+from qworker.spooler import introspection, job_context, runtime, signal_socket
+from qworker.spooler.cron_fields import CronFields
+from qworker.spooler.enqueueing import Enqueuer
+from qworker.spooler.installing import install_as_uwsgi
+from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.place import prepared
+from qworker.spooler.signal_table import SPOOLER, SignalTable, checked
 
 SPOOL_OK = -2
 SPOOL_RETRY = -1
 SPOOL_IGNORE = 0
+SetAside = UnrunnableJob
+"""A job that raises this is not run again: its file is set aside at once, with the text as the reason."""
+version = b"2.0.31"
+"""The uWSGI whose interface this is."""
+version_info = (2, 0, 31, 0, b"")
 
 spooler: Callable[[dict[Any, Any]], object] | None = None
 """The function that runs jobs; the application sets it. Looked up for each job."""
+post_fork_hook: Callable[[], object] | None = None
+"""What each process of the spooler calls when it has started; the application sets it."""
+signal_table = SignalTable()
+"""What the application registered."""
+
+Provider: TypeAlias = "Callable[[], SpoolerOptions | None]"
 
 
-class SetAside(Exception):
-    """Raised by a job that can never succeed: its file is set aside at once, with the text as the reason."""
+class _Configured:
+    """What configure() was told. enqueuer: made when it is first needed, of options that name a directory."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.options = SpoolerOptions()
+        self.enqueuer: Enqueuer | None = None
+        self.locks: dict[int, int] = {}
+
+    def ready(self) -> Enqueuer | None:
+        """None while no directory is configured."""
+        if self.enqueuer is None:
+            options = self.provider()
+            if options is not None:
+                self.options = options
+                if options.directories or options.external:
+                    self.enqueuer = Enqueuer(options)
+        return self.enqueuer
 
 
-def run_signal(number: int) -> None:
-    """Call the handlers of signal *number*."""
+_configured = _Configured(lambda: None)
+_main_process = os.getpid()
 
 
-def install() -> None:
-    """Be the module ``uwsgi``."""
-    import sys
+def configure(options: SpoolerOptions | Provider) -> None:
+    """Say what the spool directories of this process are: before the application is imported, or by a
+    function that is asked when they are needed, and again until it names one."""
+    global _configured
+    provider = (lambda: options) if isinstance(options, SpoolerOptions) else options
+    _configured = _Configured(provider)
 
-    sys.modules.setdefault("uwsgi", sys.modules[__name__])
+
+def install() -> bool:
+    """Make this module ``uwsgi`` in this process, and ``qworker.spooler.decorators`` ``uwsgidecorators``, so
+    that code written for uWSGI runs. May be called again. False inside uWSGI, where nothing is replaced."""
+    return install_as_uwsgi(sys.modules[__name__])
 
 
-def configure(options: object) -> None:
-    """Where things go in this process."""
+def options() -> SpoolerOptions:
+    """What is configured; nothing but defaults when nothing is."""
+    _configured.ready()
+    return _configured.options
+
+
+# -- what is there when a directory is configured --
+
+
+def _spool(*arguments: Any, **keywords: Any) -> bytes:
+    """Enqueue a job: ``spool({b"to": b"you"})`` or ``spool(to="you")``; the file's path. A dictionary wins,
+    as with uWSGI. NotSpooled, a ValueError, when nothing was enqueued."""
+    message = arguments[0] if arguments else keywords
+    if len(arguments) > 1 or not isinstance(message, Mapping) or not (arguments or keywords):
+        raise NotSpooled(f"a job is one dictionary, or keywords, not {safe_repr(arguments, 200)}")
+    try:
+        return os.fsencode(_enqueuer().enqueue(message))
+    except (SpoolError, UnicodeError) as error:
+        raise NotSpooled(str(error)) from error
+
+
+def _spooler_jobs() -> list[bytes]:
+    """The paths of the jobs that wait or are run."""
+    return introspection.jobs(_enqueuer().directories)
+
+
+def _spooler_get_task(path: str | bytes) -> dict[Any, Any] | None:
+    """What a job that waits says; None when there is none, or somebody runs it."""
+    return introspection.task(_enqueuer().directories, path)
+
+
+def _spooler_pids() -> list[int]:
+    """The processes that work off the directories, on this machine."""
+    return [pid for directory in _enqueuer().directories for pid in runtime.pids(directory)]
+
+
+def _spooler_pid() -> int:
+    """The first of them; 0 when there is none."""
+    return next(iter(_spooler_pids()), 0)
+
+
+def _set_spooler_frequency(seconds: float) -> bool:
+    """Have all spoolers of the directories scan them every *seconds*, until none of them runs any more."""
+    try:
+        for directory in _enqueuer().directories:
+            runtime.set_frequency(prepared(directory), seconds)
+    except SpoolError as error:
+        raise NotSpooled(str(error)) from error
+    return True
+
+
+_WITH_SPOOLER: dict[str, Callable[..., Any]] = {
+    "send_to_spooler": _spool,
+    "set_spooler_frequency": _set_spooler_frequency,
+    "spool": _spool,
+    "spooler_get_task": _spooler_get_task,
+    "spooler_jobs": _spooler_jobs,
+    "spooler_pid": _spooler_pid,
+    "spooler_pids": _spooler_pids,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_SPOOLER:
+        _enqueuer(name)
+        return _WITH_SPOOLER[name]
+    if name == "spoolers":
+        return tuple(map(os.fsencode, _enqueuer(name).directories))
+    if name == "opt":
+        return _opt()
+    raise AttributeError(
+        f"uwsgi has no attribute {name!r} here: outside uWSGI there is what a spooler needs, and nothing else"
+    )
+
+
+def __dir__() -> list[str]:
+    there = {*globals(), "opt"}
+    return sorted(there | {*_WITH_SPOOLER, "spoolers"} if _configured.ready() else there)
+
+
+def _enqueuer(name: str = "spool") -> Enqueuer:
+    enqueuer = _configured.ready()
+    if enqueuer is None:
+        raise NoSpooler(
+            f"there is no uwsgi.{name}, because no spool directory is configured: set spooler_directories or "
+            "spooler_external, or call qworker.spooler.uwsgi_api.configure()"
+        )
+    return enqueuer
+
+
+def _opt() -> dict[str, bytes]:
+    """The options of a spooler that are set, by uWSGI's names, as uWSGI has them; of several the last."""
+    enqueuer, known = _configured.ready(), _configured.options
+    found: dict[str, bytes] = {}
+    if enqueuer is not None:
+        for name, places in (("spooler", known.directories), ("spooler-external", known.external)):
+            if places:
+                found[name] = os.fsencode(places[-1])
+    if known.processes is not None:
+        found["spooler-processes"] = b"%d" % known.processes
+    return found
+
+
+# -- what is always there --
+
+
+def spooler_dir() -> bytes | None:
+    """The directory whose job is run in this process; None when none is."""
+    job = job_context.current_job()
+    return os.fsencode(job.directory) if job is not None and job.directory else None
+
+
+def i_am_the_spooler() -> bool | None:
+    """True in a process that runs jobs; None elsewhere, as uWSGI has it."""
+    return True if job_context.is_spooler() else None
+
+
+def set_user_harakiri(seconds: float) -> None:
+    """End this process when its job has not ended in so many seconds; it is tried again then. 0: do not."""
+    job_context.limit_time(seconds)
+
+
+def masterpid() -> int:
+    """The process that first loaded this module: in a spooler that which sees to the others."""
+    return _main_process
+
+
+def worker_id() -> int:
+    """0: no worker of uWSGI's."""
+    return 0
+
+
+def mule_id() -> int:
+    """0: no mule."""
+    return 0
+
+
+def lock(number: int = 0) -> None:
+    """Wait for a lock that processes of this machine share. Not in a spooler, as with uWSGI: ValueError."""
+    place = _lock_place()
+    file = os.open(
+        f"{place}/lock-{int(number)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660
+    )
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(file)
+        raise
+    _configured.locks[int(number)] = file
+
+
+def unlock(number: int = 0) -> None:
+    """Let go of it; nothing happens when it is not held here."""
+    _lock_place()
+    file = _configured.locks.pop(int(number), -1)
+    if file >= 0:
+        os.close(file)
+
+
+def _lock_place() -> str:
+    if job_context.is_spooler():
+        raise ValueError("The spooler cannot lock/unlock resources")
+    return runtime.state_place(prepared(_enqueuer("lock").directories[0]))
+
+
+# -- signals --
+
+
+def register_signal(signum: int, target: str, function: Callable[[int], object]) -> None:
+    """Have *function* called with the signal in *target*: 'spooler', or the path of a spool directory."""
+    signal_table.register(signum, target, function)
+
+
+def signal_registered(signum: int) -> bool | None:
+    """True, or None, as uWSGI has it."""
+    return True if signal_table.is_registered(signum) else None
+
+
+def add_timer(signum: int, seconds: float) -> None:
+    """Raise a signal every so many seconds."""
+    signal_table.add_timer(signum, seconds)
+
+
+def add_ms_timer(signum: int, milliseconds: float) -> None:
+    """Raise a signal every so many milliseconds."""
+    signal_table.add_timer(signum, milliseconds / 1000)
+
+
+def add_rb_timer(signum: int, seconds: float, iterations: int = 0) -> None:
+    """Raise a signal every so many seconds, and only so often; 0: for ever."""
+    signal_table.add_timer(signum, seconds, iterations)
+
+
+def add_cron(signum: int, minute: int, hour: int, day: int, month: int, weekday: int) -> bool:
+    """Raise a signal at these minutes; see ``cron_fields`` for negative numbers."""
+    signal_table.add_cron(signum, CronFields(minute, hour, day, month, weekday))
+    return True
+
+
+def add_file_monitor(signum: int, path: str | bytes) -> None:
+    """Raise a signal when the file or directory has changed; that is looked for every second."""
+    signal_table.add_monitor(signum, os.fsdecode(path))
+
+
+def signal(signum: int, *_: Any) -> None:
+    """Raise a signal, from any process of the machine. SpoolError when no spooler that it is for runs."""
+    handler = signal_table.handlers.get(checked(signum))
+    target = SPOOLER if handler is None else handler.target
+    directories = _enqueuer("signal").directories
+    if os.path.isabs(target):
+        directories = tuple(place for place in directories if place == os.path.realpath(target))
+    elif target != SPOOLER:
+        raise SpoolError(
+            f"signal {signum} is for {target or 'a worker of uWSGI'}, which is not there: register it with "
+            "the target 'spooler'"
+        )
+    if not any(signal_socket.send(place, signum) for place in directories):
+        raise SpoolError(f"signal {signum} was not sent: no spooler that it is for runs on this machine")
+
+
+def run_signal(signum: int) -> bool:
+    """Run the handler of a signal in this process, as a spooler's; for who runs jobs. False when there is
+    none. What the handler raises comes through."""
+    handler = signal_table.handlers.get(signum)
+    directory = handler.target if handler is not None and os.path.isabs(handler.target) else ""
+    with job_context.running(directory):
+        return signal_table.run(signum)
+
+
+def run_post_fork() -> None:
+    """Call what the application wants to be called in each process of the spooler; for who starts them."""
+    if post_fork_hook is not None:
+        post_fork_hook()

@@ -109,7 +109,7 @@ def test_a_job_in_a_new_priority_is_told_of(ordered: SpoolDirectory, writer: Wri
 @told
 @pytest.mark.timeout(60)
 def test_who_waits_is_woken(directory: SpoolDirectory, writer: Writer) -> None:
-    directory.frequency = 3600
+    directory._frequency = lambda: 3600.0
     assert directory.next() is None
     threading.Timer(0.05, writer.write, [{"n": 1}]).start()
     while not (found := numbers(directory)):

@@ -1,0 +1,170 @@
+"""Arguments of decorated functions: in the pairs of a job, as uWSGI's decorators write and read them.
+
+    args      a pickle of the positional arguments, a tuple
+    kwargs    a pickle of the named ones, a dictionary
+    qw_args, qw_kwargs    the same in JSON, a list and an object, of which either may be missing: for
+              producers that have no pickle, or may send none. uWSGI's decorators do not know them.
+
+Comes from:  ``decorators``, on both sides.
+Goes to:     the pairs of a job; a call.
+Thread:      any; nothing is kept.
+
+A pickle can run any code, and whoever can write to a spool directory writes pickles. So only plain data is
+written and read: None, bool, numbers, text, bytes, lists, tuples, dictionaries, sets, dates and times, and
+Decimal. A pickle of these names nothing else, so that reading it runs nothing, and uWSGI reads and writes it
+as it always did. Only with ``allow_pickle`` anything is written and read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import json
+import pickle
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qworker.errors import SpoolError, UnrunnableJob
+from qworker.safe_repr import safe_repr
+
+PROTOCOL = 4
+"""The newest that every Python 3 of a uWSGI reads."""
+LONGEST = 65_535
+"""Bytes of one of them; a pair can have no more."""
+_PLAIN: dict[tuple[str, str], Any] = {
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "complex"): complex,
+    ("datetime", "date"): datetime.date,
+    ("datetime", "datetime"): datetime.datetime,
+    ("datetime", "time"): datetime.time,
+    ("datetime", "timedelta"): datetime.timedelta,
+    ("datetime", "timezone"): datetime.timezone,
+    ("decimal", "Decimal"): decimal.Decimal,
+}
+"""What a pickle may name: classes that do nothing but to hold a value."""
+_CLASSES = frozenset(_PLAIN.values())
+# fmt: off
+OPERATIONS = frozenset((
+    "ADDITEMS", "APPEND", "APPENDS", "BINBYTES", "BINBYTES8", "BINFLOAT", "BINGET", "BININT",
+    "BININT1", "BININT2", "BINPUT", "BINUNICODE", "BINUNICODE8", "DICT", "DUP", "EMPTY_DICT",
+    "EMPTY_LIST", "EMPTY_SET", "EMPTY_TUPLE", "FLOAT", "FRAME", "FROZENSET", "GET", "GLOBAL", "INT",
+    "LIST", "LONG", "LONG1", "LONG4", "LONG_BINGET", "LONG_BINPUT", "MARK", "MEMOIZE", "NEWFALSE",
+    "NEWTRUE", "NONE", "POP", "POP_MARK", "PROTO", "PUT", "REDUCE", "SETITEM", "SETITEMS",
+    "SHORT_BINBYTES", "SHORT_BINUNICODE", "STACK_GLOBAL", "STOP", "TUPLE", "TUPLE1", "TUPLE2",
+    "TUPLE3", "UNICODE",
+))
+# fmt: on
+"""Whatever else there is makes objects of other classes, or asks others for them."""
+_PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+
+
+def write_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, allow_pickle: bool = False
+) -> dict[bytes, bytes]:
+    """The pairs ``args`` and ``kwargs``. SpoolError when they are no plain data and *allow_pickle* is not
+    set, or cannot be pickled at all."""
+    return {b"args": _dumped(args, allow_pickle), b"kwargs": _dumped(kwargs, allow_pickle)}
+
+
+def read_arguments(
+    env: Mapping[str, Any], *, allow_pickle: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the function is to be called with, by the pairs of a job, whose values are bytes; None when it is
+    to be called with the pairs themselves. UnrunnableJob when that cannot be read, or may not be."""
+    if "qw_args" in env or "qw_kwargs" in env:
+        args, kwargs = _json(env, "qw_args", "[]"), _json(env, "qw_kwargs", "{}")
+        args = tuple(args) if isinstance(args, list) else args
+    elif "args" in env:
+        if "kwargs" not in env:
+            raise UnrunnableJob("the job has a pair args and none kwargs: uWSGI's decorators write both")
+        args, kwargs = (_loaded(env[key], key, allow_pickle) for key in ("args", "kwargs"))
+    else:
+        return None
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(map(_is_text, kwargs)):
+        raise UnrunnableJob(
+            "the arguments of the job are no list and no dictionary by name, but "
+            f"{safe_repr(args, 100)} and {safe_repr(kwargs, 100)}"
+        )
+    return args, kwargs
+
+
+def _is_text(key: object) -> bool:
+    return isinstance(key, str)
+
+
+class _PlainPickler(pickle.Pickler):
+    """Takes what _PlainUnpickler reads, of exactly these classes."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in _CLASSES or (isinstance(obj, type) and obj in _CLASSES):
+            return NotImplemented
+        raise SpoolError(
+            f"an argument has {safe_repr(obj, 100)}, and only plain data is written, such as text, numbers, "
+            "lists and dates: pass what it is made of, or set spooler_allow_pickle on both sides"
+        )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return _PLAIN[module_name, global_name]
+        except KeyError:
+            raise UnrunnableJob(
+                f"a pickle that names {safe_repr(f'{module_name}.{global_name}', 100)} is not read: that "
+                "could run any code. Set spooler_allow_pickle if nobody else can write to the directory"
+            ) from None
+
+
+def _dumped(value: object, allow_pickle: bool) -> bytes:
+    try:
+        if allow_pickle:
+            return pickle.dumps(value, PROTOCOL)
+        stream = io.BytesIO()
+        _PlainPickler(stream, PROTOCOL).dump(value)
+        return stream.getvalue()
+    except SpoolError:
+        raise
+    except Exception as error:  # whatever the arguments' own code raises
+        raise SpoolError(f"the arguments cannot be pickled: {safe_repr(error, 200)}") from error
+
+
+def _loaded(data: object, key: str, allow_pickle: bool) -> Any:
+    if not isinstance(data, bytes):
+        raise UnrunnableJob(f"the pair {key} is no bytes")
+    load: Callable[[bytes], Any] = pickle.loads if allow_pickle else _load_plain
+    try:
+        return load(data)
+    except UnrunnableJob:
+        raise
+    except Exception as error:  # a pickle raises what it likes
+        raise UnrunnableJob(
+            f"the pair {key} is no pickle that can be read: {safe_repr(error, 200)}"
+        ) from error
+
+
+def _load_plain(data: bytes) -> Any:
+    """What a pickle of plain data holds."""
+    if len(data) > LONGEST:
+        raise UnrunnableJob(f"a pickle of {len(data):,} bytes is not read: a pair has {LONGEST:,} at most")
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name not in OPERATIONS:
+            raise UnrunnableJob(
+                f"a pickle with the operation {operation.name} is not read: that could run any code. Set "
+                "spooler_allow_pickle if nobody else can write to the directory"
+            )
+        if operation.name in _PUTS and not 0 <= int(str(argument)) <= LONGEST:
+            raise UnrunnableJob("a pickle that asks for all memory is not read")
+    return _PlainUnpickler(io.BytesIO(data)).load()
+
+
+def _json(env: Mapping[str, Any], key: str, default: str) -> Any:
+    text = env.get(key, default)
+    if len(text) > LONGEST:
+        raise UnrunnableJob(f"the pair {key} has {len(text):,} bytes, and a pair has {LONGEST:,} at most")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnrunnableJob(f"the pair {key} is no JSON: {safe_repr(error, 200)}") from None

@@ -1,0 +1,97 @@
+"""The context of a job: what code asks of the process that it runs in, and its own time limit.
+
+Comes from:  whoever runs spool jobs in this process, with running().
+Goes to:     ``uwsgi_api``: am I in a spooler, which directory, what does my own file say.
+Thread:      that which runs the job.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from qworker.safe_repr import safe_repr
+
+logger = logging.getLogger(__name__)
+
+_STANDARD_ERROR = 2
+
+
+class RunningJob(NamedTuple):
+    """directory: absolute. path: of the file, within it; '' when it is no job but a signal. env: what the
+    function is called with."""
+
+    directory: str
+    path: str
+    env: Mapping[Any, Any]
+
+
+class _Thread(threading.local):
+    """What a thread is doing: where there are no processes, each runs its own job."""
+
+    job: RunningJob | None = None
+
+
+class _Process:
+    """What this process is. A forked child begins as its parent was."""
+
+    is_spooler = False
+
+
+_thread = _Thread()
+_process = _Process()
+
+
+@contextmanager
+def running(directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> Iterator[None]:
+    """Within it, a job of *directory* is run in this process. The time limit that it sets for itself ends
+    with it."""
+    before, _thread.job = _thread.job, RunningJob(directory, path, {} if env is None else env)
+    try:
+        yield
+    finally:
+        _thread.job = before
+        if before is None and threading.current_thread() is threading.main_thread():
+            faulthandler.cancel_dump_traceback_later()
+
+
+def become_spooler() -> None:
+    """This process does nothing else than to run spool jobs, also when it runs none."""
+    _process.is_spooler = True
+
+
+def is_spooler() -> bool:
+    return _process.is_spooler or _thread.job is not None
+
+
+def current_job() -> RunningJob | None:
+    return _thread.job
+
+
+def own_task(path: str) -> Mapping[Any, Any] | None:
+    """What the job whose file is at the absolute *path* says, if this process runs it. Its file must not be
+    opened for that: with record locks its lock would be lost, and the job run twice."""
+    job = _thread.job
+    if job is None or not job.path or os.path.realpath(path) != f"{job.directory}/{job.path}":
+        return None
+    return job.env
+
+
+def limit_time(seconds: float) -> None:
+    """End this process when the job has not ended in *seconds*, or has said 0 before; its stack goes to the
+    standard error. That needs neither the interpreter, which a job may hold, nor the alarm clock, which is
+    the job's. Outside a spooler nothing is done: no master would start another process. Nor is it in another
+    thread than the main one, whose process may run other jobs."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")
+    if not is_spooler() or threading.current_thread() is not threading.main_thread():
+        logger.warning("no harakiri after %s seconds: this process is no spooler's alone", seconds)
+    elif seconds > 0:
+        faulthandler.dump_traceback_later(min(seconds, 1e9), exit=True, file=_STANDARD_ERROR)
+    else:
+        faulthandler.cancel_dump_traceback_later()

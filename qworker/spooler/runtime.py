@@ -1,0 +1,143 @@
+"""The runtime of spoolers: which processes work off a directory now, and how often they are to scan it.
+
+Comes from:  the runner, which announces itself; ``uwsgi_api``, which asks, or sets the frequency.
+Goes to:     ``.qw-spoolers`` in the spool directory: a file for each process, and one for the frequency.
+Thread:      any.
+
+A process that dies without a word is told by its id and the time at which it started.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from contextlib import suppress
+
+from qworker.errors import SpoolError
+
+STATE = ".qw-spoolers"
+"""The directory within a spool directory for what is known of those who work it off."""
+_FREQUENCY = "frequency"
+_PROCESS = ".process"
+_LONGEST = 64
+
+
+def announce(directory: str | os.PathLike[str], pid: int | None = None) -> None:
+    """Say that this process, or *pid*, works off *directory* from now on. A frequency that was set while
+    others did is forgotten when none of them is left. May be said again."""
+    pid = os.getpid() if pid is None else pid
+    place = state_place(directory)
+    alive, others = _processes(place)
+    if not alive:
+        _remove(f"{place}/{_FREQUENCY}")
+    for name in others:
+        _remove(f"{place}/{name}")
+    _put(place, f"{pid}{_PROCESS}", _started(pid))
+
+
+def withdraw(directory: str | os.PathLike[str], pid: int | None = None) -> None:
+    """Say that it does so no more. May be said again."""
+    pid = os.getpid() if pid is None else pid
+    _remove(os.path.join(directory, STATE, f"{pid}{_PROCESS}"))
+
+
+def pids(directory: str | os.PathLike[str]) -> list[int]:
+    """The ids of the processes on this machine that work off *directory*, in order."""
+    return sorted(_processes(os.path.join(directory, STATE))[0])
+
+
+def set_frequency(directory: str | os.PathLike[str], seconds: float) -> None:
+    """Have whoever works off *directory* scan it every *seconds*, more than 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise SpoolError(f"a spooler's frequency is in seconds, more than 0, not {seconds!r}")
+    _put(state_place(directory), _FREQUENCY, f"{float(seconds)}")
+
+
+def frequency_of(directory: str | os.PathLike[str], default: float) -> float:
+    """The seconds between two scans that were set at run time; *default* when none were."""
+    try:
+        seconds = float(_read(os.path.join(directory, STATE, _FREQUENCY)))
+    except ValueError:
+        return default
+    return seconds if 0 < seconds < math.inf else default
+
+
+def state_place(directory: str | os.PathLike[str]) -> str:
+    """The path of ``.qw-spoolers``, made when it is missing, for those who may write to *directory*."""
+    place = os.path.join(directory, STATE)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(place)
+            os.chmod(place, stat.S_IMODE(os.stat(directory).st_mode))
+        if not stat.S_ISDIR(os.lstat(place).st_mode):
+            raise SpoolError(f"{place} is no directory: remove it")
+    except OSError as error:
+        raise SpoolError(f"{place} cannot be made: {error.strerror}") from error
+    return place
+
+
+def _processes(place: str) -> tuple[list[int], list[str]]:
+    """The processes that are alive, and the files of those that are not."""
+    try:
+        names = [name for name in os.listdir(place) if name.endswith(_PROCESS)]
+    except OSError:
+        return [], []
+    alive: list[int] = []
+    others: list[str] = []
+    for name in names:
+        digits = name.removesuffix(_PROCESS)
+        pid = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 12 else 0
+        if pid and _is_alive(pid) and _read(f"{place}/{name}") == _started(pid):
+            alive.append(pid)
+        else:
+            others.append(name)
+    return alive, others
+
+
+def _put(place: str, name: str, text: str) -> None:
+    """Write a file, whole or not at all."""
+    temporary = f"{place}/.{name}.{os.getpid()}"
+    try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with open(file, "w", encoding="ascii") as stream:
+            stream.write(text)
+        os.rename(temporary, f"{place}/{name}")
+    except OSError as error:
+        raise SpoolError(f"{place}/{name} cannot be written: {error.strerror}") from error
+
+
+def _read(path: str) -> str:
+    """The beginning of a file; '' when there is none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.read(file, _LONGEST).decode("ascii", "replace")
+        finally:
+            os.close(file)
+    except OSError:
+        return ""
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _started(pid: int) -> str:
+    """When process *pid* started, in the kernel's ticks; '' where that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            return stream.read(4096).rpartition(b")")[2].split()[19].decode("ascii")
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,167 @@
+"""Functions that are run by a spooler: enqueued by a call, and found again by their name.
+
+Comes from:  ``decorators``; and a job, with its pairs.
+Goes to:     ``uwsgi.spool()``, ours or the real one; the function itself.
+Thread:      any; functions are decorated while the application is imported.
+
+Different from uWSGI's own module, on purpose:
+
+- Values may be text, bytes and whole numbers, and ``at`` a datetime or a number.
+- A value that is no UTF-8 is passed as bytes; uWSGI's module fails with it for ever.
+- Only plain data is passed by ``pass_arguments``: see ``arguments``.
+- A job for a function that is not there raises UnknownFunction, and is set aside, not tried for ever.
+- Two functions of one name are warned of: jobs only have the name.
+- Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one: a module can
+  be imported without any.
+- A ``@spoolraw`` function that returns no number is a warning in the log, and is tried again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from qworker.errors import NoSpooler, NotSpooled, UnknownFunction, UnrunnableJob
+from qworker.safe_repr import safe_repr
+from qworker.spooler import uwsgi_api
+from qworker.spooler.arguments import read_arguments, write_arguments
+from qworker.spooler.enqueueing import as_body, epoch
+from qworker.spooler.installing import uwsgi_of_process
+
+logger = logging.getLogger(__name__)
+
+uwsgi: Any = uwsgi_of_process(uwsgi_api)
+"""The real one inside uWSGI."""
+spooler_functions: dict[str, Callable[..., Any]] = {}
+"""The decorated functions, by name."""
+_OF_THE_JOB = ("message_dict", "spooler", "priority", "at", "body")
+"""Keywords that never are the function's, with pass_arguments."""
+
+
+class Spooled:
+    """A decorated function. To call it, or its spool(), enqueues a job and returns the path of its file, as
+    bytes; f is the function itself.
+
+    answer: what becomes of a job that did not raise, whatever the function returns; None: what it returns.
+    """
+
+    def __init__(self, function: Callable[..., Any], answer: int | None, pass_arguments: bool) -> None:
+        functools.update_wrapper(self, function)
+        self.f = function
+        self.pass_arguments = pass_arguments
+        self._base: dict[Any, Any] = {b"ud_spool_func": function.__name__}
+        if answer is not None:
+            self._base[b"ud_spool_ret"] = answer
+        remember(function)
+        with suppress(AttributeError):  # a method, or another object
+            function.spool = self.__call__  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bytes:
+        """Without pass_arguments: the pairs, as a dictionary, as keywords, or both; keywords win. With it:
+        the arguments, and the keywords spooler, at, priority and body for the job itself."""
+        message = dict(self._base)
+        if self.pass_arguments:
+            message.update((key.encode(), kwargs.pop(key)) for key in _OF_THE_JOB if key in kwargs)
+            allowed = uwsgi_api.options().allow_pickle
+            message.update(write_arguments(args, kwargs, allow_pickle=allowed))
+        else:
+            if len(args) > 1 or not all(isinstance(pairs, Mapping) for pairs in args):
+                raise NotSpooled(
+                    f"{self.f.__name__} takes the pairs of a job, one dictionary or keywords: for other "
+                    "arguments decorate it with pass_arguments=True"
+                )
+            for pairs in (*args, kwargs):
+                message.update((_encoded(key), value) for key, value in pairs.items())
+        if uwsgi is not uwsgi_api:
+            message = {_encoded(key): _as_uwsgi_takes_it(key, value) for key, value in message.items()}
+        path: bytes = uwsgi.spool(message)
+        return path
+
+    spool = __call__
+
+
+def decorated(function: Callable[..., Any] | None, answer: int | None, pass_arguments: bool) -> Any:
+    """*function*, decorated; without one a decorator. NoSpooler inside a uWSGI without spoolers."""
+    if function is None:
+        return functools.partial(decorated, answer=answer, pass_arguments=pass_arguments)
+    if uwsgi is not uwsgi_api and not {"spooler", "spooler-external"} & set(uwsgi.opt):
+        raise NoSpooler(f"{function.__name__} needs a spooler: set spooler, or spooler-external, in uWSGI")
+    return Spooled(function, answer, pass_arguments)
+
+
+def remember(function: Callable[..., Any]) -> None:
+    """Have jobs find *function* by its name."""
+    name = function.__name__
+    before = spooler_functions.get(name)
+    if before is not None and _place(before) != _place(function):
+        logger.warning(
+            "jobs for %s run %s from now on, and not %s: they only have the name, so give one another",
+            name,
+            _place(function),
+            _place(before),
+        )
+    spooler_functions[name] = function
+
+
+def manage_spool_request(env: dict[Any, Any]) -> int:
+    """Run the function of a job, and return what becomes of it. UnrunnableJob when no retry can help."""
+    pairs = {_decoded(key): value for key, value in env.items()}
+    name = _decoded(pairs.get("ud_spool_func", ""))
+    function = spooler_functions.get(name)
+    if function is None:
+        raise UnknownFunction(
+            f"no function {safe_repr(name, 100)} is decorated here: import its module in the spooler, then "
+            f"retry the job. There are {safe_repr(sorted(spooler_functions), 200)}"
+        )
+    answer = _answer(pairs)
+    call = read_arguments(pairs, allow_pickle=uwsgi_api.options().allow_pickle)
+    if call is None:
+        returned = function({key: _decoded(value) for key, value in pairs.items()})
+    else:
+        returned = function(*call[0], **call[1])
+    if answer is not None:
+        return answer
+    if isinstance(returned, int):
+        return int(returned)
+    logger.warning(
+        "%s returned %s, no answer of a spooler, and is tried again", name, safe_repr(returned, 100)
+    )
+    return uwsgi_api.SPOOL_RETRY
+
+
+def _answer(pairs: dict[Any, Any]) -> int | None:
+    if "ud_spool_ret" not in pairs:
+        return None
+    try:
+        return int(pairs["ud_spool_ret"])
+    except (ValueError, TypeError):
+        said = safe_repr(pairs["ud_spool_ret"], 100)
+        raise UnrunnableJob(f"the pair ud_spool_ret of the job is no number: {said}") from None
+
+
+def _decoded(value: Any) -> Any:
+    """Bytes as the text that they are in UTF-8; whatever else as it is."""
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    return value
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    return b"%d" % value if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _as_uwsgi_takes_it(key: Any, value: Any) -> Any:
+    if _encoded(key) == b"at":
+        return b"%d" % math.ceil(epoch(value))
+    return as_body(value) if _encoded(key) == b"body" else _encoded(value)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', function.__name__)}"

@@ -1,0 +1,385 @@
+"""Code written for uWSGI's module and decorators: the same under real uWSGI, and across the two."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.packet import decode
+from qworker.spooler.writing import Writer
+from tests.support.spools import files
+from tests.support.waiting import until
+
+pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
+
+pytestmark = [pytest.mark.compat, pytest.mark.timeout(120)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLE = REPOSITORY / "examples" / "uwsgi_app"
+SHIM = """
+    from qworker.spooler import uwsgi_api
+    from qworker.spooler.options import SpoolerOptions
+    uwsgi_api.configure(SpoolerOptions({directories!r}))
+    uwsgi_api.install()
+"""
+WORK_OFF = """
+    import os, time
+    import uwsgi
+    from qworker.spooler.directory import SpoolDirectory
+    from qworker.spooler.job_context import running
+    directory = SpoolDirectory("jobs", ordered=True)
+    deadline = time.monotonic() + 30
+    while uwsgi.spooler_jobs() and time.monotonic() < deadline:
+        claim = directory.next()
+        if claim is None:
+            time.sleep(0.02)
+            continue
+        env = {**claim.pairs, "spooler_task_name": claim.name, **({"body": claim.body} if claim.body else {})}
+        with running(directory.path, claim.path, env):
+            print(uwsgi.spooler(env), flush=True)
+        claim.finish()
+"""
+
+
+@contextmanager
+def started(directory: Path, *options: str) -> Iterator[Path]:
+    """A real uWSGI; its log."""
+    log = directory / "uwsgi.log"
+    code = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *options],
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        yield log
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def python(directory: Path, *codes: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(map(textwrap.dedent, codes))],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def eventually(condition: Callable[[], object], log: Path) -> None:
+    until(condition, say=lambda: log.read_text(errors="replace"))
+
+
+def subjects(outbox: Path) -> list[str]:
+    """What the mails of the outbox are about, in the order in which they were sent."""
+    return [
+        line.removeprefix("Subject: ")
+        for mail in sorted(outbox.glob("*.eml"))
+        for line in mail.read_text().splitlines()
+        if line.startswith("Subject: ")
+    ]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_the_example_runs_under_uwsgi(example: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ini = example / "app.ini"
+    ini.write_text(ini.read_text().replace("127.0.0.1:8080", address))
+
+    def page(**fields: str) -> str:
+        with urlopen(f"http://{address}/", urlencode(fields).encode() or None, timeout=20) as answer:
+            return str(answer.read().decode())
+
+    def is_up() -> bool:
+        with suppress(URLError, OSError):
+            return "0 sent" in page()
+        return False
+
+    with started(example, "--ini", "app.ini") as log:
+        eventually(is_up, log)
+        for how in ("now", "soon", "first", "letter"):
+            assert "uwsgi_spoolfile_on_" in page(to="a@example.com", subject=how, how=how)
+        page(to="nobody", how="letter")
+        outbox = example / "outbox"
+        eventually(lambda: len(subjects(outbox)) == 4, log)
+        assert sorted(subjects(outbox)) == ["A letter", "first", "now", "soon"]
+        eventually(lambda: not files(example / "jobs"), log)
+        eventually(lambda: (outbox / "waiting").exists() and (outbox / "minute").exists(), log)
+        assert "nobody can be reached" in log.read_text()
+
+
+def test_the_example_runs_outside_it(example: Path) -> None:
+    """The page and the functions as they are, with our module in the place of uWSGI's."""
+    serve = """
+        import io
+        from wsgiref.util import setup_testing_defaults
+        from app import application
+
+        def page(data=b""):
+            environ = {"CONTENT_LENGTH": str(len(data)), "wsgi.input": io.BytesIO(data)}
+            setup_testing_defaults(environ)
+            environ["REQUEST_METHOD"] = "POST" if data else "GET"
+            return b"".join(application(environ, lambda status, headers: None)).decode()
+
+        for how in (b"now", b"soon", b"first", b"letter"):
+            said = page(b"to=a%%40example.com&subject=%b&how=%b" % (how, how))
+            assert "uwsgi_spoolfile_on_" in said
+        page(b"to=nobody&how=letter")
+        assert "5 waiting, 0 sent" in page()
+    """
+    shim = SHIM.format(directories=(str(example / "jobs"),))
+    assert python(example, shim, serve) == ""
+    assert python(example, shim, "import mails\n", WORK_OFF).split().count("-2") == 5
+    assert subjects(example / "outbox")[0] == "first"
+    assert sorted(subjects(example / "outbox")) == ["A letter", "first", "now", "soon"]
+    signals = """
+        import mails
+        from qworker.spooler.clockwork import Clockwork
+        clockwork = Clockwork(uwsgi_api.signal_table)
+        clockwork.due(0)
+        for signum, target in clockwork.due(1):
+            assert target == "spooler" and uwsgi_api.run_signal(signum)
+    """
+    python(example, shim, signals)
+    assert (example / "outbox" / "waiting").read_text() == "0"
+
+
+FUNCTIONS = """
+    import os, sys
+    import uwsgi
+    {decorators}
+
+    def note(*what):
+        with open({log!r}, "a") as log:
+            log.write(repr(what) + "\\n")
+
+    @decorators.spool(pass_arguments=True)
+    def call(*args, **kwargs):
+        note("call", args, kwargs)
+
+    @decorators.spool
+    def plain(env):
+        note("plain", env["to"], env.get("body"))
+
+    @decorators.spoolraw
+    def raw(env):
+        note("raw", env["to"])
+        return uwsgi.SPOOL_OK
+
+    @decorators.postfork
+    def forked():
+        if uwsgi.i_am_the_spooler():
+            note("forked")
+"""
+CALLS = """
+    call(1, "two", [3.5, None], when=(4,), body=b"x")
+    plain({"to": "me", "body": "text"})
+    plain.spool(to="you", priority="1")
+    raw(to="them", at="1")
+"""
+OURS = "import qworker.spooler.decorators as decorators"
+THEIRS = "import uwsgidecorators as decorators"
+NOTED = sorted(
+    [
+        "('call', (1, 'two', [3.5, None]), {'when': (4,)})",
+        "('plain', 'me', 'text')",
+        "('plain', 'you', None)",
+        "('raw', 'them')",
+    ]
+)
+
+
+def functions(path: Path, decorators: str) -> str:
+    return textwrap.dedent(FUNCTIONS.format(decorators=decorators, log=str(path / "noted")))
+
+
+def noted(path: Path) -> list[str]:
+    file = path / "noted"
+    return sorted(file.read_text().splitlines()) if file.exists() else []
+
+
+@pytest.mark.parametrize("decorators", [OURS, THEIRS], ids=["ours", "theirs"])
+def test_uwsgi_runs_what_we_enqueue(tmp_path: Path, decorators: str) -> None:
+    """By its own decorators, and by ours in its process."""
+    shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
+    python(tmp_path, shim, functions(tmp_path, THEIRS), CALLS)
+    assert len(files(tmp_path / "jobs")) == 4
+    (tmp_path / "functions.py").write_text(functions(tmp_path, decorators))
+    with started(
+        tmp_path, "--master", "--need-app=0", "--spooler=jobs", "--spooler-ordered", "--spooler-frequency=1",
+        "--shared-import=functions.py",
+    ) as log:  # fmt: skip
+        eventually(lambda: set(noted(tmp_path)) == {*NOTED, "('forked',)"}, log)
+        eventually(lambda: not files(tmp_path / "jobs"), log)
+
+
+@pytest.mark.parametrize("decorators", [OURS, THEIRS], ids=["ours", "theirs"])
+def test_we_run_what_uwsgi_enqueues(tmp_path: Path, decorators: str) -> None:
+    """Ours are content with an external spooler; uWSGI's own want one that it runs itself, too."""
+    calls = textwrap.dedent(CALLS)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "functions.py").write_text(
+        functions(tmp_path, decorators) + calls + "print('enqueued', flush=True)\n"
+    )
+    options = ["--spooler-external=jobs", *([] if decorators is OURS else ["--spooler=other"])]
+    (tmp_path / "other").mkdir()
+    with started(tmp_path, "--master", "--need-app=0", *options, "--shared-import=functions.py") as log:
+        eventually(lambda: "enqueued" in log.read_text(), log)
+    assert len(files(tmp_path / "jobs")) == 4
+    shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
+    python(tmp_path, shim, functions(tmp_path, THEIRS), WORK_OFF)
+    assert [line for line in noted(tmp_path) if "forked" not in line] == NOTED
+
+
+def test_both_write_the_same_packets(tmp_path: Path) -> None:
+    """The same calls, in uWSGI with its decorators and outside it with ours."""
+    for place in ("uwsgi", "ours"):
+        (tmp_path / place).mkdir()
+    code = functions(tmp_path, THEIRS) + textwrap.dedent(CALLS)
+    (tmp_path / "functions.py").write_text(code + "print('enqueued', flush=True)\n")
+    with started(tmp_path, "--master", "--need-app=0", "--spooler-external=uwsgi", "--spooler=none",
+                 "--shared-import=functions.py") as log:  # fmt: skip
+        eventually(lambda: "enqueued" in log.read_text(), log)
+    python(tmp_path, SHIM.format(directories=(str(tmp_path / "ours"),)), code)
+
+    def written(place: str) -> list[object]:
+        found: list[object] = []
+        for path in files(tmp_path / place):
+            if "uwsgi_spoolfile_on_" not in path:
+                continue
+            file = tmp_path / place / path
+            pairs, body = decode(file.read_bytes())
+            args = [pickle.loads(pairs.pop(key)) for key in (b"args", b"kwargs") if key in pairs]
+            due = file.stat().st_mtime if b"at" in pairs else None
+            found.append((os.path.dirname(path), sorted(pairs.items()), args, body, due))
+        return sorted(found, key=repr)
+
+    assert len(written("uwsgi")) == 4
+    assert written("ours") == written("uwsgi")
+
+
+def test_the_module_answers_as_uwsgi_does(tmp_path: Path) -> None:
+    """The same questions to both, with what each answers printed."""
+    questions = f"""
+        import os, uwsgi
+        def ask(call):
+            try:
+                return call()
+            except Exception as error:
+                return [isinstance(error, kind) for kind in (ValueError, AttributeError)]
+        jobs = {str(tmp_path / "place")!r}
+        name = uwsgi.spool({{b"a": b"1", b"body": b"xx", b"at": b"1900000000"}})
+        empty = uwsgi.spool({{b"a": b"2"}})
+        def told(path):
+            task = uwsgi.spooler_get_task(path)
+            if task is not None:
+                return sorted((repr(key), task[key]) for key in task if key != "spooler_task_name")
+        answers = [
+            os.path.dirname(name), len(uwsgi.spooler_jobs()), type(uwsgi.spooler_jobs()[0]),
+            told(name.decode()), told(empty.decode()), told("/nowhere"), uwsgi.spoolers[0],
+            type(uwsgi.spoolers), uwsgi.worker_id(), uwsgi.mule_id(), uwsgi.i_am_the_spooler(),
+            "spooler-external" in uwsgi.opt, uwsgi.signal_registered(3),
+            ask(lambda: uwsgi.register_signal(3, "spooler", print)), uwsgi.signal_registered(3),
+            ask(lambda: uwsgi.register_signal(3, "spooler", repr)),
+            ask(lambda: uwsgi.register_signal(4, "nonsense", print)), ask(lambda: uwsgi.add_timer(3, 1000)),
+            ask(lambda: uwsgi.add_rb_timer(3, 1000)), ask(lambda: uwsgi.add_cron(3, 0, 0, 1, 1, -1)),
+            ask(lambda: uwsgi.spool()), ask(lambda: uwsgi.spool(1)), ask(lambda: uwsgi.set_user_harakiri(0)),
+            ask(lambda: uwsgi.spool({{b"spooler": b"/nowhere"}})), ask(lambda: uwsgi.nothing),
+            ask(lambda: uwsgi.spool({{b"k": None}})), uwsgi.set_spooler_frequency(20), uwsgi.spooler_pid(),
+            uwsgi.SPOOL_OK, uwsgi.SPOOL_RETRY, uwsgi.SPOOL_IGNORE, type(uwsgi.version), uwsgi.masterpid() > 0,
+            ask(lambda: uwsgi.lock()), ask(lambda: uwsgi.unlock()), type(uwsgi.spooler_pids()),
+        ]
+        for answer in answers:
+            print("answer", answer, flush=True)
+        print("answered", flush=True)
+    """
+    (tmp_path / "place").mkdir()
+    (tmp_path / "ask.py").write_text(textwrap.dedent(questions))
+    with started(
+        tmp_path, "--master", "--need-app=0", "--spooler-external=place", "--shared-import=ask.py"
+    ) as log:
+        eventually(lambda: "answered" in log.read_text(), log)
+        theirs = [line for line in log.read_text().splitlines() if line.startswith("answer ")]
+    for path in files(tmp_path / "place"):
+        (tmp_path / "place" / path).unlink()
+    shim = """
+        from qworker.spooler import uwsgi_api
+        from qworker.spooler.options import SpoolerOptions
+        uwsgi_api.configure(SpoolerOptions(external=("place",)))
+        uwsgi_api.install()
+    """
+    ours = python(tmp_path, shim, "import ask").splitlines()[:-1]
+    assert len(theirs) == 36
+    assert ours == theirs
+
+
+def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
+    """spooler_get_task() on the own file drops uWSGI's lock, and the job runs twice; not ours."""
+    Writer(tmp_path / "jobs").write({"ud_spool_func": "plain", "ud_spool_ret": -2, "to": "me"})
+    code = """
+        import uwsgi
+        from qworker.spooler.directory import SpoolDirectory
+        from qworker.spooler.job_context import running
+        ours, other = (SpoolDirectory("jobs") for _ in range(2))
+        claim = ours.next()
+        with running(ours.path, claim.path, claim.pairs):
+            task = uwsgi.spooler_get_task(f"{ours.path}/{claim.path}")
+            print(task[b"to"], other.next(), uwsgi.spooler_get_task(f"{ours.path}/x"))
+    """
+    shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
+    assert python(tmp_path, shim, code) == "b'me' None None\n"
+    directory = SpoolDirectory(tmp_path / "jobs")
+    assert directory.next() is not None
+    directory.close()
+
+
+def test_perl_enqueues_as_the_guide_says(tmp_path: Path) -> None:
+    """The command of the guide, word by word, for a decorated function."""
+    perl = shutil.which("perl")
+    if perl is None:
+        pytest.skip("a producer in Perl: install perl")
+    guide = (REPOSITORY / "docs" / "how-to" / "move-from-uwsgi.md").read_text()
+    (command,) = [
+        block.partition("```")[0] for block in guide.split("```sh\n")[1:] if block.startswith("perl")
+    ]
+    (tmp_path / "jobs").mkdir(0o750)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    functions = """
+        import uwsgidecorators
+        @uwsgidecorators.spool(pass_arguments=True)
+        def send(*args):
+            print(args)
+    """
+    shim = SHIM.format(directories=(str(tmp_path / "jobs"),))
+    assert python(tmp_path, shim, functions, WORK_OFF) == "('you',)\n-2\n"

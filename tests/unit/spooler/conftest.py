@@ -1,0 +1,26 @@
+"""The interface of uWSGI as a new process has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.spooler import uwsgi_api
+from qworker.spooler.options import SpoolerOptions
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def configured(place: Path) -> Iterator[Path]:
+    """A spool directory that is configured, and nothing that others registered."""
+    uwsgi_api.configure(SpoolerOptions((str(place),)))
+    yield place
+    uwsgi_api.configure(lambda: None)
+    uwsgi_api.signal_table.handlers.clear()
+    uwsgi_api.signal_table.sources.clear()
