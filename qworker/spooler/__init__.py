@@ -8,7 +8,7 @@ Modules, in reading order. A file: ``packet`` (its bytes), ``names``. Writing: `
 ``disk`` (what has reached it), ``writing``. Claiming: ``locks``, ``attempts``, ``aside`` (what nobody can
 run), ``claiming``. Waking: ``scanning``, ``inotify`` with ``watching``, ``candidates`` (what to try next),
 and ``directory``, which has all of them. People: ``listing``, ``examining``, ``copying`` and
-``administration``, which sees, removes, retries and moves.
+``administration``, which sees, removes, retries and moves. Packages: ``network``.
 """
 
 from __future__ import annotations

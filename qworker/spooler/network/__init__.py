@@ -4,10 +4,6 @@ Comes from:  ``send``, uWSGI, nginx, or anybody who sends the same bytes.
 Goes to:     spool files, written by the server.
 Thread:      see each module.
 
-Modules, in reading order. The bytes: ``framing``. Where to: ``addresses``. Who may: ``peers`` and ``signed``
-(a shared key). Taking: ``receiving`` (the bytes of one connection), ``admission`` (which job is written, and
-where), ``listening`` (the sockets) and ``server``. Sending: ``client``.
-
 Not as uWSGI does, on purpose:
 
 - malformed pairs are refused; uWSGI answers that they are enqueued and drops them later.
@@ -18,6 +14,10 @@ Not as uWSGI does, on purpose:
 - pickled arguments of decorated functions are refused unless they are signed.
 - of a client that is half done nobody has to wait; it holds a whole worker of uWSGI's.
 - modifier2 = 1 means our extension, and is ignored by uWSGI. ``Limits(extension=False)`` ignores it, too.
+
+Modules, in reading order. The bytes: ``framing``. Where to: ``addresses``. Who may: ``peers`` and ``signed``
+(a shared key). Taking: ``receiving`` (the bytes of one connection), ``admission`` (which job is written, and
+where), ``listening`` (the sockets) and ``server``. Sending: ``client``.
 """
 
 from __future__ import annotations

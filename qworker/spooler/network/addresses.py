@@ -3,7 +3,7 @@
     host:port, [v6]:port    TCP; *:port is every network
     :port                   TCP on the loopback, 127.0.0.1
     @name                   an abstract UNIX socket, which Linux has
-    anything else           the path of a UNIX socket
+    path                    a UNIX socket: what has a slash, or no colon.
 
 Comes from:  options, settings and the command line.
 Goes to:     ``listening`` and ``client``.

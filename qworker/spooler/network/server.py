@@ -1,6 +1,6 @@
 """SpoolServer: takes uwsgi packets on sockets and writes them as jobs.
 
-Comes from:  ``spooler_socket`` addresses; any uwsgi client connects.
+Comes from:  any client of uWSGI's protocol, on the addresses that were given.
 Goes to:     spool files, through ``admission``.
 Thread:      its own, which never waits for one client: what is not there yet is come back to.
 
