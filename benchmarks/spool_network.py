@@ -147,7 +147,7 @@ def main() -> None:
             for _ in range(options.runs):  # in turns, so that both meet the same machine
                 for server, found in rates.items():
                     found.append(measure(server, kind, clients, options.number, options.place))
-            ours, theirs = (statistics.median(rates[server]) for server in ("qworker", "uwsgi"))
+            ours, theirs = (statistics.median(rates[name]) for name in ("qworker", "uwsgi"))
             print(
                 f"{kind} {clients} clients: qworker {ours:,.0f}/s, uwsgi {theirs:,.0f}/s: {ours / theirs:.2f}x"
             )

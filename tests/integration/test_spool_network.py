@@ -342,6 +342,33 @@ def test_one_server_has_many_addresses(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("[ab]"))
 
 
+def test_an_end_waits_for_nobody(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with served(tmp_path) as here:
+            clients = [stack.enter_context(here.connect()) for _ in range(3)]
+            clients[0].sendall(OK[:5])
+            clients[1].sendall(extended(OK, b""))
+            until(lambda: files(here.place))
+        assert rest(clients[0]) == rest(clients[2]) == b""
+        assert rest(clients[1])[:1] == b"\xff"
+
+
+def test_a_crash_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Writer):
+        def write(self, *args: object, **options: object) -> str:
+            raise ZeroDivisionError("a mistake of ours")
+
+    server = SpoolServer([str(tmp_path / "socket")], [Broken(tmp_path / "jobs")])
+    server.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(server.addresses[0])
+        client.sendall(OK)
+        until(lambda: "the spool-server has crashed" in caplog.text)
+    server.stop()
+    assert server.join(30)
+    assert not (tmp_path / "socket").exists()
+
+
 # -- clients that are slow, silent, many, or gone --
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ def resolved(address: TcpAddress) -> tuple[socket.AddressFamily, tuple[Any, ...]
     return family, sockaddr, bare_ip(str(sockaddr[0]))
 
 
+@lru_cache(maxsize=1024)
 def bare_ip(text: str) -> IPv4Address | IPv6Address:
     """An IP address, without the zone of one of version 6; one of version 4 that was written as of version 6
     is of version 4."""

@@ -51,7 +51,10 @@ class Admission:
             )
         writer = self._writer(pairs.get(b"spooler", b""))
         priority = pairs.get(b"priority", b"")
-        path = writer.write(cast(Pairs, pairs), request.body, at=_at(pairs), priority=priority)
+        try:
+            path = writer.write(cast(Pairs, pairs), request.body, at=_at(pairs), priority=priority)
+        except OSError as error:  # whatever it was, the next job may be written
+            raise SpoolError(f"it cannot be written: {error.strerror or error}") from error
         return path[len(writer.path) + 1 :]
 
     def _check_signature(self, pairs: dict[bytes, bytes], body: bytes, must_be_signed: bool) -> bool:

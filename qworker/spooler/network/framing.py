@@ -24,6 +24,7 @@ Thread:      any; nothing is kept.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,7 +95,8 @@ def extended(packet: bytes, body: bytes) -> bytes:
 
 def told(enqueued: bool, text: str) -> bytes:
     """The answer to an extended packet: the name of the file, or why there is none."""
-    pairs = encode({"name" if enqueued else "error": text[:LARGEST_ERROR].encode(errors="surrogateescape")})
+    value = os.fsencode(text) if enqueued else text[:LARGEST_ERROR].encode(errors="backslashreplace")
+    pairs = encode({"name" if enqueued else "error": value})
     return bytes((ANSWER, pairs[1], pairs[2], enqueued)) + pairs[HEADER:]
 
 

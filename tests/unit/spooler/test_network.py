@@ -289,6 +289,24 @@ def test_malformed_pairs_are_refused(admit: Callable[..., str], tmp_path: Path) 
     assert files(tmp_path) == []
 
 
+class Broken(Writer):
+    def write(self, *args: object, **options: object) -> str:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_disk_that_fails_refuses_the_job(tmp_path: Path) -> None:
+    with pytest.raises(SpoolError, match="Input/output error"):
+        Admission([Broken(tmp_path / "one")], None).admit(Request(OK, b"", False), False)
+
+
+def test_answers_can_say_whatever_happened() -> None:
+    for text in ("x" * 100_000, "\ud800", "\udcff", "ä"):
+        conversation = talk(extended(OK, b""), taken=Taken(text))
+        ((enqueued, _, error),) = answers(conversation)
+        assert not enqueued
+        assert error
+
+
 def test_without_a_directory_nothing_is_taken() -> None:
     with pytest.raises(SpoolError, match="no spool directory here"):
         Admission([], None).admit(Request(OK, b"", False), False)
