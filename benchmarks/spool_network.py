@@ -148,9 +148,8 @@ def main() -> None:
                 for server, found in rates.items():
                     found.append(measure(server, kind, clients, options.number, options.place))
             ours, theirs = (statistics.median(rates[name]) for name in ("qworker", "uwsgi"))
-            print(
-                f"{kind} {clients} clients: qworker {ours:,.0f}/s, uwsgi {theirs:,.0f}/s: {ours / theirs:.2f}x"
-            )
+            compared = f"qworker {ours:,.0f}/s, uwsgi {theirs:,.0f}/s: {ours / theirs:.2f}x"
+            print(f"{kind}, {clients} clients: {compared}")
 
 
 if __name__ == "__main__":
