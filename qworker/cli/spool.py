@@ -19,8 +19,10 @@ import click
 
 from qworker.cli import spool_run
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import Checked, SettingValue, json_option
+from qworker.cli.options import json_option
 from qworker.cli.output import count, print_json, visible
+from qworker.cli.spool_job import due, job_options, read_pairs
+from qworker.cli.spool_send import send_job
 from qworker.cli.spool_shown import (
     aside_fields,
     examined_fields,
@@ -30,8 +32,8 @@ from qworker.cli.spool_shown import (
     waiting_fields,
 )
 from qworker.cli.spool_watch import watch
-from qworker.clock import SYSTEM_CLOCK, parse_iso
-from qworker.errors import ConfigurationError, SpoolError
+from qworker.clock import SYSTEM_CLOCK
+from qworker.errors import SpoolError
 from qworker.spooler.administration import SpoolAdmin
 from qworker.spooler.names import is_priority, job_path
 from qworker.spooler.place import existing
@@ -45,7 +47,7 @@ names_argument = click.argument("names", metavar="NAME...", nargs=-1, required=T
 
 @click.group(cls=SuggestingGroup)
 def spool() -> None:
-    """Look after spool directories, uWSGI's or ours: see, add, remove, retry and move jobs.
+    """Look after spool directories, uWSGI's or ours: see, add, send, remove, retry and move jobs.
 
     A job is named as `qworker spool ls` shows it, with its priority before it: 10/uwsgi_spoolfile_on_…
     Run this as the user of the spooler, which has to read what is added.
@@ -53,6 +55,7 @@ def spool() -> None:
 
 
 spool.add_command(spool_run.run)
+spool.add_command(send_job)
 
 
 @spool.command("ls")
@@ -105,22 +108,9 @@ def show(directory: str, name: str, as_json: bool) -> None:
         print_examined(found, now)
 
 
-def _moment(text: str) -> float | datetime:
-    try:
-        return float(text) if text.replace(".", "", 1).isdecimal() else parse_iso(text)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-
-
 @spool.command()
 @directory_argument
-@click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
-@click.option(
-    "--at", type=Checked("time", _moment), help="When it is due: 2030-01-31T08:00:00Z, or epoch seconds."
-)
-@click.option("--in", "delay", type=SettingValue("worker_shutdown_timeout"), help="How long until it is due.")
-@click.option("--priority", default="", metavar="NUMBER", help="The priority: the directory it goes into.")
-@click.option("--body", type=click.File("rb"), help="File that has the body; - for standard input.")
+@job_options
 @json_option
 def add(
     directory: str,
@@ -132,32 +122,14 @@ def add(
     as_json: bool,
 ) -> None:
     """Write a job as uWSGI reads it, and print its name. It is on the disk then."""
-    if at is not None and delay is not None:
-        raise click.UsageError("Say with --at or with --in when it is due, not both.")
-    if delay is not None:
-        at = SYSTEM_CLOCK.now() + delay
+    when = due(at, delay)
     writer = Writer(existing(directory), sync=Sync.DIRECTORY)
-    path = writer.write(_pairs(pairs), b"" if body is None else body.read(), at=at, priority=priority)
+    path = writer.write(read_pairs(pairs), b"" if body is None else body.read(), at=when, priority=priority)
     name = os.path.relpath(path, writer.path)
     if as_json:
         print_json({"name": name, "due": os.stat(path).st_mtime})
     else:
         click.echo(visible(name))
-
-
-def _pairs(words: tuple[str, ...]) -> dict[str | bytes, bytes]:
-    """What the words say, byte for byte."""
-    pairs: dict[str | bytes, bytes] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not key or not equals:
-            raise click.UsageError(f"Write each pair as KEY=VALUE, not {visible(word[:80])!r}.")
-        if os.fsencode(key) in pairs:
-            raise click.UsageError(
-                f"The key {visible(key[:80])!r} is there twice: a job has one value of it."
-            )
-        pairs[os.fsencode(key)] = os.fsencode(value)
-    return pairs
 
 
 @spool.command("rm", epilog="Exit code 1: one of them is being run or is not there; the others are removed.")

@@ -15,7 +15,7 @@ and ``dispatch`` (in a worker), ``beside`` (with the app's own broker), and ``ru
 an app. A spool directory as a broker: ``message_files``, ``messages`` and ``broker``. uWSGI's interface:
 ``enqueueing``, ``runtime`` (who works off a directory), ``job_context``, ``introspection``; signals with
 ``cron_fields``, ``signal_table``, ``clockwork`` (when), ``signal_socket`` and ``signal_source``;
-``installing``. Its decorators: ``arguments``, ``spool_functions`` and ``decorators``.
+``installing``. Its decorators: ``arguments``, ``spool_functions`` and ``decorators``. Packages: ``network``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""Jobs over the network: uWSGI's packets on TCP and UNIX sockets, taken by a server and sent by a client.
+
+Comes from:  ``send``, uWSGI, nginx, or anybody who sends the same bytes.
+Goes to:     spool files, written by the server.
+Thread:      see each module.
+
+Not as uWSGI does, on purpose:
+
+- malformed pairs are refused; uWSGI answers that they are enqueued and drops them later.
+- ``:port`` is the loopback; with uWSGI it is every network. Others need a list of networks or a key.
+- buffer-size is 65,535 unless it is set; with uWSGI it is 4,096.
+- a job is kept when its client has gone before the answer; uWSGI removes it.
+- ``priority`` has digits only, and ``at`` is a number; uWSGI takes whatever they say.
+- pickled arguments of decorated functions are refused unless they are signed.
+- of a client that is half done nobody has to wait; it holds a whole worker of uWSGI's.
+- modifier2 = 1 means our extension, and is ignored by uWSGI. ``Limits(extension=False)`` ignores it, too.
+
+Modules, in reading order. The bytes: ``framing``. Where to: ``addresses``. Who may: ``peers`` and ``signed``
+(a shared key). Taking: ``receiving`` (the bytes of one connection), ``admission`` (which job is written, and
+where), ``listening`` (the sockets) and ``server``. Sending: ``client``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qworker.spooler.network.client import SpoolConnection, send, spool_to
+    from qworker.spooler.network.framing import Limits
+    from qworker.spooler.network.peers import Access
+    from qworker.spooler.network.server import SpoolServer
+    from qworker.spooler.network.signed import read_key
+
+_MODULE_OF = {
+    "Access": "peers",
+    "Limits": "framing",
+    "SpoolConnection": "client",
+    "SpoolServer": "server",
+    "read_key": "signed",
+    "send": "client",
+    "spool_to": "client",
+}
+"""Who only sends does without what a server needs."""
+__all__ = ["Access", "Limits", "SpoolConnection", "SpoolServer", "read_key", "send", "spool_to"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'qworker.spooler.network' has no attribute {name!r}")
+    value = getattr(import_module(f"qworker.spooler.network.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

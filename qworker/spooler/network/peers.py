@@ -1,0 +1,94 @@
+"""Access: who may send jobs, and who has to sign them.
+
+    UNIX sockets    the users whose ids are allowed: our own and root, unless others are named
+    TCP             this machine, and the networks that are named. With a key everything that comes over TCP
+                    must be signed, and then it may come from anywhere unless networks are named
+
+Who sends a job has code run, so an address that others than this machine can reach needs a list of networks
+or a key. Everybody who has an account on this machine can reach its loopback.
+
+Comes from:  options.
+Goes to:     ``listening`` and ``server``, which ask for each address and each peer.
+Thread:      any; never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+
+from qworker.errors import ConfigurationError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.network.addresses import bare_ip
+
+_CREDENTIALS = struct.Struct("3i")
+_SO_PEERCRED: int | None = getattr(socket, "SO_PEERCRED", None)
+SHORTEST_KEY = 16
+"""Bytes that a key must have."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """networks: as 10.0.0.0/8 or 192.0.2.7; this machine's loopback is always allowed. users: user ids that
+    may connect to UNIX sockets, None for our own and root. key: which signs jobs; `read_key()` reads one.
+
+    ConfigurationError when one of them is none.
+    """
+
+    networks: tuple[str, ...] = ()
+    users: Collection[int] | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for network in self.networks:
+            try:
+                _network(network)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{safe_repr(network)} is no network, such as 10.0.0.0/8 or 192.0.2.7: {error}"
+                ) from None
+        if self.key is not None and len(self.key) < SHORTEST_KEY:
+            raise ConfigurationError(
+                f"the key has {len(self.key)} bytes: use at least {SHORTEST_KEY}, chosen at random"
+            )
+        if _SO_PEERCRED is None and self.for_others:
+            raise ConfigurationError(
+                "this system does not tell who connects to a UNIX socket, so no other users can be allowed"
+            )
+
+    @property
+    def for_others(self) -> bool:
+        """Whether users may connect that the mode 0600 of a socket keeps out."""
+        return self.users is not None and not set(self.users) <= {os.getuid(), 0}
+
+    def check_listening(self, ip: IPv4Address | IPv6Address, address: object) -> None:
+        """ConfigurationError when nothing would keep strangers away from *address*."""
+        if not ip.is_loopback and not self.networks and self.key is None:
+            raise ConfigurationError(
+                f"{address} can be reached from other machines, and who sends a job has code run: listen on "
+                "127.0.0.1, or name the networks that may send, or give a key"
+            )
+
+    def allows_ip(self, host: str) -> bool:
+        ip = bare_ip(host)
+        if ip.is_loopback or (self.key is not None and not self.networks):
+            return True
+        return any(ip in _network(network) for network in self.networks)
+
+    def allows_user(self, connection: socket.socket) -> bool:
+        """Whether who is at the other end of a UNIX socket may send."""
+        if _SO_PEERCRED is None:
+            return True  # the mode of the socket has said so
+        data = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
+        user = _CREDENTIALS.unpack(data)[1]
+        return user in ((os.getuid(), 0) if self.users is None else self.users)
+
+
+@cache
+def _network(text: str) -> IPv4Network | IPv6Network:
+    return ip_network(text)

@@ -1,0 +1,160 @@
+"""Conversation: what one connection has said so far, what is to be answered, and how long it may take.
+
+Comes from:  ``server``, with the bytes as they come.
+Goes to:     ``admission``, with each complete request; the answers go back to ``server``.
+Thread:      the server's. Nothing here waits, reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from qworker.errors import SpoolError
+from qworker.spooler.network.framing import (
+    BODY_LENGTH,
+    ENQUEUED,
+    EXTENDED,
+    REFUSED,
+    Limits,
+    told,
+)
+from qworker.spooler.packet import HEADER, MODIFIER1
+
+AT_ONCE = 16
+"""Requests of one connection that are taken before others have their turn."""
+SLOWEST = 65_536
+"""Bytes a second that a body has to come with."""
+MOST_UNSENT = 65_536
+"""Bytes of answers that a client may leave unread before nothing more is taken of it."""
+
+
+class Request(NamedTuple):
+    """packet: header and pairs. extended: with our extension."""
+
+    packet: bytes
+    body: bytes
+    extended: bool
+
+
+class Conversation:
+    """admit: writes a job and returns the name of its file, or raises SpoolError.
+
+    unsent: what is to be answered. ending: nothing more is taken; once all is sent the connection is closed.
+    unread: the client may have said more than was taken. more: complete requests are left for the next call.
+    since, patience: for how long the present wait may last, from when on.
+    """
+
+    def __init__(self, limits: Limits, admit: Callable[[Request], str], now: float) -> None:
+        self.unsent = bytearray()
+        self.ending = False
+        self.unread = False
+        self.more = False
+        self.since = now
+        self.patience = limits.timeout
+        self._limits = limits
+        self._admit = admit
+        self._incoming = bytearray()
+        self._begun = True
+        self._body_begun = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for the rest of their request."""
+        return len(self._incoming)
+
+    def received(self, data: bytes, now: float) -> None:
+        """Take what has come, perhaps nothing, and some of the requests that are complete now."""
+        if self.ending:
+            return
+        if not self._begun:
+            self._begun = True
+            self._wait(self._limits.timeout, now)
+        self._incoming += data
+        for _ in range(AT_ONCE):
+            if self.ending or len(self.unsent) > MOST_UNSENT or not self._take(now):
+                break
+        self.more = not self.ending and bool(self._incoming) and self._is_complete()
+
+    def refuse(self, reason: str, now: float) -> None:
+        """Answer what was begun that it is refused, and take nothing more."""
+        is_extended = self.held > HEADER - 1 and self._is_extended()
+        self._answer(is_extended, False, reason, now)
+        self._end(unread=True)
+
+    def _take(self, now: float) -> bool:
+        """Take one request; False when none is complete."""
+        incoming = self._incoming
+        if incoming and incoming[0] != MODIFIER1:
+            self._end()
+            return False
+        if len(incoming) < HEADER:
+            return False
+        packet_end = HEADER + (incoming[1] | incoming[2] << 8)
+        if packet_end - HEADER > self._limits.buffer_size:
+            self._end()
+            return False
+        is_extended = self._is_extended()
+        end = packet_end
+        if is_extended:
+            if len(incoming) < packet_end + BODY_LENGTH:
+                return False
+            length = self._body_length(packet_end)
+            end += BODY_LENGTH + length
+            if length > self._limits.max_body:
+                self.refuse(f"a body of {length:,} bytes: {self._limits.max_body:,} at most are taken", now)
+                return False
+            if not self._body_begun:
+                self._body_begun = True
+                self._wait(self._limits.timeout + length / SLOWEST, now)
+        if len(incoming) < end:
+            return False
+        with memoryview(incoming) as view:
+            body = bytes(view[packet_end + BODY_LENGTH : end]) if is_extended else b""
+            request = Request(bytes(view[:packet_end]), body, is_extended)
+        del incoming[:end]
+        self._begun = bool(incoming)
+        self._body_begun = False
+        try:
+            name = self._admit(request)
+        except SpoolError as error:
+            self._answer(is_extended, False, str(error), now)
+        else:
+            self._answer(is_extended, True, name, now)
+        if not is_extended:
+            self._end(unread=bool(incoming))
+        return True
+
+    def _is_complete(self) -> bool:
+        """Whether _take() has something to say about what is there."""
+        incoming = self._incoming
+        if incoming[0] != MODIFIER1:
+            return True
+        if len(incoming) < HEADER:
+            return False
+        packet_end = HEADER + (incoming[1] | incoming[2] << 8)
+        if packet_end - HEADER > self._limits.buffer_size:
+            return True
+        if not self._is_extended():
+            return len(incoming) >= packet_end
+        begin = packet_end + BODY_LENGTH
+        return len(incoming) >= begin and len(incoming) >= begin + self._body_length(packet_end)
+
+    def _is_extended(self) -> bool:
+        return self._limits.extension and self._incoming[3] == EXTENDED
+
+    def _body_length(self, begin: int) -> int:
+        return int.from_bytes(self._incoming[begin : begin + BODY_LENGTH], "little")
+
+    def _answer(self, is_extended: bool, enqueued: bool, text: str, now: float) -> None:
+        plain = ENQUEUED if enqueued else REFUSED
+        self.unsent += told(enqueued, text) if is_extended else plain
+        self._wait(self._limits.timeout if self._incoming else self._limits.keep_alive, now)
+
+    def _wait(self, seconds: float, now: float) -> None:
+        self.since, self.patience = now, seconds
+
+    def _end(self, unread: bool = False) -> None:
+        self.ending, self.unread = True, unread
+        self.more = False
+        self._incoming.clear()

@@ -1,0 +1,89 @@
+"""A spool server on sockets of its own, and clients that are not as they should be."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qworker.spooler.network.addresses import UnixAddress, parse_address
+from qworker.spooler.network.framing import Limits
+from qworker.spooler.network.peers import Access
+from qworker.spooler.network.server import SpoolServer
+from qworker.spooler.packet import decode
+from qworker.spooler.writing import Writer
+from tests.support.spools import files
+
+PATIENCE = 30.0
+EVERYWHERE = ("127.0.0.1:0", "socket", "@")
+"""A kind of address each. The second is in the directory of the test; the third gets a name of its own."""
+
+
+class Served:
+    """A server of the spool directory *place*, on one address. crashed: what its thread died of."""
+
+    def __init__(self, path: Path, kind: str, limits: Limits | None, access: Access | None) -> None:
+        address = {"socket": str(path / "socket"), "@": f"@{path}"}.get(kind, kind)
+        self.place = path / "jobs"
+        self.crashed: list[BaseException] = []
+        self.server = SpoolServer(
+            [address],
+            [Writer(self.place), Writer(path / "other")],
+            limits=limits,
+            access=access,
+            on_crash=lambda _, error: self.crashed.append(error),
+        )
+        self.server.start()
+        (self.address,) = self.server.addresses
+
+    def connect(self) -> socket.socket:
+        target = parse_address(self.address)
+        is_unix = isinstance(target, UnixAddress)
+        client = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
+        client.settimeout(PATIENCE)
+        client.connect(target.sockaddr if isinstance(target, UnixAddress) else tuple(target))
+        return client
+
+    def exchange(self, request: bytes) -> bytes:
+        """Send bytes on a connection of their own; what is answered until the server closes."""
+        with self.connect() as client:
+            return talk(client, request)
+
+    def jobs(self) -> list[tuple[dict[bytes, bytes], bytes]]:
+        """Pairs and bodies of all jobs, in no order."""
+        return [tuple(decode((self.place / name).read_bytes())) for name in files(self.place)]  # type: ignore[misc]
+
+
+def talk(client: socket.socket, request: bytes) -> bytes:
+    try:
+        client.sendall(request)
+    except OSError:
+        pass  # the server has closed already
+    return rest(client)
+
+
+def rest(client: socket.socket) -> bytes:
+    """Whatever the server says until it closes."""
+    answer = b""
+    while True:
+        try:
+            part = client.recv(65536)
+        except ConnectionError:
+            return answer
+        if not part:
+            return answer
+        answer += part
+
+
+@contextmanager
+def served(
+    path: Path, kind: str = EVERYWHERE[0], *, limits: Limits | None = None, access: Access | None = None
+) -> Iterator[Served]:
+    found = Served(path, kind, limits, access)
+    try:
+        yield found
+    finally:
+        found.server.stop()
+        assert found.server.join(PATIENCE)
+        assert not found.crashed
