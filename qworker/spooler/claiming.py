@@ -151,9 +151,12 @@ class Claim:
         """What was begun has come back."""
         self._place.returns.count(self._file, self.name)
 
-    def give_back(self, delay: float = 0.0, *, returned: bool = False) -> None:
+    def give_back(self, delay: float = 0.0, *, returned: bool = False, attempts: int | None = None) -> None:
         """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second.
-        returned: count it among its returns."""
+
+        returned: count it among its returns. attempts: how often it counts as begun; None: as it was.
+        """
+        self._set_attempts(attempts)
         if returned:
             self.count_return()
         now = self._place.clock.now()
@@ -181,8 +184,7 @@ class Claim:
     def let_go(self, attempts: int | None = None) -> None:
         """As if it had never been claimed: it is free for everybody, us too. attempts: how often it counts as
         begun; None: nothing is changed."""
-        if attempts is not None and attempts != self.attempts:
-            self._place.attempts.write(self._file, self.name, attempts)
+        self._set_attempts(attempts)
         now = self._place.clock.now()
         self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 
@@ -195,6 +197,10 @@ class Claim:
         cannot be done; the claim is still held then."""
         self._place.put_aside(self._file, self.path, reason)
         self._let_go(None)
+
+    def _set_attempts(self, attempts: int | None) -> None:
+        if attempts is not None and attempts != self.attempts:
+            self._place.attempts.write(self._file, self.name, attempts)
 
     def __enter__(self) -> Claim:
         return self

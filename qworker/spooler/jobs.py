@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OK = uwsgi_api.SPOOL_OK
+RETRY = uwsgi_api.SPOOL_RETRY
 IGNORE = uwsgi_api.SPOOL_IGNORE
 
 Env = dict[Any, Any]
@@ -170,6 +171,9 @@ class JobRunner:
         if type(value) is int and value == IGNORE:
             claim.let_go(before)
             return self._declined(place, claim)
+        if value == RETRY and claim.pairs.get(b"ud_spool_ret") == b"-1":  # @spoolforever: that is no failure
+            claim.give_back(self._policy.delay(1), attempts=before)
+            return value
         return self._again(claim, number, SpoolError(f"it returned {value!r:.100}, which is not SPOOL_OK"))
 
     def _is_not_to_run(self, claim: Claim, attempts: int) -> bool:

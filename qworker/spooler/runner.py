@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qworker import signals
+from qworker.clock import Clock
 from qworker.errors import ConfigurationError
 from qworker.spooler import job_context, uwsgi_api
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
@@ -27,10 +28,12 @@ from qworker.spooler.place import prepared
 from qworker.spooler.runtime import frequency_of
 from qworker.spooler.signal_source import SignalSource
 from qworker.spooler.sweeping import sweep_all
+from qworker.spooler.writing import Writer
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.components.assembly import MakeComponent
+    from qworker.components.assembly import MakeComponent, OnCrash
+    from qworker.components.component import Component
 
 
 def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeComponent]:
@@ -50,7 +53,32 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeCo
     app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
     logging.getLogger("qworker.components.outcomes").addFilter(_tells_nothing)
     signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
-    return []
+    return [partial(_server, options, app.clock)] if options.sockets else []
+
+
+def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Component:
+    """What takes jobs of the network, for all the directories."""
+    from qworker.spooler.network.framing import Limits
+    from qworker.spooler.network.peers import Access
+    from qworker.spooler.network.server import SpoolServer
+
+    keys = tuple(key.encode() for key in options.socket_key)
+    named = dict.fromkeys(
+        (*([options.default] if options.default else []), *options.directories, *options.external)
+    )
+    return SpoolServer(
+        options.sockets,
+        [Writer(place, clock=clock) for place in named],
+        limits=Limits(
+            buffer_size=options.buffer_size,
+            max_body=options.body_max,
+            timeout=options.socket_timeout,
+            extension=options.body_max > 0,
+        ),
+        access=Access(options.socket_allow, key=keys[0] if keys else None, older_keys=keys[1:]),
+        clock=clock,
+        on_crash=on_crash,
+    )
 
 
 def _begin_process(alone: bool, *_: object, **more: object) -> None:

@@ -31,10 +31,17 @@ _PICKLES = {b"args", b"kwargs"}
 class Admission:
     """writers: of the directories that a client may choose; the first is for jobs that name none."""
 
-    def __init__(self, writers: Sequence[Writer], key: bytes | None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        writers: Sequence[Writer],
+        key: bytes | None,
+        clock: Clock = SYSTEM_CLOCK,
+        older_keys: Sequence[bytes] = (),
+    ) -> None:
         self._writers = {os.fsencode(writer.path): writer for writer in reversed(writers)}
         self._default = writers[0] if writers else None
         self._key = key
+        self._older_keys = tuple(older_keys)
         self._clock = clock
 
     def admit(self, request: Request, must_be_signed: bool) -> str:
@@ -65,7 +72,7 @@ class Admission:
             return False
         if self._key is None:
             raise SpoolError("it is signed, and this server has no key to check that: send it without a key")
-        signed.check(pairs, body, self._key, self._clock.now())
+        signed.check(pairs, body, (self._key, *self._older_keys), self._clock.now())
         del pairs[signed.PAIR]
         return True
 

@@ -36,6 +36,7 @@ SHORTEST_KEY = 16
 class Access:
     """networks: as 10.0.0.0/8 or 192.0.2.7; this machine's loopback is always allowed. users: user ids that
     may connect to UNIX sockets, None for our own and root. key: which signs jobs; `read_key()` reads one.
+    older_keys: which are still believed.
 
     ConfigurationError when one of them is none.
     """
@@ -43,6 +44,7 @@ class Access:
     networks: tuple[str, ...] = ()
     users: Collection[int] | None = None
     key: bytes | None = field(default=None, repr=False)
+    older_keys: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for network in self.networks:

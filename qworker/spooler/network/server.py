@@ -85,7 +85,7 @@ class SpoolServer(ThreadComponent):
         self.addresses = list(addresses)
         self._limits = limits or Limits()
         self._access = access or Access()
-        self._admission = Admission(writers, self._access.key, clock)
+        self._admission = Admission(writers, self._access.key, clock, self._access.older_keys)
         self._most_held = 4 * self._limits.max_body + self._limits.max_connections * 2 * RECEIVE
         self._wakeup = WakeupPipe()
         self._listeners: list[Listener] = []

@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qworker.errors import ConfigurationError, SpoolError
 from qworker.safe_repr import safe_repr
@@ -41,13 +41,13 @@ def signature(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, now: float)
     return b"1:%b:%b" % (expires, _digest(pairs, body, key, expires))
 
 
-def check(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, now: float) -> None:
-    """SpoolError when the job is not signed with the key, or was too long ago."""
+def check(pairs: Mapping[bytes, bytes], body: bytes, keys: Sequence[bytes], now: float) -> None:
+    """SpoolError when the job is signed with none of the keys, or was too long ago."""
     version, _, rest = pairs[PAIR].partition(b":")
     expires, _, digest = rest.partition(b":")
     if version != b"1" or not (expires.isdigit() and len(expires) <= _DIGITS):
         raise SpoolError(f"its signature cannot be read: {PAIR.decode()} is 1:EXPIRES:HEX")
-    if not hmac.compare_digest(_digest(pairs, body, key, expires), digest):
+    if not any(hmac.compare_digest(_digest(pairs, body, key, expires), digest) for key in keys):
         raise SpoolError("its signature is wrong: it was made with another key, or the job was changed since")
     left = int(expires) - now
     if not 0 <= left <= 2 * VALID_SECONDS:  # a clock that is ahead by as long

@@ -138,6 +138,19 @@ def test_attempts_may_have_no_end(function: Set, runner: Make, writer: Writer, c
         clock.advance(16)
 
 
+def test_a_job_that_is_to_run_for_ever_is_never_set_aside(
+    function: Set, runner: Make, writer: Writer, clock: FakeClock
+) -> None:
+    function(lambda env: uwsgi_api.SPOOL_RETRY)
+    path = writer.write({"ud_spool_func": "f", "ud_spool_ret": "-1"}, at=1)
+    running = runner(max_attempts=2)
+    for _ in range(5):
+        running.run(writer.path, [name_of(path)])
+        assert counts(path) == (0, 0)
+        assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01), "each time as long"
+        clock.advance(10.1)
+
+
 def test_ignored_it_is_kept_uncounted_and_asked_for_again_when_it_has_changed(
     function: Set, runner: Make, writer: Writer, clock: FakeClock
 ) -> None:
