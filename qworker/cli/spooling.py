@@ -103,4 +103,4 @@ def _tell_of_ini(ini: IniFile) -> None:
     if ini.others:
         logger.info("not for a spooler, and left alone: %s", ", ".join(ini.others))
     for sentence in ini.without_effect:
-        logger.warning("without effect here: %s", sentence)
+        logger.warning("%s", sentence)

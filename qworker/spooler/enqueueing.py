@@ -36,7 +36,7 @@ class Enqueuer:
     def __init__(self, options: SpoolerOptions) -> None:
         places = (*options.directories, *options.external)
         self.directories = tuple(dict.fromkeys(map(os.path.realpath, places)))
-        named: str | None = getattr(options, "default", None)
+        named: str | None = options.default
         self.default = self.directories[0] if named is None else os.path.realpath(named)
         self._writers: dict[str, Writer] = {}
 

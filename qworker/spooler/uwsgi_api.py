@@ -5,9 +5,9 @@ Goes to:     ``enqueueing``, ``introspection``, ``runtime`` and ``signal_table``
              ``spooler``.
 Thread:      any.
 
-configure() says what the directories are. Until it has, ``spool`` and all else that needs a spooler is not
-there, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false, and to use it raises NoSpooler, which
-is an AttributeError and says what to set. What is different from uWSGI 2.0:
+configure() says what the directories are, or the settings of the app do. While nothing does, ``spool`` and
+all else that needs a spooler is not there, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false,
+and to use it raises NoSpooler, which is an AttributeError and says what to set. What is different from uWSGI 2.0:
 
 - ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too.
   It never changes what it is passed, and refuses what uWSGI cuts or misunderstands.
@@ -28,7 +28,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from qworker.errors import NoSpooler, NotSpooled, SpoolError, UnrunnableJob
+from qworker.context import get_current_app
+from qworker.errors import ConfigurationError, NoSpooler, NotSpooled, SpoolError, UnrunnableJob
 from qworker.safe_repr import safe_repr
 from qworker.spooler import introspection, job_context, runtime, signal_socket
 from qworker.spooler.cron_fields import CronFields
@@ -36,6 +37,7 @@ from qworker.spooler.enqueueing import Enqueuer
 from qworker.spooler.installing import install_as_uwsgi
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.place import prepared
+from qworker.spooler.settings import options_of
 from qworker.spooler.signal_table import SPOOLER, SignalTable, checked
 
 SPOOL_OK = -2
@@ -77,7 +79,15 @@ class _Configured:
         return self.enqueuer
 
 
-_configured = _Configured(lambda: None)
+def _settings() -> SpoolerOptions | None:
+    """What the settings of the current app say; None while there is none."""
+    try:
+        return options_of(get_current_app().conf)
+    except ConfigurationError:
+        return None
+
+
+_configured = _Configured(_settings)
 _main_process = os.getpid()
 
 
