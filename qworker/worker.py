@@ -95,6 +95,8 @@ class Worker:
             raise _as_error(self._crash)
         if not listener.connection.answered_at:
             return  # asked to end before the broker answered
+        for part in self.parts.others:
+            part.start()
         self._consuming = True
         signals.worker_ready.send(self)
         if self._on_ready is not None:

@@ -117,7 +117,7 @@ class Assembly:
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And who watches.
-        others = [make(on_crash) for make in besides]
+        self.others = others = tuple(make(on_crash) for make in besides)
         self.health = Health(
             registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener, others
         )
@@ -139,9 +139,8 @@ class Assembly:
             joiner,  # looks for what dead workers have left when the listener has the broker
             self.schedule,
             self.mediator,
-            self.listener,  # brings the work, so it is last but for what only makes more of it
-            *others,
-        )
+            self.listener,  # brings the work, so it is last
+        )  # The others start when the broker has answered: until then there is nobody to take their work.
         self.quiet_order: tuple[Component, ...] = (
             *others,  # what only makes more work
             self.listener,  # the source: nothing new comes in, and what has not started goes back
