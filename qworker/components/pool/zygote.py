@@ -126,7 +126,7 @@ def _load(app: Any) -> None:
     import billiard.popen_fork
     import billiard.util  # noqa: F401
 
-    import qworker.components.pool.child_main
+    import qworker.components.pool.child_main  # noqa: F401
 
     gc.freeze()
 
