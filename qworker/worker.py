@@ -18,18 +18,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals
-from qworker.components.assembly import KILL_SECONDS, Assembly, MakeComponent, make_worker_pool
 from qworker.components.component import Component
-from qworker.components.pool.contract import OnRoom, TaskPool
-from qworker.components.settler import Settler
-from qworker.components.shutdown import COLD, DRAINING, RUNNING, SOFT, ShutdownRequests
-from qworker.components.status.health import LOOK_SECONDS
+from qworker.components.pool.choice import make_zygote
+from qworker.components.shutdown import COLD, DRAINING, KILL_SECONDS, RUNNING, SOFT, ShutdownRequests
 from qworker.components.worker_lease import Registration
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.assembly import Assembly, MakeComponent
+    from qworker.components.pool.contract import OnRoom, TaskPool
+    from qworker.components.pool.zygote import Zygote
+    from qworker.components.settler import Settler
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Worker:
         self._crash: tuple[str, BaseException] | None = None  # written once by the component that crashed
         self._started = self._built = self._consuming = self._stopped = False
         self._abandoned = 0
+        self._zygote: Zygote | None = None
 
     # -- starting --
 
@@ -95,6 +97,8 @@ class Worker:
             raise _as_error(self._crash)
         if not listener.connection.answered_at:
             return  # asked to end before the broker answered
+        for part in self.parts.others:
+            part.start()
         self._consuming = True
         signals.worker_ready.send(self)
         if self._on_ready is not None:
@@ -106,14 +110,26 @@ class Worker:
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        self.parts = Assembly(
-            app, self.registration, self._crashed, lambda: self.phase, self._make_pool, self._besides
-        )
+        # Forked before any thread, and before the modules of the parts are there, which no task needs: while
+        # they are loaded here, the zygote gets ready.
+        self._zygote = make_zygote(app)
+        try:
+            from qworker.components.assembly import Assembly
+
+            self.parts = Assembly(
+                app, self.registration, self._crashed, lambda: self.phase, self._make_pool, self._besides
+            )
+        except BaseException:
+            if self._zygote is not None:
+                self._zygote.close()
+            raise
         self._built = True
         signals.celeryd_after_setup.send(self.hostname, instance=self, conf=conf)
 
     def _make_pool(self, settler: Settler, on_room: OnRoom) -> TaskPool:
-        return make_worker_pool(self.app, self.registration, self._crashed, settler, on_room)
+        from qworker.components.assembly import make_worker_pool
+
+        return make_worker_pool(self.app, self.registration, self._crashed, self._zygote, settler, on_room)
 
     # -- what components and others ask of it --
 
@@ -167,7 +183,7 @@ class Worker:
     def _watch(self) -> None:
         """Rest until a request to end or a crash comes; look at the health meanwhile."""
         while self._crash is None and not self._requests:
-            self._requests.rest(LOOK_SECONDS)
+            self._requests.rest(self.parts.health.look_seconds)
             self.parts.health.look()
 
     # -- ending --

@@ -23,7 +23,7 @@ from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.mediator import Mediator
-from qworker.components.pool.choice import make_pool, make_zygote
+from qworker.components.pool.choice import make_pool
 from qworker.components.pool.contract import OnRoom, PoolSettings, TaskPool
 from qworker.components.presence_report import PresenceReport
 from qworker.components.ready_queue import ReadyQueue
@@ -33,6 +33,7 @@ from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements
 from qworker.components.settler import Settler
+from qworker.components.shutdown import KILL_SECONDS
 from qworker.components.status.counters import Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
@@ -46,15 +47,13 @@ from qworker.transports.lease import Release
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.pool.zygote import Zygote
     from qworker.components.status.http_status import HttpStatus
 
 OnCrash = Callable[[str, BaseException], None]
 MakePool = Callable[[Settler, OnRoom], TaskPool]
 MakeComponent = Callable[[OnCrash], Component]
 
-KILL_SECONDS = 5.0
-"""How long the pool may take to die, and any part beyond what it was given."""
-FORKING = ("zygote", "fork")
 ABSENT = Component()
 """Stands for a part that this worker does not have."""
 
@@ -67,7 +66,7 @@ class Stop(NamedTuple):
 
 
 class Assembly:
-    """The parts of a worker of *app*. Nothing runs yet but the zygote, which is forked before any thread.
+    """The parts of a worker of *app*. Nothing runs yet.
 
     on_crash: called with the name of a part and the error that ended it. phase: tells the worker's phase.
     pool_maker: see make_worker_pool(). besides: make parts of products that run in the worker, and ask it for
@@ -117,7 +116,7 @@ class Assembly:
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And who watches.
-        others = [make(on_crash) for make in besides]
+        self.others = others = tuple(make(on_crash) for make in besides)
         self.health = Health(
             registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener, others
         )
@@ -139,9 +138,8 @@ class Assembly:
             joiner,  # looks for what dead workers have left when the listener has the broker
             self.schedule,
             self.mediator,
-            self.listener,  # brings the work, so it is last but for what only makes more of it
-            *others,
-        )
+            self.listener,  # brings the work, so it is last
+        )  # The others start when the broker has answered: until then there is nobody to take their work.
         self.quiet_order: tuple[Component, ...] = (
             *others,  # what only makes more work
             self.listener,  # the source: nothing new comes in, and what has not started goes back
@@ -201,13 +199,14 @@ class RunningTasks(Component):
 
 
 def make_worker_pool(
-    app: QWorker, registration: Registration, on_crash: OnCrash, settler: Settler, on_room: OnRoom
+    app: QWorker,
+    registration: Registration,
+    on_crash: OnCrash,
+    zygote: Zygote | None,
+    settler: Settler,
+    on_room: OnRoom,
 ) -> TaskPool:
-    """The pool that the settings ask for. Forks the zygote first, if there is to be one."""
-    conf = app.conf
-    forks = conf.worker_pool == "prefork" and conf.worker_start_method in FORKING
-    _ = app.broker, app.backend  # imported before the fork, their modules are shared
-    zygote = make_zygote(app) if forks else None
+    """The pool that the settings ask for. zygote: see make_zygote()."""
     return make_pool(
         app,
         pool_settings(app, registration),

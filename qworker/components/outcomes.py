@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
 from logging import ERROR, INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
 from qworker.canvas.membership import HEADER, is_ignored, parts_of
@@ -184,8 +183,7 @@ def _of_message(stranger: Stranger, outcome: Outcome) -> tuple[Any, ...]:
     return stranger.tag, stranger.leased.queue, outcome.text
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row of OUTCOMES.
 
     message: what the broker is told; a function of this module.
@@ -203,7 +201,6 @@ class Rule:
     level: int = INFO
     said: str = ""
     fields: Callable[[Any, Outcome], tuple[Any, ...]] = _plain
-    _: KW_ONLY
     label: str | None = None
     event: str | None = None
     state: str | None = None

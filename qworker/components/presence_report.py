@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 
 from qworker.clock import Clock
 from qworker.components.ack_buffer import AckBuffer
@@ -67,7 +66,7 @@ class PresenceReport:
     def text(self) -> str:
         """What is to be told now."""
         self._told = self._snapshot()
-        return to_text(replace(self._told, seen=self._clock.now()))
+        return to_text(self._told._replace(seen=self._clock.now()))
 
     def _snapshot(self) -> Presence:
         registration, state = self._lease.registration, self._state

@@ -19,6 +19,9 @@ RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
 """The phases of a worker. A request names the one to go to."""
 RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
 
+KILL_SECONDS = 5.0
+"""How long the pool may take to die, and any part beyond what it was given."""
+
 SIGNALS: dict[int, str] = {
     signal.SIGTERM: DRAINING,
     signal.SIGINT: DRAINING,

@@ -11,6 +11,8 @@ at once, and either beside the real django-q2, whose label is the second one's.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig, apps
 from django.db.models.signals import post_migrate, pre_migrate
 
@@ -18,7 +20,6 @@ from qworker.context import set_default_maker
 from qworker.django import checks
 from qworker.django.conf import conf
 from qworker.django.tables import predecessor
-from qworker.django.tables import store as store_tables
 from qworker.naming import import_object
 
 
@@ -38,9 +39,7 @@ class QWorkerConfig(AppConfig):
     def ready(self) -> None:
         checks.register()
         set_default_maker(lambda: import_object("qworker.django.project:make")())
-        post_migrate.connect(
-            store_tables.make_what_is_missing, sender=self, dispatch_uid="qworker.django.tables.store"
-        )
+        post_migrate.connect(_make_what_is_missing, sender=self, dispatch_uid="qworker.django.tables.store")
 
 
 class DjangoQConfig(QWorkerConfig):
@@ -52,6 +51,11 @@ class DjangoQConfig(QWorkerConfig):
     def ready(self) -> None:
         super().ready()
         pre_migrate.connect(predecessor.refuse_older, sender=self, dispatch_uid="qworker.django")
+
+
+def _make_what_is_missing(**signal: Any) -> None:
+    """Who does not migrate starts without the statements of all databases."""
+    import_object("qworker.django.tables.store:make_what_is_missing")(**signal)
 
 
 def label() -> str:

@@ -16,18 +16,14 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qworker import signals
 from qworker.clock import SYSTEM_CLOCK
-from qworker.components.assembly import MakeComponent
 from qworker.components.shutdown import RUNNING
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.clusters import log as cluster_log
-from qworker.django.clusters.announcing import Announcer
 from qworker.django.clusters.engine import app, forget
-from qworker.django.clusters.retention import Retention
-from qworker.django.clusters.scheduling import Scheduler
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize
@@ -36,6 +32,10 @@ from qworker.django.status import Stat, Status, broker_tells, node_of
 from qworker.errors import QWorkerError
 from qworker.transports.presence import IDLE, STOPPING, WORKING, Presence
 from qworker.worker import Worker
+
+if TYPE_CHECKING:
+    from qworker.components.assembly import MakeComponent, OnCrash
+    from qworker.components.component import Component
 
 FORK = multiprocessing.get_context("fork")
 """The settings of the caller go along, also those that were changed while it runs."""
@@ -191,12 +191,30 @@ def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeCo
 
     broker: of the cluster. snapshot: tells what the worker does.
     """
-    makers: list[MakeComponent] = [lambda on_crash: Retention(app(), on_crash)]
+
+    def announcer(on_crash: OnCrash) -> Component:
+        from qworker.django.clusters.announcing import Announcer
+
+        return Announcer(SYSTEM_CLOCK, on_crash, broker, snapshot)
+
+    makers: list[MakeComponent] = [_retention]
     if conf.scheduler:
-        makers.append(lambda on_crash: Scheduler(app(), on_crash))
+        makers.append(_scheduler)
     if not broker_tells():
-        makers.append(lambda on_crash: Announcer(SYSTEM_CLOCK, on_crash, broker, snapshot))
+        makers.append(announcer)
     return makers
+
+
+def _retention(on_crash: OnCrash) -> Component:
+    from qworker.django.clusters.retention import Retention
+
+    return Retention(app(), on_crash)
+
+
+def _scheduler(on_crash: OnCrash) -> Component:
+    from qworker.django.clusters.scheduling import Scheduler
+
+    return Scheduler(app(), on_crash)
 
 
 def presence_of(worker: Worker, started: float) -> Presence:

@@ -8,8 +8,7 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
@@ -17,8 +16,7 @@ from qworker.naming import near
 _MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximum is reached long before
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """How often to try again, and how long to wait before it, in seconds.
 
     - max_retries (number): None for ever.
@@ -55,7 +53,7 @@ class RetryPolicy:
         Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored. Raises
         ConfigurationError, which names what is wrong in it and calls it *source*.
         """
-        known = {field.name for field in fields(cls)}
+        known = set(cls._fields)
         values: dict[str, Any] = {}
         for name, value in options.items():
             if name in _IGNORED:

@@ -7,8 +7,8 @@ Thread:      any; never changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Capability(StrEnum):
@@ -35,8 +35,7 @@ class Capability(StrEnum):
 ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH = Capability
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back.
     eta, priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead
     where the broker lacks it. note: what else one should know. lacks: what it cannot do."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 STARTING = "starting"
@@ -38,8 +37,10 @@ class RunningTask(NamedTuple):
     started: float
 
 
-@dataclass(frozen=True)
-class Presence:
+_NO_TOTALS: Mapping[str, int] = {}
+
+
+class Presence(NamedTuple):
     """A live worker.
 
     - name: of the node, as ``celery@host``. host, pid: where it is; "" when the host is not known.
@@ -71,14 +72,14 @@ class Presence:
     unsettled: int = 0
     busy: int = 0
     running: tuple[RunningTask, ...] = ()
-    totals: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = _NO_TOTALS
     seen: float = 0.0
     version: str = ""
 
     def plain(self) -> dict[str, Any]:
         """All fields by name, as JSON has them."""
         return {
-            **asdict(self),
+            **self._asdict(),
             "queues": list(self.queues),
             "pool": list(self.pool),
             "running": [task._asdict() for task in self.running],
@@ -107,7 +108,7 @@ def from_text(text: str, record: Presence) -> Presence:
             told[name] = reader(value)
         except (ValueError, TypeError, KeyError):
             continue
-    kept = {one.name: getattr(record, one.name) for one in fields(Presence) if one.name in RECORDED}
+    kept = {name: getattr(record, name) for name in RECORDED}
     if record.host:
         told["host"] = record.host
     return Presence(**(told | kept))

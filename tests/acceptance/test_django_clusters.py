@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 TASKS = """
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +28,10 @@ HERE = Path(__file__).resolve().parent
 
 def process(*_):
     return os.getpid()
+
+
+def parts_of_a_worker(*_):
+    return sorted({"qworker.components.assembly", "qworker.components.listener"} & set(sys.modules))
 
 
 def meet():
@@ -208,6 +213,21 @@ def test_tasks_may_have_processes_of_their_own(tmp_path: Path) -> None:
     with project.cluster():
         found = project.script('found["pids"] = result(async_task("tasks.parent"), wait=-1)')
     assert len(set(found["pids"])) == 2
+
+
+def test_workers_do_not_have_the_clusters_own_parts_in_memory(tmp_path: Path) -> None:
+    project = place(tmp_path)
+    with project.cluster():
+        found = project.script('found["loaded"] = result(async_task("tasks.parts_of_a_worker"), wait=-1)')
+    assert found == {"loaded": []}
+
+
+def test_a_cluster_that_runs_once_sends_what_is_due_of_the_schedules(tmp_path: Path) -> None:
+    project = place(tmp_path)
+    project.script('schedule("tasks.process", name="due", schedule_type=Schedule.HOURLY)')
+    project.manage("qcluster", "--run-once")
+    found = project.script('found["left"] = [Task.objects.filter(success=True).count(), queue_size()]')
+    assert found == {"left": [1, 0]}
 
 
 def test_without_a_scheduler_nothing_is_sent(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Task, signals
+from qworker.components.component import Component
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError, TaskRevoked, Terminated
 from qworker.transports.lease import Envelope
 from qworker.worker import Worker
@@ -543,6 +544,32 @@ def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(shop: Sho
     assert str(tmp_path) in str(caught.value)
     assert isinstance(caught.value, QWorkerError)
     until(lambda: not [thread for thread in set(threading.enumerate()) - threads if thread.is_alive()])
+
+
+def test_what_makes_more_work_starts_once_the_broker_has_answered(shop: Shop) -> None:
+    answered: list[float] = []
+
+    class Besides(Component):
+        def start(self) -> None:
+            answered.append(worker.parts.listener.connection.answered_at)
+
+    worker = Worker(shop.app, pool=shop.pool, concurrency=1, besides=[lambda on_crash: Besides()])
+    worker.start()
+    worker.stop()
+    assert len(answered) == 1
+    assert answered[0] > 0
+
+
+def test_where_a_part_cannot_be_made_no_process_stays(forking: Shop) -> None:
+    def broken(on_crash: object) -> Component:
+        raise ConfigurationError("there is no such part")
+
+    worker = Worker(forking.app, pool="prefork", concurrency=1, besides=[broken])
+    with pytest.raises(ConfigurationError, match="no such part"):
+        worker.run()
+    assert worker._zygote is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker._zygote.pid, 0)
 
 
 def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -918,7 +917,7 @@ def test_who_registers_again_tells_of_itself_at_once() -> None:
 def test_no_more_than_a_hundred_running_tasks_are_named() -> None:
     names = [RunningTask(str(number), "proj.add", 1.0) for number in range(150)]
     record = Presence("w@h", 1, ("q",), 4, 0.0)
-    text = to_text(replace(record, running=tuple(names), busy=150))
+    text = to_text(record._replace(running=tuple(names), busy=150))
     found = from_text(text, record)
     assert (found.busy, found.running) == (150, tuple(names[:MAX_RUNNING]))
 

@@ -4,7 +4,6 @@ the metrics; and that nothing but its row decides it."""
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -270,7 +269,7 @@ def store_instead(request: Any, outcome: Outcome, now: float) -> Settlement:
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Any:
     def change(kind: str, **columns: Any) -> None:
-        monkeypatch.setitem(OUTCOMES, kind, replace(OUTCOMES[kind], **columns))
+        monkeypatch.setitem(OUTCOMES, kind, OUTCOMES[kind]._replace(**columns))
 
     return change
 

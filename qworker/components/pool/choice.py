@@ -13,18 +13,26 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
 from qworker.errors import ConfigurationError, QWorkerError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+    from qworker.components.pool.spawner import Spawner
     from qworker.components.pool.zygote import Zygote
 
 logger = logging.getLogger(__name__)
 
+FORKING = ("zygote", "fork")
 
-def make_zygote(app: QWorker) -> Zygote:
-    """Fork the process that will fork the children: now, while there is nothing that must not be forked."""
+
+def make_zygote(app: QWorker) -> Zygote | None:
+    """Fork the process that will fork the children: now, while there is nothing that must not be forked.
+
+    None where the settings ask for no such process.
+    """
+    if app.conf.worker_pool != "prefork" or app.conf.worker_start_method not in FORKING:
+        return None
     if not hasattr(os, "fork"):
         raise ConfigurationError(
             "this system cannot fork: use --start-method spawn, or --pool threads",
@@ -34,6 +42,7 @@ def make_zygote(app: QWorker) -> Zygote:
 
     if threading.active_count() > 1:
         logger.debug("forking with %d threads alive", threading.active_count())
+    _ = app.broker, app.backend  # imported before the fork, their modules are shared
     zygote = Zygote(app)
     zygote.fork()
     return zygote
@@ -57,12 +66,15 @@ def make_pool(
             logger.warning("time limits of sync tasks need the prefork pool: %s does not enforce them", kind)
         return ThreadPool(app, settings, on_ended, on_stored, on_room, kind)
     from qworker.components.pool.process_pool import ProcessPool
-    from qworker.components.pool.spawner import BilliardSpawner, Spawner, ZygoteSpawner
 
     spawner: Spawner
     if zygote is not None:
+        from qworker.components.pool.spawner import ZygoteSpawner
+
         spawner = ZygoteSpawner(zygote)
     else:
+        from qworker.components.pool.billiard_spawner import BilliardSpawner
+
         spawner = BilliardSpawner(app.conf.worker_start_method, _path_of(app))
     return ProcessPool(settings, spawner, on_ended, on_stored, on_room, on_crash)
 

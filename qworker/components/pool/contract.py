@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker.components.pool.runtimes import RuntimeEstimates
 from qworker.components.ready_queue import Slots
@@ -27,8 +26,7 @@ OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
 """Called with rows of running requests that are to be stored now."""
 
 
-@dataclass(frozen=True)
-class PoolSettings:
+class PoolSettings(NamedTuple):
     """What every pool needs to know.
 
     - concurrency: how many sync tasks run at once.

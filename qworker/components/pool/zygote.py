@@ -25,9 +25,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import billiard
-
-from qworker.components.pool import child_main
 from qworker.components.pool.zygote_keeper import die_with, keep
 
 logger = logging.getLogger(__name__)
@@ -129,6 +126,8 @@ def _load(app: Any) -> None:
     import billiard.popen_fork
     import billiard.util  # noqa: F401
 
+    import qworker.components.pool.child_main  # noqa: F401
+
     gc.freeze()
 
 
@@ -168,6 +167,8 @@ def _fork_child(
     files: list[int],
     processes: dict[int, Any],
 ) -> None:
+    import billiard
+
     process = billiard.get_context("fork").Process(
         target=_child,
         args=(control, wakeup, app, settings, files, os.getpid()),
@@ -190,6 +191,8 @@ def _child(
     files: list[int],
     parent: int,
 ) -> None:
+    from qworker.components.pool import child_main
+
     die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -51,6 +51,8 @@ class Health:
 
     # -- main thread --
 
+    look_seconds = LOOK_SECONDS
+
     def look(self) -> None:
         """Note that the main loop turns; say in the log when the broker falls silent, and when it is back."""
         now = self._clock.monotonic()

@@ -7,10 +7,9 @@ Thread:      a worker process's. The reporters are made once for a configuration
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
@@ -32,8 +31,7 @@ class Reporter(Protocol):
     def report(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(NamedTuple):
     """Reporters, and the options that they were made of."""
 
     options: Mapping[str, Mapping[str, Any]]

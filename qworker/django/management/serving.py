@@ -42,6 +42,7 @@ def _stop_when_idle() -> None:
 
 def _watch() -> None:
     rest = threading.Event()
+    rest.wait(IDLE_LOOK_SECONDS)  # what is due of the schedules is sent first
     while _has_work():
         rest.wait(IDLE_LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -5,16 +5,14 @@ Goes to:     ``conf.broker``; the checks.
 Thread:      any; nothing is kept.
 """
 
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A key that configures a broker.
 
     - broker: what ``conf.broker`` says then.

@@ -7,9 +7,8 @@ Thread:      any; never changed.
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -20,8 +19,7 @@ FALLBACK_WORKERS = 4
 """How many workers there are where nobody knows how many processors there are."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """The declaration of one key.
 
     - name: as it is written in Q_CLUSTER; the attribute of ``conf`` is the same in lower case.

@@ -6,8 +6,7 @@ Thread:      any; nothing is kept.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -20,16 +19,14 @@ from qworker.safe_repr import safe_repr
 SETTING = "Q_CLUSTER"
 
 
-@dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """Something in Q_CLUSTER that is wrong. key: its name; message: one sentence or two for people."""
 
     key: str
     message: str
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """Keys and raw values that were given in one place. where: how that place is written."""
 
     where: str

@@ -13,9 +13,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, router, transaction
 from django.db.migrations.recorder import MigrationRecorder
@@ -32,8 +31,7 @@ _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
 _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """The statements for one kind of database. message, owner: the tables behind the views."""
 
     tables: Sequence[str]

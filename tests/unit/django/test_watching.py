@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 from uuid import UUID
@@ -90,7 +89,7 @@ def test_clusters_of_other_projects_on_the_same_broker_are_left_out() -> None:
     with override_settings(Q_CLUSTER={"name": "shop"}):
         assert is_ours(presence())
         assert not is_ours(other)  # of the project "default", with a queue of the same name
-        assert is_ours(replace(other, name="celery@Orion"))  # which may be anybody's
+        assert is_ours(other._replace(name="celery@Orion"))  # which may be anybody's
 
 
 def test_without_locks_the_monitor_shows_none() -> None:
